@@ -1,0 +1,33 @@
+"""linvit: which attention should my vision transformer use, and can I have it now?
+
+Importing linvit imports no torch; the names below load what they need on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "create_attention": "linvit.attention",
+    "create_kernel": "linvit.kernels",
+    "MultiHead": "linvit.attention.multihead",
+}
+__all__ = ["__version__", *_HOMES]
+
+if TYPE_CHECKING:
+    from linvit.attention import create_attention
+    from linvit.attention.multihead import MultiHead
+    from linvit.kernels import create_kernel
+
+
+def __getattr__(name: str):
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'linvit' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,134 @@
+"""Record: one measured number as one flat JSON line, with where it comes from.
+
+A records file is only ever appended to. A line is written by one `write` and synced before the number is reported, so
+a kill loses nothing that was shown; a torn last line (power cut) is ignored by readers and removed by the next writer.
+This module knows no torch: whoever measures fills in `Provenance`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import subprocess
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+Tag = str | int | float | bool | None
+
+
+@cache
+def commit() -> str:
+    """The commit of the linvit that measures, `+` if its files differ from it; empty outside a checkout."""
+    here = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        try:
+            done = subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, timeout=10, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return ""
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    head = git("rev-parse", "--short=12", "HEAD")
+    return head + ("+" if head and git("status", "--porcelain", "--untracked-files=no", ".") else "")
+
+
+@cache
+def versions() -> str:
+    found = []
+    for package in ("linvit", "torch", "numpy"):
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            continue
+    return ", ".join(found)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One number. `tags` say what was measured (attention, dataset, seed, split, …) and become columns of the line."""
+
+    metric: str
+    value: float | int | None  # None: not a finite number (a diverged run)
+    unit: str = ""
+    n: int = 1  # how many observations the value summarises
+    experiment: str = ""
+    device: str = ""
+    threads: int = 0
+    dtype: str = ""
+    versions: str = field(default_factory=versions)
+    commit: str = field(default_factory=commit)
+    time: float = field(default_factory=time.time)
+    artefact: str = ""  # a file beside the records that holds what one number cannot
+    tags: dict[str, Tag] = field(default_factory=dict)
+
+    def line(self) -> str:
+        row: dict[str, Any] = asdict(self)
+        tags = row.pop("tags")
+        if clash := set(tags) & set(row):
+            raise ValueError(f"record tags may not be named {sorted(clash)}")
+        if isinstance(self.value, float) and not math.isfinite(self.value):
+            row["value"] = None
+        return json.dumps(row | tags, ensure_ascii=False, allow_nan=False)
+
+    @classmethod
+    def from_line(cls, line: str) -> Record:
+        row = json.loads(line)
+        own = {f.name: row.pop(f.name) for f in fields(cls) if f.name in row}
+        return cls(**own, tags=row)
+
+    def tagged(self, **tags: Tag) -> Record:
+        return replace(self, tags=self.tags | tags)
+
+
+class Records:
+    """An append-only file of records, safe for several processes."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+
+    def append(self, records: Iterable[Record]) -> None:
+        text = "".join(record.line() + "\n" for record in records)
+        if not text:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.path, "a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # released by close, or with the process
+            _drop_torn_line(file)
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def __iter__(self) -> Iterator[Record]:
+        if not self.path.exists():
+            return
+        with open(self.path, encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith("\n"):
+                    return
+                try:
+                    yield Record.from_line(line)
+                except (ValueError, TypeError) as error:
+                    raise ValueError(f"{self.path}:{number}: not a record ({error})") from None
+
+
+def _drop_torn_line(file: Any) -> None:
+    end = file.seek(0, os.SEEK_END)
+    keep = end
+    while keep:
+        step = min(keep, 4096)
+        file.seek(keep - step)
+        newline = file.read(step).rfind(b"\n")
+        if newline >= 0:
+            keep = keep - step + newline + 1
+            break
+        keep -= step
+    if keep < end:
+        file.truncate(keep)
+    file.seek(0, os.SEEK_END)
