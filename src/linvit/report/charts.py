@@ -1,0 +1,306 @@
+"""The charts, as Vega-Lite specs: one for the page, and for its figure files. User text is only ever data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import altair as alt
+
+from linvit.report import curves, files, theme
+from linvit.report.summary import Summary, Variant
+
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Chart:
+    name: str  # of the figure file
+    title: str
+    spec: alt.LayerChart
+    note: str = ""
+    legend: bool = True  # does it need the shared legend?
+
+    def page(self) -> dict[str, Any]:
+        return self.spec.properties(width="container", autosize=alt.AutoSizeParams(type="fit-x")).to_dict() | {
+            "config": theme.config(page=True)
+        }
+
+    def figure(self) -> dict[str, Any]:
+        return self.spec.properties(width=640, title=self.title).to_dict() | {"config": theme.config(page=False)}
+
+
+def build(summary: Summary, chosen: str | None) -> dict[str, list[Chart]]:
+    """Section → its charts; a section without data is absent."""
+    sections = {
+        "pareto": [pareto(summary, chosen)],
+        "cost": [bars(summary, *what) for what in COSTS],
+        "scaling": [scaling(summary, mode) for mode in ("forward", "both")],
+        "learning": [learning(summary, *what) for what in CURVES],
+        "confusion": [confusion(summary, v) for v in summary.variants],
+        "classes": [classes(summary), scores(summary, chosen)],
+        "error": [error(summary)],
+    }
+    found = {name: [chart for chart in charts if chart] for name, charts in sections.items()}
+    return {name: charts for name, charts in found.items() if charts}
+
+
+def _data(rows: Iterable[dict[str, Any]]) -> alt.Chart:
+    return alt.Chart(alt.InlineData(values=list(rows)))
+
+
+def _colour(summary: Summary) -> alt.Color:
+    return alt.Color("attention:N", scale=alt.Scale(domain=[v.attention for v in summary.variants]))
+
+
+def _shape(summary: Summary) -> alt.Shape:
+    names = [v.attention for v in summary.variants]
+    return alt.Shape("attention:N", scale=alt.Scale(domain=names, range=_cycle(theme.SHAPES, len(names))))
+
+
+def _dash(summary: Summary) -> alt.StrokeDash:
+    names = [v.attention for v in summary.variants]
+    return alt.StrokeDash("attention:N", scale=alt.Scale(domain=names, range=_cycle(theme.DASHES, len(names))))
+
+
+def _cycle(values: Any, count: int) -> list[Any]:
+    return [values[i % len(values)] for i in range(count)]
+
+
+def _span(values: Iterable[float], room: float = 0.12) -> list[float]:
+    values = list(values)
+    low, high = min(values), max(values)
+    pad = room * (high - low or abs(high) or 1)
+    return [low - pad, high + pad]
+
+
+def pareto(summary: Summary, chosen: str | None) -> Chart | None:
+    """Accuracy × inference speed; the dashed front joins the variants that no other beats in both."""
+    able = [v for v in summary.variants if v.best]
+    beside = sum(v.get("inference_vs_softmax") is not None for v in able) >= max(1, len(able) - 1)
+    metric = "inference_vs_softmax" if beside else "inference_throughput"
+    rows = []
+    for v in able:
+        speed = v.get(metric) or (1.0 if beside and v.attention == "softmax" else None)
+        if v.best is None or speed is None:
+            continue
+        low, high = (v.best.mean if end is None else end for end in (v.best.low, v.best.high))
+        rows.append({"attention": v.attention, "speed": speed, "accuracy": v.best.mean, "low": low, "high": high,
+                     "shown": files.points(v), "pace": files.ratio(speed) if beside else f"{files.count(speed)} img/s",
+                     "verdict": v.verdict, "chosen": v.attention == chosen})  # fmt: skip
+    if not rows:
+        return None
+    ends = _span([r["low"] for r in rows] + [r["high"] for r in rows])
+    title = "Inference speed, softmax = 1 (faster →)" if beside else "Inference, images per second (faster →)"
+    x = alt.X("speed:Q", title=title, scale=alt.Scale(domain=_span([r["speed"] for r in rows]), nice=False, zero=False),
+              axis=alt.Axis(tickCount=6, format="~r" if beside else "~s"))  # fmt: skip
+    y = alt.Y("accuracy:Q", title="Test accuracy", axis=alt.Axis(format="~%", tickCount=6),
+              scale=alt.Scale(domain=[max(0, ends[0]), min(1, ends[1])], nice=False, zero=False))  # fmt: skip
+    tips = [alt.Tooltip("attention:N"), alt.Tooltip("shown:N", title="test accuracy"),
+            alt.Tooltip("pace:N", title="inference"), alt.Tooltip("verdict:N")]  # fmt: skip
+    base = _data(rows).encode(x=x, y=y)
+    layers = [
+        _data(_front(rows)).mark_line(strokeDash=[4, 4], strokeWidth=1.5, opacity=0.6, style="quiet").encode(
+            x=x, y=y, order="speed:Q"),
+        base.mark_rule(strokeWidth=2, opacity=0.55).encode(
+            y=alt.Y("low:Q", title="Test accuracy"), y2="high:Q", color=_colour(summary), tooltip=tips),
+        base.mark_point(size=620, strokeWidth=1.5, style="quiet", filled=False, fill="transparent").transform_filter(
+            "datum.chosen"),
+        base.mark_point(size=170, filled=True, opacity=1).encode(
+            color=_colour(summary), shape=_shape(summary), tooltip=tips),
+    ]  # fmt: skip
+    return Chart("pareto", "Accuracy and inference speed", alt.layer(*layers).properties(height=340),
+                 "Bars are 95 % intervals over seeds; the dashed line joins variants that none beats in both; "
+                 "the ring marks the recommendation.")  # fmt: skip
+
+
+def _front(rows: Rows) -> Rows:
+    front: Rows = []
+    for row in sorted(rows, key=lambda r: (-r["speed"], -r["accuracy"])):
+        if not front or row["accuracy"] > front[-1]["accuracy"]:
+            front.append(row)
+    return [{"speed": row["speed"], "accuracy": row["accuracy"]} for row in front]
+
+
+COSTS: list[tuple[str, str, Callable[[float | None], str], str]] = [
+    ("peak_memory", "Peak memory", files.size, "s"),
+    ("parameters", "Parameters", files.count, "s"),
+    ("train_step", "Training step", files.seconds, "s"),
+    ("macs", "Multiply–accumulates per image", files.count, "s"),
+]
+
+
+def bars(summary: Summary, metric: str, title: str, text: Callable[[float | None], str], form: str) -> Chart | None:
+    rows = [(v, value) for v in summary.variants if (value := v.get(metric)) is not None]
+    softmax = next((value for v, value in rows if v.attention == "softmax"), None)
+    found = [
+        {"attention": v.attention, "value": value, "shown": text(value),
+         "beside": f"{value / softmax:.0%}" if softmax else "–"}
+        for v, value in rows
+    ]  # fmt: skip
+    if not found:
+        return None
+    top = max(value for _, value in rows) or 1
+    tips = ["attention:N", alt.Tooltip("shown:N", title=title.lower()), alt.Tooltip("beside:N", title="of softmax's")]
+    base = _data(found).encode(
+        y=alt.Y("attention:N", sort=None, title=None, axis=alt.Axis(labelPadding=10)),
+        x=alt.X("value:Q", title=None, scale=alt.Scale(domain=[0, top * 1.3], nice=False), axis=None),
+        tooltip=tips,
+    )
+    layers = alt.layer(
+        base.mark_bar(cornerRadiusEnd=3, height=16).encode(color=_colour(summary)),
+        base.mark_text(align="left", dx=8).encode(text="shown:N"),
+    )
+    return Chart(metric, title, layers.properties(height=alt.Step(30)), legend=False)
+
+
+def _nearest(rows: Rows, x: Any, y: Any, tips: list[Any], summary: Summary) -> alt.Chart:
+    """Points that appear under the pointer: a tooltip without clutter."""
+    hover = alt.selection_point(on="pointerover", nearest=False, empty=False, clear="pointerout")
+    return (
+        _data(rows)
+        .mark_point(filled=True, size=110)
+        .encode(x=x, y=y, color=_colour(summary), shape=_shape(summary), tooltip=tips,
+                opacity=alt.when(hover).then(alt.value(1)).otherwise(alt.value(0)))
+        .add_params(hover)
+    )  # fmt: skip
+
+
+def scaling(summary: Summary, mode: str) -> Chart | None:
+    rows, breaks = curves.scaling(summary, mode)
+    if not rows:
+        return None
+    title = {"forward": "One attention call, inference", "both": "One attention call, training"}[mode]
+    x = alt.X("tokens:Q", title="Tokens N (log)", scale=alt.Scale(type="log", nice=False),
+              axis=alt.Axis(values=sorted({row["tokens"] for row in rows}), labelOverlap=True, grid=False))  # fmt: skip
+    y = alt.Y("seconds:Q", title="Time per call (log)", scale=alt.Scale(type="log"),
+              axis=alt.Axis(tickCount=5, labelExpr="format(datum.value, '~s') + 's'"))  # fmt: skip
+    tips = ["attention:N", alt.Tooltip("tokens:Q", title="tokens"), alt.Tooltip("shown:N", title="time")]
+    lines = _data(rows).mark_line(strokeWidth=2).encode(x=x, y=y, color=_colour(summary), strokeDash=_dash(summary))
+    layers = [lines, _nearest(rows, x, y, tips, summary)]
+    if breaks:
+        rule = _data(breaks).mark_rule(strokeWidth=1.5, opacity=0.5, strokeDash=[2, 3]).encode(
+            x=alt.X("tokens:Q"), color=_colour(summary),
+            tooltip=["attention:N", alt.Tooltip("tokens:Q", title="faster than softmax from N =", format=".0f")],
+        )  # fmt: skip
+        layers.insert(0, rule)
+    note = "Vertical lines: the number of tokens from which a variant is faster than softmax." if breaks else ""
+    return Chart(f"scaling-{mode}", title, alt.layer(*layers).properties(height=300), note)
+
+
+CURVES = [
+    ("validation_accuracy", "Validation accuracy", "~%", False),
+    ("train_loss", "Training loss", "~r", False),
+    ("validation_loss", "Validation loss", "~r", False),
+]
+
+
+def learning(summary: Summary, key: str, title: str, form: str, zero: bool) -> Chart | None:
+    rows = curves.learning(summary, key)
+    if not rows:
+        return None
+    x = alt.X("epoch:Q", title="Epoch", axis=alt.Axis(tickMinStep=1, grid=False), scale=alt.Scale(nice=False))
+    y = alt.Y("mean:Q", title=title, axis=alt.Axis(format=form, tickCount=5), scale=alt.Scale(zero=zero))
+    shown = ".1%" if form == "~%" else ".4g"
+    tips = ["attention:N", alt.Tooltip("epoch:Q"), alt.Tooltip("mean:Q", title=title.lower(), format=shown),
+            alt.Tooltip("low:Q", title="lowest seed", format=shown),
+            alt.Tooltip("high:Q", title="highest seed", format=shown)]  # fmt: skip
+    base = _data(rows).encode(x=x, y=y, color=_colour(summary))
+    layers = alt.layer(
+        base.mark_area(opacity=0.12).encode(y=alt.Y("low:Q", title=title), y2="high:Q"),
+        base.mark_line(strokeWidth=2, clip=True).encode(strokeDash=_dash(summary)),
+        _nearest(rows, x, y, tips, summary),
+    )
+    return Chart(f"learning-{key.replace('_', '-')}", title, layers.properties(height=280))
+
+
+def confusion(summary: Summary, variant: Variant) -> Chart | None:
+    rows, names = curves.confusion(summary, variant.attention)
+    if not rows:
+        return None
+    label = alt.Axis(labelLimit=80, labelPadding=4, grid=False)
+    base = _data(rows).encode(
+        x=alt.X("predicted:N", sort=names, title="Predicted", axis=label),
+        y=alt.Y("true:N", sort=names, title="True", axis=label),
+        tooltip=[alt.Tooltip("true:N"), alt.Tooltip("predicted:N"), alt.Tooltip("count:Q", title="test images"),
+                 alt.Tooltip("share:Q", title="of the true class", format=".1%")],
+    )  # fmt: skip
+    opacity = alt.Opacity("share:Q", legend=None, scale=alt.Scale(type="sqrt", domain=[0, 1], range=[0.03, 0.95]))
+    name = alt.Color("attention:N", legend=None, scale=alt.Scale(domain=[v.attention for v in summary.variants]))
+    layers = [base.mark_rect().encode(color=name, opacity=opacity)]
+    if len(names) <= 10:
+        digits = base.transform_filter("datum.share >= 0.005").encode(text=alt.Text("share:Q", format=".0%"))
+        layers += [
+            digits.transform_filter("datum.share < 0.5").mark_text(fontSize=10),
+            digits.transform_filter("datum.share >= 0.5").mark_text(fontSize=10, style="paper", fontWeight=600),
+        ]
+    height = min(420, max(200, 30 * len(names)))
+    return Chart(f"confusion-{variant.index}", variant.attention, alt.layer(*layers).properties(height=height),
+                 legend=False)  # fmt: skip
+
+
+def classes(summary: Summary) -> Chart | None:
+    """F1 of every variant, the hardest class first."""
+    rows, names, cut = curves.classes(summary)
+    if not rows:
+        return None
+    y = alt.Y("class:N", sort=names, title=None, axis=alt.Axis(labelLimit=120, grid=False))
+    x = alt.X("f1:Q", title="F1", axis=alt.Axis(format="~%", tickCount=5), scale=alt.Scale(zero=False))
+    tips = ["attention:N", "class:N", *(alt.Tooltip(f"{key}:Q", format=".1%") for key in ("f1", "precision", "recall"))]
+    base = _data(rows)
+    layers = alt.layer(
+        base.mark_rule(strokeWidth=1, opacity=0.5).encode(y=y, x=alt.X("min(f1):Q", title="F1"), x2="max(f1):Q"),
+        base.mark_point(size=90, filled=True, opacity=0.9).encode(
+            x=x, y=y, color=_colour(summary), shape=_shape(summary), tooltip=tips),
+    )  # fmt: skip
+    note = "Hardest class first, mean over seeds." + (f" The {len(names)} hardest of {cut} classes." if cut else "")
+    return Chart("classes", "F1 by class", layers.properties(height=alt.Step(26)), note)
+
+
+def scores(summary: Summary, chosen: str | None) -> Chart | None:
+    """Precision, recall and F1 of the recommended variant, class by class."""
+    rows, names, _ = curves.classes(summary)
+    kinds = ("precision", "recall", "f1")
+    found = [{"class": row["class"], "metric": kind, "value": row[kind]}
+             for row in rows if row["attention"] == chosen for kind in kinds if row.get(kind) is not None]  # fmt: skip
+    if not found:
+        return None
+    colour = alt.Color("metric:N", legend=None, scale=alt.Scale(domain=list(kinds)))
+    spec = _data(found).mark_bar(cornerRadiusEnd=2).encode(
+        y=alt.Y("class:N", sort=names, title=None, axis=alt.Axis(labelLimit=120, grid=False)),
+        yOffset=alt.YOffset("metric:N", sort=list(kinds)),
+        x=alt.X("value:Q", title="Precision, recall, F1 (top to bottom)", axis=alt.Axis(format="~%", tickCount=5),
+                scale=alt.Scale(domain=[0, 1])),
+        opacity=alt.Opacity("metric:N", legend=None, scale=alt.Scale(domain=list(kinds), range=[0.45, 0.7, 1])),
+        color=colour,
+        tooltip=["class:N", "metric:N", alt.Tooltip("value:Q", format=".1%")],
+    )  # fmt: skip
+    height = max(160, 36 * len({row["class"] for row in found}))
+    return Chart("class-scores", f"Precision, recall and F1 of {chosen}", alt.layer(spec).properties(height=height),
+                 legend=False)  # fmt: skip
+
+
+def error(summary: Summary) -> Chart | None:
+    rows = [
+        {"attention": v.attention, "error": value, "uniform": v.get("attention_error_uniform"),
+         "entropy": v.get("attention_entropy")}
+        for v in summary.variants
+        if (value := v.get("attention_error")) is not None
+    ]  # fmt: skip
+    if not rows:
+        return None
+    tips = ["attention:N", alt.Tooltip("error:Q", title="distance to softmax", format=".3f"),
+            alt.Tooltip("uniform:Q", title="uniform's distance", format=".3f"),
+            alt.Tooltip("entropy:Q", title="entropy", format=".3f")]  # fmt: skip
+    base = _data(rows).encode(y=alt.Y("attention:N", sort=None, title=None), tooltip=tips)
+    x = alt.X("error:Q", title="Total variation to softmax (0 = equal)", scale=alt.Scale(zero=True),
+              axis=alt.Axis(tickCount=5))  # fmt: skip
+    layers = alt.layer(
+        base.mark_bar(cornerRadiusEnd=3, height=16).encode(x=x, color=_colour(summary)),
+        base.transform_filter("datum.uniform != null").mark_tick(thickness=2.5, size=26).encode(
+            x=alt.X("uniform:Q", title="Total variation to softmax (0 = equal)")),
+    )  # fmt: skip
+    return Chart("attention-error", "Distance from softmax", layers.properties(height=alt.Step(34)),
+                 "The mark is uniform attention on the same queries and keys: a bar beyond it approximates softmax "
+                 "worse than ignoring the image would.", legend=False)  # fmt: skip

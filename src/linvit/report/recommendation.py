@@ -1,0 +1,112 @@
+"""Which attention to use: the fastest of those that cannot be told from the most accurate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from linvit.report import statistics
+from linvit.report.summary import Summary, Variant
+
+TIE = 1.05  # a speed difference below 5 % is no reason
+SMALL = 0.01  # an accuracy one may give up and still be sure
+
+HIGH, MODERATE, LOW = "sure", "fairly sure", statistics.UNKNOWN
+SPEEDS = {"inference_vs_softmax": "inference throughput beside softmax", "inference_throughput": "inference throughput"}
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    attention: str | None
+    sentences: tuple[str, str]  # what and why; how sure
+    confidence: str
+    reason: str  # the rule that led there
+
+
+def recommend(summary: Summary) -> Recommendation:
+    verdicts = summary.verdicts
+    able = {v.attention: v for v in summary.variants if v.best and not v.diverged and not v.control}
+    if not able:
+        why = "every variant diverged" if any(v.diverged for v in summary.variants) else "no test accuracy was measured"
+        return Recommendation(
+            None, (f"No attention can be recommended: {why}.", "Run the comparison to its end, then rebuild this page."),
+            "nothing to judge", "A recommendation needs at least one variant that trained to its end.",
+        )  # fmt: skip
+    best = max(able.values(), key=_accuracy)
+    if verdicts.best in able:
+        best = able[verdicts.best]
+    few = summary.seeds < statistics.ENOUGH
+    equal = [v for v in able.values() if v is best or v.verdict in (statistics.SAME, statistics.BETTER)]
+    metric = next((m for m in SPEEDS if len(equal) > 1 and all(v.get(m) for v in equal)), None)
+    chosen = best
+    if metric and not few:
+        top = max(v.numbers[metric] for v in equal)
+        chosen = max((v for v in equal if v.numbers[metric] * TIE >= top), key=_accuracy)
+    return Recommendation(
+        chosen.attention,
+        (_what(chosen, best, equal, summary, few), _how_sure(chosen, summary, few)),
+        LOW if few else _confidence(chosen, summary),
+        _reason(metric, few),
+    )
+
+
+def _accuracy(variant: Variant) -> float:
+    return variant.best.mean if variant.best else -1.0
+
+
+def _percent(variant: Variant) -> str:
+    return f"{100 * _accuracy(variant):.1f} %"
+
+
+def _speed(variant: Variant) -> str:
+    """How it answers beside softmax, in words; empty where that was not measured or is softmax itself."""
+    ratio = variant.get("inference_vs_softmax")
+    if ratio is None or variant.attention == "softmax":
+        return ""
+    if 1 / TIE < ratio < TIE:
+        return "about as fast as softmax"
+    return f"{ratio:.2g}× as fast as softmax" if ratio > 1 else f"{1 / ratio:.2g}× slower than softmax"
+
+
+def _what(chosen: Variant, best: Variant, equal: list[Variant], summary: Summary, few: bool) -> str:
+    seeds = "one seed" if summary.seeds == 1 else f"{summary.seeds} seeds"
+    speed = _speed(chosen)
+    if few:
+        return f"{chosen.attention} is the most accurate so far, {_percent(chosen)} of the test images in {seeds}" + (
+            f", and {speed}." if speed else "."
+        )
+    if chosen is not best:
+        text = f"Use {chosen.attention}: {_percent(chosen)} of the test images right, which {seeds} cannot tell from "
+        return text + f"the most accurate, {best.attention} ({_percent(best)})" + (f", and {speed}." if speed else ".")
+    if len(equal) > 1:
+        text = f"Use {chosen.attention}: the highest accuracy, {_percent(chosen)} of the test images"
+        return text + (f", and {speed}; " if speed else "; ") + "none that equals it is faster."
+    text = f"Use {chosen.attention}: {_percent(chosen)} of the test images right"
+    alone = len(summary.verdicts.names) > 1
+    return text + (", more than any other" if alone else "") + (f", and {speed}." if speed else ".")
+
+
+def _confidence(chosen: Variant, summary: Summary) -> str:
+    return HIGH if summary.verdicts.loss(chosen.attention) <= SMALL else MODERATE
+
+
+def _how_sure(chosen: Variant, summary: Summary, few: bool) -> str:
+    if few:
+        return "Not enough seeds to tell whether another is as good: train three or more."
+    loss = summary.verdicts.loss(chosen.attention)
+    if loss == float("inf"):
+        return "Nothing was compared with it."
+    if loss == 0:
+        return "We are sure: every other variant is measurably less accurate."
+    points = f"{100 * loss:.1f} points"
+    if loss <= SMALL:
+        return f"We are sure: choosing it gives up at most {points} of accuracy."
+    return f"We are fairly sure: it could still be up to {points} behind the truly best; more seeds narrow that."
+
+
+def _reason(metric: str | None, few: bool) -> str:
+    if few:
+        return "With fewer than three seeds the most accurate is named, and nothing is claimed about the others."
+    rule = "Among the variants that a paired t-test over seeds (Holm-corrected, 95 %) cannot tell from the most accurate"
+    if metric:
+        return f"{rule}, the one with the highest {SPEEDS[metric]}; within 5 % of it, the more accurate."
+    return f"{rule}, the most accurate; there was no speed to decide between them."

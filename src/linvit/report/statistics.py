@@ -1,0 +1,154 @@
+"""What a handful of seeds can tell: intervals, paired comparisons and verdicts.
+
+Every variant sees the same seeds (data order, split, initialisation), so accuracies are compared in pairs. Two variants
+i and j with paired differences d_s over S shared seeds are compared by
+
+    t = mean(d) / sqrt(v / S),    v = max(var(d), 2·MS),    degrees of freedom = those of MS
+
+where MS is the residual mean square of the additive model `accuracy = variant + seed`, fitted to the whole study. For
+two variants 2·MS *is* var(d) and this is the paired t-test; for more, all variants help to estimate the noise (three to
+five seeds alone cannot), while a pair that is noisier than the study keeps its own, larger variance. The p-values of all
+pairs are corrected by Holm, so the most accurate variant may be picked after seeing the data.
+
+Seeds are what varies: a verdict holds for these test images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+LEVEL = 0.05
+ENOUGH = 3  # with fewer seeds, failing to find a difference means nothing
+
+BETTER, SAME, WORSE = "better", "not distinguishable", "worse"
+UNKNOWN, BEST, DIVERGED, MISSING = "not enough seeds to tell", "most accurate", "diverged", "no result"
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean and its 95 % t-interval; no interval from a single value."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    n: int
+
+
+def interval(values: Iterable[float], confidence: float = 1 - LEVEL) -> Interval | None:
+    x = np.asarray([value for value in values if value is not None and np.isfinite(value)], dtype=float)
+    if not len(x):
+        return None
+    mean = float(x.mean())
+    if len(x) < 2:
+        return Interval(mean, None, None, 1)
+    half = float(stats.t.ppf((1 + confidence) / 2, len(x) - 1) * x.std(ddof=1) / np.sqrt(len(x)))
+    return Interval(mean, mean - half, mean + half, len(x))
+
+
+def holm(p: np.ndarray) -> np.ndarray:
+    """Adjusted p-values: reject where they are at most the level; the chance of any false rejection is then below it."""
+    order = np.argsort(p, kind="stable")
+    adjusted = np.minimum(1, np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)))
+    return adjusted[np.argsort(order, kind="stable")]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All pairs of variants: `difference[i, j]` = accuracy i − j, its Holm-adjusted `p`, and `margin`, the half width of
+    simultaneous 95 % intervals (Bonferroni); infinite where nothing can be said."""
+
+    difference: np.ndarray  # (variants, variants)
+    p: np.ndarray
+    margin: np.ndarray
+
+
+def compare(scores: np.ndarray, resolution: float = 0.0) -> Comparison:
+    """`scores` is (variants, seeds), NaN where a seed is missing. No deviation between seeds smaller than `resolution`,
+    one test image, is believed."""
+    scores = np.asarray(scores, dtype=float)
+    count = len(scores)
+    difference, margin, p = np.zeros((count, count)), np.full((count, count), np.inf), np.ones((count, count))
+    np.fill_diagonal(margin, 0)
+    first, second = np.triu_indices(count, 1)
+    d = scores[first] - scores[second]
+    seeds = np.isfinite(d).sum(axis=1)
+    known = seeds >= 2
+    first, second, d, seeds = first[known], second[known], d[known], seeds[known]
+    if not len(d):
+        return Comparison(difference, p, margin)
+    mean = np.nanmean(d, axis=1)
+    noise, freedom = _residual(scores)
+    variance = np.fmax(np.nanvar(d, axis=1, ddof=1), 2 * noise)
+    freedom = freedom if freedom else seeds - 1
+    error = np.sqrt(np.fmax(variance, max(resolution, 1e-12) ** 2) / seeds)
+    difference[first, second], difference[second, first] = mean, -mean
+    p[first, second] = p[second, first] = holm(2 * stats.t.sf(np.abs(mean) / error, freedom))
+    margin[first, second] = margin[second, first] = error * stats.t.isf(LEVEL / 2 / len(d), freedom)
+    return Comparison(difference, p, margin)
+
+
+def _residual(scores: np.ndarray) -> tuple[float, float]:
+    """Mean square and degrees of freedom that variant and seed leave unexplained, over the seeds every variant has.
+
+    The degrees of freedom carry the Huynh–Feldt correction for variants that are not equally noisy."""
+    whole = scores[:, np.isfinite(scores).all(axis=0)]
+    k, n = whole.shape[0] - 1, whole.shape[1]
+    if k < 1 or n < 2:
+        return 0.0, 0.0
+    rest = whole - whole.mean(axis=1, keepdims=True) - whole.mean(axis=0) + whole.mean()
+    power = np.linalg.svd(rest, compute_uv=False) ** 2
+    total = float(power.sum())
+    if not total:
+        return 0.0, float(k * (n - 1))
+    epsilon = total**2 / (k * float((power**2).sum()))  # Greenhouse–Geisser: 1/k … 1
+    above, below = n * k * epsilon - 2, k * (n - 1 - k * epsilon)
+    if below > 1e-9:
+        epsilon = above / below
+    elif n > 2:
+        epsilon = 1.0
+    return total / (k * (n - 1)), k * (n - 1) * float(np.clip(epsilon, 1 / k, 1))
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """What each variant is against the most accurate one, `best`."""
+
+    best: str | None
+    of: dict[str, str]
+    names: tuple[str, ...]  # those compared, in the comparison's order
+    comparison: Comparison | None
+
+    def loss(self, name: str) -> float:
+        """How much accuracy choosing `name` may give up at most (95 %, over all comparisons)."""
+        if self.comparison is None or len(self.names) < 2:
+            return float("inf")
+        i = self.names.index(name)
+        worst = self.comparison.difference[:, i] + self.comparison.margin[:, i]
+        return max(0.0, float(np.delete(worst, i).max()))
+
+
+def verdicts(
+    scores: Mapping[str, Mapping[int, float]], diverged: Sequence[str] = (), resolution: float = 0.0
+) -> Verdicts:
+    """`scores[variant][seed]` → a verdict each. A variant with a diverged seed is flagged, and compared with nothing."""
+    of = {name: DIVERGED if name in diverged else MISSING for name in scores}
+    names = tuple(name for name in scores if scores[name] and name not in diverged)
+    if not names:
+        return Verdicts(None, of, (), None)
+    seeds = sorted({seed for name in names for seed in scores[name]}, key=str)
+    table = np.array([[scores[name].get(seed, np.nan) for seed in seeds] for name in names])
+    comparison = compare(table, resolution)
+    top = int(np.nanargmax(np.nanmean(table, axis=1)))
+    for i, name in enumerate(names):
+        if comparison.p[i, top] <= LEVEL and i != top:
+            of[name] = WORSE if comparison.difference[i, top] < 0 else BETTER
+        else:
+            shared = np.isfinite(table[i] - table[top]).sum()
+            of[name] = SAME if shared >= ENOUGH else UNKNOWN
+    alone = len(names) > 1 and all(of[name] == WORSE for i, name in enumerate(names) if i != top)
+    of[names[top]] = BETTER if alone else BEST
+    return Verdicts(names[top], of, names, comparison)

@@ -1,0 +1,159 @@
+"""A `Study` → one `Variant` per attention, with its verdict, and the reasons to doubt the comparison."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from linvit.records import Record
+from linvit.report import statistics
+from linvit.report.load import Study
+from linvit.report.statistics import Interval, Verdicts
+
+ONCE = (
+    "parameters", "macs", "train_step", "inference_throughput", "inference_latency", "train_step_vs_softmax",
+    "inference_vs_softmax", "inference_vs_identity", "peak_memory", "attention_error", "attention_error_uniform",
+    "attention_entropy", "break_even_tokens",
+)  # fmt: skip
+CONTROLS = ("identity", "uniform")
+
+
+@dataclass
+class Variant:
+    """One attention of the study. `numbers` holds what is measured once per attention, where it was."""
+
+    attention: str
+    index: int  # its place decides colour, shape and dash in every chart
+    scores: dict[int, float] = field(default_factory=dict)  # seed → test accuracy of the validation-selected model
+    best: Interval | None = None
+    final: Interval | None = None
+    numbers: dict[str, float] = field(default_factory=dict)
+    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)  # metric → quartiles
+    diverged: list[str] = field(default_factory=list)
+    verdict: str = statistics.MISSING
+
+    @property
+    def control(self) -> bool:
+        return self.attention.partition(":")[0] in CONTROLS
+
+    def get(self, metric: str) -> float | None:
+        return self.numbers.get(metric)
+
+
+@dataclass
+class Summary:
+    study: Study
+    variants: list[Variant]
+    verdicts: Verdicts
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def seeds(self) -> int:
+        return max((len(v.scores) for v in self.variants), default=0)
+
+    def __getitem__(self, attention: str) -> Variant:
+        return next(v for v in self.variants if v.attention == attention)
+
+
+def number(value: Any) -> float | None:
+    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if ok else None
+
+
+def summarise(study: Study) -> Summary:
+    variants = [_variant(study, name, index) for index, name in enumerate(study.attentions)]
+    images = max((r.n for r in study.of("test_accuracy")), default=1)
+    verdicts = statistics.verdicts(
+        {v.attention: v.scores for v in variants},
+        [v.attention for v in variants if v.diverged],
+        resolution=1 / images if images > 1 else 0.0,
+    )
+    for variant in variants:
+        variant.verdict = verdicts.of[variant.attention]
+    summary = Summary(study, variants, verdicts)
+    summary.warnings = list(dict.fromkeys(study.warnings + _doubts(summary)))
+    return summary
+
+
+def _variant(study: Study, name: str, index: int) -> Variant:
+    mine = [r for r in study.records if r.tags.get("attention") == name]
+    accuracy = [r for r in mine if r.metric == "test_accuracy"]
+    best = _by_seed([r for r in accuracy if r.tags.get("selection", "best") == "best"])
+    final = _by_seed([r for r in accuracy if r.tags.get("selection") == "final"])
+    variant = Variant(name, index, best, _fraction(best), _fraction(final))
+    for metric in ONCE:
+        values = [x for r in mine if r.metric == metric and (x := number(r.value)) is not None]
+        if values:
+            variant.numbers[metric] = sum(values) / len(values)
+        for record in mine:
+            low, high = number(record.tags.get("low")), number(record.tags.get("high"))
+            if record.metric == metric and low is not None and high is not None:
+                variant.ranges[metric] = (low, high)
+    variant.diverged = _divergences(mine, accuracy)
+    return variant
+
+
+def _by_seed(records: list[Record]) -> dict[int, float]:
+    return {r.tags.get("seed", 0): x for r in records if (x := number(r.value)) is not None}  # type: ignore[misc]
+
+
+def _fraction(scores: dict[int, float]) -> Interval | None:
+    found = statistics.interval(scores.values())
+    if found is None or found.low is None or found.high is None:
+        return found
+    return Interval(found.mean, max(0.0, found.low), min(1.0, found.high), found.n)
+
+
+def _divergences(mine: list[Record], accuracy: list[Record]) -> list[str]:
+    """One line for each seed that diverged, from its own record or from an accuracy that is not a number."""
+    found: dict[Any, str] = {}
+    for r in mine:
+        if r.metric == "diverged":
+            step = number(r.value)
+            where = f" in {r.tags['layer']}" if r.tags.get("layer") else ""
+            found[r.tags.get("seed")] = f"seed {r.tags.get('seed')} diverged{where}" + (
+                f" at step {step:.0f}" if step is not None else ""
+            )
+    for r in accuracy:
+        if number(r.value) is None:
+            found.setdefault(r.tags.get("seed"), f"seed {r.tags.get('seed')} has no finite accuracy")
+    return list(found.values())
+
+
+def _doubts(summary: Summary) -> list[str]:
+    """Where the comparison is not fair, in words a reader can act on."""
+    study, variants, found = summary.study, summary.variants, []
+    measured = [v for v in variants if v.scores]
+    for v in variants:
+        if v.diverged:
+            found.append(f"{v.attention}: {'; '.join(v.diverged)}. It is listed, but never recommended.")
+        elif not v.scores:
+            found.append(f"{v.attention} was requested, but has no test accuracy yet.")
+    if measured and summary.seeds < statistics.ENOUGH:
+        found.append(f"{_seeds(summary.seeds)}: that is not enough to tell variants apart; use --seeds 3 or more.")
+    if len({frozenset(v.scores) for v in measured if not v.diverged}) > 1:
+        found.append("Not every variant was trained with the same seeds; pairs are compared over the seeds they share.")
+    sizes = {v.attention: p for v in measured if (p := v.get("parameters"))}
+    if sizes and max(sizes.values()) > 1.02 * min(sizes.values()):
+        large, small = max(sizes, key=sizes.__getitem__), min(sizes, key=sizes.__getitem__)
+        ratio = sizes[large] / sizes[small] - 1
+        found.append(f"Parameters are not matched: {large} has {ratio:.0%} more than {small}.")
+    for what, values in {
+        "devices": {r.device for r in study.records if r.device},
+        "numbers of threads": {str(r.threads) for r in study.records if r.threads and r.metric in ONCE},
+        "data types": {r.dtype for r in study.records if r.dtype},
+        "versions of linvit": {r.commit for r in study.records if r.commit},
+    }.items():
+        if len(values) > 1:
+            found.append(f"Measured with different {what}: {', '.join(sorted(values))}.")
+    best = summary.verdicts.best
+    for v in measured:
+        if v.control and not v.diverged and v.verdict in (statistics.SAME, statistics.BEST, statistics.BETTER):
+            other = "the best" if v.attention == best else best
+            found.append(f"The control {v.attention} is as accurate as {other}: these images hardly need attention.")
+    return found
+
+
+def _seeds(count: int) -> str:
+    return {1: "One seed"}.get(count, f"{count} seeds")
