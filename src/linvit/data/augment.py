@@ -1,0 +1,164 @@
+"""Batched augmentation on tensors: bytes in, normalised floats out.
+
+Every random choice is a hash of (seed, epoch, sample index, which choice), never a draw from a generator. A sample is
+therefore augmented the same, bit for bit, in whatever batch, process or order it comes, and a resumed run needs no
+random state. Only mixup and CutMix look at the batch: a sample's partner is the one before it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from scipy.special import betaincinv
+from torch import Tensor
+
+from linvit.data.randaugment import randaugment
+
+
+@dataclass(frozen=True)
+class Augment:
+    """What happens to a training batch, in this order: RandAugment, crop, flip, normalise, cutout, mixup or CutMix."""
+
+    pad_crop: int = 4  # pixels the crop may move in each direction
+    padding: Literal["zero", "reflect"] = "zero"
+    flip: Literal["none", "random", "alternating"] = "none"  # alternating: every second epoch, from a random start
+    cutout: int = 0  # side of the square that is blanked
+    mixup: float = 0.0  # α of the Beta(α, α) mixing weight
+    cutmix: float = 0.0  # α of the Beta(α, α) area; with both, each sample gets one or the other
+    randaugment: int = 0  # operations per image
+    magnitude: int = 9  # of RandAugment, 0 to 30
+    mean: Sequence[float] = (0.5,)
+    std: Sequence[float] = (0.5,)
+    classes: int = 0  # needed to mix targets
+
+    def __post_init__(self) -> None:
+        for name in ("pad_crop", "cutout", "mixup", "cutmix", "randaugment"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"augmentation: {name}={getattr(self, name)} must not be negative")
+        if self.flip not in ("none", "random", "alternating"):
+            raise ValueError(f"augmentation: flip={self.flip} must be none, random or alternating")
+        if self.padding not in ("zero", "reflect"):
+            raise ValueError(f"augmentation: padding={self.padding} must be zero or reflect")
+        if not 0 <= self.magnitude <= 30:
+            raise ValueError(f"augmentation: magnitude={self.magnitude} must be 0 to 30")
+        if self.mixes and self.classes < 2:
+            raise ValueError("augmentation: mixup and cutmix need the number of classes")
+
+    @property
+    def mixes(self) -> bool:
+        """Targets are then probabilities (B, classes) instead of labels (B,)."""
+        return self.mixup > 0 or self.cutmix > 0
+
+    def __call__(self, images: Tensor, labels: Tensor, indices: Tensor, epoch: int, seed: int) -> tuple[Tensor, Tensor]:
+        """uint8 (B, C, H, W), int64 (B,), int64 (B,) → float32 (B, C, H, W) and labels (B,) or float (B, classes)."""
+        indices = torch.as_tensor(indices, dtype=torch.int64, device=images.device)
+        draw = Draw(seed, epoch, indices)
+        for layer in range(self.randaugment):
+            operation, sign = draw("operation", layer), draw("sign", layer) < 0.5
+            images = randaugment(images, operation, sign, self.magnitude)
+        if self.pad_crop:
+            images = shifted(images, draw, self.pad_crop, self.padding)
+        if self.flip != "none":
+            chosen = Draw(seed, 0, indices)("flip") < 0.5 if self.flip == "alternating" else draw("flip") < 0.5
+            images = flipped(images, ~chosen if self.flip == "alternating" and epoch % 2 else chosen)
+        x = normalise(images, self.mean, self.std)
+        if self.cutout:
+            x = x.masked_fill_(_box(x, draw("cut y"), draw("cut x"), self.cutout), 0.0)
+        return self._mixed(x, labels, draw) if self.mixes else (x, labels)
+
+    def _mixed(self, x: Tensor, labels: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:
+        other, target = x.roll(1, 0), F.one_hot(labels, self.classes).to(x.dtype)
+        weight = torch.ones(len(x), device=x.device)  # of the sample itself
+        use_cutmix = draw("which") < self.cutmix / (self.mixup + self.cutmix)
+        if self.mixup:
+            weight = torch.where(use_cutmix, weight, draw.beta("mixup", self.mixup))
+            w = weight.view(-1, 1, 1, 1)
+            mixed = x * w + other * (1 - w)
+        else:
+            mixed = x
+        if self.cutmix:
+            side = (1 - draw.beta("cutmix", self.cutmix)).sqrt()
+            box = _box(x, draw("mix y"), draw("mix x"), side * x.shape[2], side * x.shape[3])
+            box = box & use_cutmix.view(-1, 1, 1, 1)
+            mixed = torch.where(box, other, mixed)
+            share = 1 - box.sum((1, 2, 3)).to(x.dtype) / (x.shape[2] * x.shape[3])
+            weight = torch.where(use_cutmix, share, weight)
+        w = weight.view(-1, 1)
+        return mixed, target * w + target.roll(1, 0) * (1 - w)
+
+
+class Draw:
+    """Uniform numbers as a hash: `draw(name)` is float32 in [0, 1), (B,), one for each sample."""
+
+    def __init__(self, seed: int, epoch: int, indices: Tensor):
+        self.base = _mix(_mix(indices + _scalar(seed)) + epoch)
+
+    def __call__(self, name: str, number: int = 0) -> Tensor:
+        key = _scalar(int.from_bytes(name.encode()[:8], "little") + number * 0x9E3779B97F4A7C15)
+        bits = _mix(self.base + key)
+        return (bits >> 40 & 0xFFFFFF).to(torch.float32) / 2**24
+
+    def integer(self, name: str, count: int) -> Tensor:
+        """int64 (B,) in 0 … count−1."""
+        return (self(name) * count).long()
+
+    def beta(self, name: str, alpha: float) -> Tensor:
+        uniform = self(name)
+        values = betaincinv(alpha, alpha, uniform.double().cpu().numpy())
+        return torch.as_tensor(values, dtype=torch.float32, device=uniform.device)
+
+
+def _scalar(value: int) -> int:
+    """Any integer as a signed 64-bit one."""
+    return (value + 2**63) % 2**64 - 2**63
+
+
+def _mix(x: Tensor) -> Tensor:
+    """The finaliser of SplitMix64 after one golden-ratio step; int64 products wrap as it needs."""
+    x = x + _scalar(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> 30 & (1 << 34) - 1)) * _scalar(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> 27 & (1 << 37) - 1)) * _scalar(0x94D049BB133111EB)
+    return x ^ (x >> 31 & (1 << 33) - 1)
+
+
+def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """uint8 (B, C, H, W) → float32 with mean 0 and standard deviation 1 per channel; mean and std in [0, 1] units."""
+    scale = torch.tensor([1 / (255 * s) for s in std], dtype=torch.float32, device=images.device)
+    bias = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], dtype=torch.float32, device=images.device)
+    return images.to(torch.float32).mul_(scale.view(-1, 1, 1)).add_(bias.view(-1, 1, 1))
+
+
+def shifted(images: Tensor, draw: Draw, pad: int, padding: str) -> Tensor:
+    """Each image moved by −pad … pad pixels in both directions."""
+    if padding == "zero":
+        padded = F.pad(images, (pad, pad, pad, pad))
+    else:
+        padded = F.pad(images.to(torch.float32), (pad, pad, pad, pad), mode="reflect").to(images.dtype)
+    windows = padded.unfold(2, images.shape[2], 1).unfold(3, images.shape[3], 1)
+    sample = torch.arange(len(images), device=images.device)
+    return windows[sample, :, draw.integer("crop y", 2 * pad + 1), draw.integer("crop x", 2 * pad + 1)]
+
+
+def flipped(images: Tensor, chosen: Tensor) -> Tensor:
+    """Those chosen, bool (B,), mirrored left to right."""
+    return torch.where(chosen.view(-1, 1, 1, 1), images.flip(3), images)
+
+
+def _box(x: Tensor, at_y: Tensor, at_x: Tensor, height: Tensor | float, width: Tensor | float | None = None) -> Tensor:
+    """bool (B, 1, H, W): a rectangle around a random centre, cut off at the border."""
+    width = height if width is None else width
+
+    def span(at: Tensor, length: Tensor | float, size: int) -> Tensor:
+        centre = (at * size).floor()
+        low = (centre - torch.as_tensor(length, device=x.device) / 2).round().view(-1, 1)
+        high = (centre + torch.as_tensor(length, device=x.device) / 2).round().view(-1, 1)
+        place = torch.arange(size, device=x.device)
+        return (place >= low) & (place < high)
+
+    rows, columns = span(at_y, height, x.shape[2]), span(at_x, width, x.shape[3])
+    return (rows[:, None, :, None]) & (columns[:, None, None, :])

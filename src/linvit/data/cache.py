@@ -1,0 +1,247 @@
+"""Decode a set once; map it into memory ever after.
+
+An entry is a folder `<key>/` with `images.u8`, `labels.npy` and `meta.json`. It is written as `<key>.part/`, synced and
+renamed, under a lock that dies with its process: a reader sees all of it or nothing, a second process waits for the
+first, and what a killed one left behind is removed by the next. Pixels are written in order as they are decoded, so
+memory stays bounded however large the set is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from linvit.data.decode import SMALLEST, BadImage, Header, read_header, read_image
+from linvit.data.sources import SPLITS, Pictures
+
+VERSION = 1  # of what is stored; raise it when decoding changes
+CHUNK = 64  # images per task: large enough to hide the hand-over, small enough to hold many
+Progress = Callable[[int, int], None]
+Picture = tuple[str, Path | bytes]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """All images of a set, in the order of its splits."""
+
+    images: np.ndarray  # uint8 (n, C, H, W)
+    labels: np.ndarray  # int64 (n,)
+    counts: dict[str, int]
+    digest: str
+    skipped: int = 0
+
+
+def cache_root(cache: str | Path | None) -> Path:
+    if cache is not None:
+        return Path(cache).expanduser()
+    if found := os.environ.get("LINVIT_CACHE"):
+        return Path(found).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "linvit"
+
+
+def digest(images: np.ndarray, labels: np.ndarray) -> str:
+    """Of the pixels, not of the files: the same images give the same experiment on every machine."""
+    sha = hashlib.sha256()
+    for start in range(0, len(images), 1024):
+        sha.update(np.ascontiguousarray(images[start : start + 1024]).data)
+    return _seal(sha, images.shape, labels)
+
+
+def _seal(sha: Any, shape: tuple[int, ...], labels: np.ndarray) -> str:
+    sha.update(np.ascontiguousarray(labels, np.int64).data)
+    sha.update(repr(tuple(map(int, shape))).encode())
+    return sha.hexdigest()
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """A reader sees the old file or the new one, never half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    with open(part, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def decoded(
+    pictures: Pictures,
+    where: str,
+    folder: Path,
+    *,
+    image_size: int | None,
+    multiple_of: int,
+    channels: int | None,
+    skip_bad: bool,
+    progress: Progress | None,
+) -> Pixels:
+    """The pixels of a set, from the cache or decoded into it."""
+    wanted = (VERSION, pictures.fingerprint, image_size, multiple_of if image_size is None else 1, channels, skip_bad)
+    key = hashlib.sha256(repr(wanted).encode()).hexdigest()[:24]
+    entry, part = folder / key, folder / f"{key}.part"
+    if not entry.exists():
+        with locked(folder / f"{key}.lock"):
+            if not entry.exists():
+                shutil.rmtree(part, ignore_errors=True)  # left by a killed process: the lock is ours
+                part.mkdir()
+                try:
+                    with warnings.catch_warnings():  # Pillow warns about odd metadata; the pixels are what counts
+                        warnings.simplefilter("ignore")
+                        _write(part, pictures, where, image_size, multiple_of, channels, skip_bad, progress)
+                    os.rename(part, entry)
+                    sync_folder(folder)
+                finally:
+                    shutil.rmtree(part, ignore_errors=True)
+    return _read(entry)
+
+
+def _read(entry: Path) -> Pixels:
+    try:
+        meta = json.loads((entry / "meta.json").read_text())
+        images = np.memmap(entry / "images.u8", np.uint8, "r", shape=tuple(meta["shape"]))
+        labels = np.load(entry / "labels.npy", allow_pickle=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"{entry}: this cache entry is damaged ({error}): delete it and run again") from None
+    return Pixels(images, labels, meta["counts"], meta["digest"], meta["skipped"])
+
+
+def _write(
+    part: Path,
+    pictures: Pictures,
+    where: str,
+    image_size: int | None,
+    multiple_of: int,
+    channels: int | None,
+    skip_bad: bool,
+    progress: Progress | None,
+) -> None:
+    total = len(pictures.labels)
+
+    def attempt(work: Callable[[str, Path | bytes], T]) -> Callable[[list[Picture]], list[T | None]]:
+        """`work` on a chunk; an unreadable image gives None if those are to be skipped."""
+
+        def one(picture: Picture) -> T | None:
+            try:
+                return work(*picture)
+            except BadImage:
+                if not skip_bad:
+                    raise
+                return None
+
+        return lambda chunk: [one(picture) for picture in chunk]
+
+    headers: list[Header | None] = []
+    for chunk in _ordered_map(attempt(read_header), _chunks(pictures.read())):
+        headers += chunk
+    readable = [header for header in headers if header is not None]
+    if not readable:
+        raise ValueError(f"{where}: none of its {total} images can be read")
+    size = image_size or common_size([(header.width, header.height) for header in readable], multiple_of)
+    depth = channels or (3 if any(header.colour for header in readable) else 1)
+    _check_space(where, part, total * depth * size * size, size)
+
+    sha, kept, done = hashlib.sha256(), [], 0
+    good = (picture for picture, header in zip(pictures.read(), headers, strict=True) if header is not None)
+    rows = iter(np.flatnonzero([header is not None for header in headers]))
+    with open(part / "images.u8", "wb") as file:
+        decode = attempt(lambda name, source: read_image(source, size, depth, name))
+        for chunk in _ordered_map(decode, _chunks(good)):
+            for row, pixels in zip(islice(rows, len(chunk)), chunk, strict=True):
+                if pixels is not None:
+                    raw = pixels.tobytes()
+                    file.write(raw)
+                    sha.update(raw)
+                    kept.append(row)
+            done += len(chunk)
+            if progress:
+                progress(done, len(readable))
+        file.flush()
+        os.fsync(file.fileno())
+    if not kept:
+        raise ValueError(f"{where}: none of its {total} images can be read")
+    _write_meta(part, pictures, np.array(kept), (len(kept), depth, size, size), sha)
+
+
+def _write_meta(part: Path, pictures: Pictures, kept: np.ndarray, shape: tuple[int, ...], sha: Any) -> None:
+    labels = pictures.labels[kept]
+    bounds = np.cumsum([0] + [pictures.counts.get(name, 0) for name in SPLITS])
+    inside = np.diff(np.searchsorted(kept, bounds))
+    counts = {name: int(n) for name, n in zip(SPLITS, inside, strict=True) if name in pictures.counts}
+    meta = {"shape": shape, "counts": counts, "skipped": len(pictures.labels) - len(kept)}
+    with open(part / "labels.npy", "wb") as file:
+        np.save(file, labels)
+        file.flush()
+        os.fsync(file.fileno())
+    write_atomically(part / "meta.json", json.dumps(meta | {"digest": _seal(sha, shape, labels)}))
+
+
+def common_size(sizes: Iterable[tuple[int, int]], multiple_of: int) -> int:
+    """The side that all share; else the median side, rounded to a multiple."""
+    sides = np.array(list(sizes)).ravel()
+    if (sides == sides[0]).all():
+        return int(sides[0])
+    return max(round(float(np.median(sides)) / multiple_of), -(-SMALLEST // multiple_of)) * multiple_of
+
+
+def _check_space(where: str, folder: Path, needed: int, size: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if needed > 0.9 * free:
+        raise ValueError(
+            f"{where}: decoded at {size} × {size} it takes {needed / 1e9:.1f} GB, but {folder.parent} has "
+            f"{free / 1e9:.1f} GB free: choose a smaller image_size or another cache"
+        )
+
+
+def _chunks(items: Iterable[T]) -> Iterator[list[T]]:
+    iterator = iter(items)
+    while chunk := list(islice(iterator, CHUNK)):
+        yield chunk
+
+
+def _ordered_map(work: Callable[[Any], T], items: Iterable[Any]) -> Iterator[T]:
+    """Like `map`, on threads (Pillow decodes without the GIL) and with only a few results waiting."""
+    workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    waiting: deque[Future[T]] = deque()
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            for item in items:
+                waiting.append(pool.submit(work, item))
+                if len(waiting) > 2 * workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()

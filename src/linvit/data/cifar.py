@@ -1,0 +1,191 @@
+"""CIFAR-10 and CIFAR-100: 32×32 colour, 50,000 train and 10,000 test images.
+
+Read from the original binary or Python batches, unpacked or still in their tar.gz; pickles are parsed, never loaded.
+"""
+
+from __future__ import annotations
+
+import tarfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from linvit.data import plain_pickle
+from linvit.data.download import Remote, fetch, homes
+from linvit.data.sources import DATASETS, Arrays, check_labels, stack
+
+URL = "https://www.cs.toronto.edu/~kriz/"
+PIXELS = 3 * 32 * 32
+LARGEST = 200_000_000  # bytes in one member of an archive
+EXPECTED = {"train": 50_000, "test": 10_000}
+Read = Callable[[str], bytes]
+
+
+@dataclass(frozen=True)
+class Batches:
+    """How one of the two sets is laid out: file names without suffix, and where a record's label stands."""
+
+    stem: str
+    binary: str  # the folder its archive unpacks to
+    python: str
+    train: tuple[str, ...]
+    test: str
+    classes_file: str  # in the binary version
+    classes_key: str  # in the Python version's meta file
+    meta: str
+    labels_key: str
+    label_bytes: int
+    label_at: int
+    md5_binary: str
+
+
+_TEN = Batches(
+    stem="cifar-10",
+    binary="cifar-10-batches-bin",
+    python="cifar-10-batches-py",
+    train=tuple(f"data_batch_{i}" for i in range(1, 6)),
+    test="test_batch",
+    classes_file="batches.meta.txt",
+    classes_key="label_names",
+    meta="batches.meta",
+    labels_key="labels",
+    label_bytes=1,
+    label_at=0,
+    md5_binary="c32a1d4ab5d03f1284b67883e8d87530",
+)
+_HUNDRED = Batches(
+    stem="cifar-100",
+    binary="cifar-100-binary",
+    python="cifar-100-python",
+    train=("train",),
+    test="test",
+    classes_file="fine_label_names.txt",
+    classes_key="fine_label_names",
+    meta="meta",
+    labels_key="fine_labels",
+    label_bytes=2,
+    label_at=1,
+    md5_binary="03b5dce01913d631647c71ecec9e9cb8",
+)
+_TWENTY = replace(
+    _HUNDRED,
+    classes_file="coarse_label_names.txt",
+    classes_key="coarse_label_names",
+    labels_key="coarse_labels",
+    label_at=0,
+)
+
+
+@DATASETS.register("cifar10")
+def cifar10(root: Path) -> Arrays:
+    return _load("cifar10", _TEN, [*homes(root, "cifar10", "cifar-10", "CIFAR10"), root])
+
+
+@DATASETS.register("cifar100")
+def cifar100(root: Path, *, labels: Literal["fine", "coarse"] = "fine") -> Arrays:
+    layout = _HUNDRED if labels == "fine" else _TWENTY
+    return _load("cifar100", layout, [*homes(root, "cifar100", "cifar-100", "CIFAR100"), root])
+
+
+def _load(dataset: str, layout: Batches, places: list[Path]) -> Arrays:
+    found = next((hit for place in places if (hit := _find(layout, place))), None)
+    if found is None:
+        remote = Remote(f"{URL}{layout.stem}-binary.tar.gz", layout.md5_binary)
+        fetch(dataset, places[0], [remote], f" (or {layout.stem}-python.tar.gz, or either unpacked)")
+        found = _find(layout, places[0])
+        assert found is not None
+    path, binary = found
+    return _arrays(path, _contents(path), layout, binary)
+
+
+def _find(layout: Batches, place: Path) -> tuple[Path, bool] | None:
+    """(folder or archive, is it the binary version)."""
+    for binary, folder, archive in ((True, layout.binary, "binary"), (False, layout.python, "python")):
+        for path in (place / folder, place / f"{layout.stem}-{archive}.tar.gz"):
+            if path.exists():
+                return path, binary
+    return None
+
+
+def _arrays(path: Path, read: Read, layout: Batches, binary: bool) -> Arrays:
+    def part(*names: str) -> tuple[np.ndarray, np.ndarray]:
+        pieces = [
+            _records(path, read, layout, name) if binary else _pickled(path, read, layout, name) for name in names
+        ]
+        return np.concatenate([p[0] for p in pieces]), np.concatenate([p[1] for p in pieces])
+
+    if binary:
+        classes = read(layout.classes_file).decode().split("\n")
+        classes = [name.strip() for name in classes if name.strip()]
+    else:
+        names = _unpickle(path, read, layout.meta).get(layout.classes_key, [])
+        classes = [name.decode() if isinstance(name, bytes) else str(name) for name in names]
+    parts = {"train": part(*layout.train), "test": part(layout.test)}
+    for split, (_, labels) in parts.items():
+        if len(labels) != EXPECTED[split]:
+            raise ValueError(
+                f"{path}: has {len(labels):,} {split} images instead of {EXPECTED[split]:,}: "
+                "delete it to download it again"
+            )
+        check_labels(path, labels, len(classes))
+    return stack(parts, classes)
+
+
+def _records(path: Path, read: Read, layout: Batches, name: str) -> tuple[np.ndarray, np.ndarray]:
+    raw = np.frombuffer(read(f"{name}.bin"), np.uint8)
+    length = layout.label_bytes + PIXELS
+    if not len(raw) or len(raw) % length:
+        raise ValueError(f"{path / name}.bin: is corrupt (not whole records of {length} bytes): get it again")
+    records = raw.reshape(-1, length)
+    return records[:, layout.label_bytes :].reshape(-1, 3, 32, 32), records[:, layout.label_at].astype(np.int64)
+
+
+def _pickled(path: Path, read: Read, layout: Batches, name: str) -> tuple[np.ndarray, np.ndarray]:
+    batch = _unpickle(path, read, name)
+    pixels, labels = batch.get("data"), np.asarray(batch.get(layout.labels_key, []))
+    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape != (len(labels), PIXELS):
+        raise ValueError(f"{path / name}: is not a {layout.stem} batch (no 'data' and '{layout.labels_key}' that fit)")
+    return pixels.reshape(-1, 3, 32, 32), labels.astype(np.int64)
+
+
+def _unpickle(path: Path, read: Read, name: str) -> dict[str, Any]:
+    try:
+        value = plain_pickle.loads(read(name))
+        if not isinstance(value, dict):
+            raise ValueError("it holds no dictionary")
+    except ValueError as error:
+        raise ValueError(f"{path / name}: was not read: {error}") from None
+    return {key.decode("latin-1") if isinstance(key, bytes) else str(key): item for key, item in value.items()}
+
+
+def _contents(path: Path) -> Read:
+    """Reads a file of a folder or a member of a tar.gz by its name; nothing is ever extracted to disk."""
+    if path.is_dir():
+
+        def from_folder(name: str) -> bytes:
+            try:
+                return (path / name).read_bytes()
+            except OSError as error:
+                raise ValueError(f"{path / name}: cannot be read ({error.strerror}): get it again") from None
+
+        return from_folder
+    members: dict[str, bytes] = {}
+    try:
+        with tarfile.open(path, "r|gz") as archive:  # one pass: going back in a gzip means starting over
+            for member in archive:
+                stream = archive.extractfile(member) if member.isfile() and member.size <= LARGEST else None
+                if stream is not None:
+                    members[Path(member.name).name] = stream.read()
+    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
+        raise ValueError(f"{path}: is corrupt ({error}): delete it to download it again") from None
+
+    def from_archive(name: str) -> bytes:
+        if name not in members:
+            raise ValueError(f"{path}: is corrupt (it has no '{name}'): delete it to download it again")
+        return members[name]
+
+    return from_archive

@@ -1,0 +1,259 @@
+"""`load`: a name or a path → a Dataset with its splits, statistics and identity."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from linvit.data import splits
+from linvit.data.augment import Augment
+from linvit.data.cache import Pixels, Progress, cache_root, common_size, decoded, digest, write_atomically
+from linvit.data.decode import SMALLEST
+from linvit.data.sources import DATASETS, FORMATS, Arrays, Pictures, check_labels
+from linvit.registry import check_options, choices, parse, signature_options
+
+
+@dataclass(frozen=True)
+class Split:
+    """Some of a set's images. Nothing is copied until a batch is asked for, so a memory-mapped set stays on disk."""
+
+    store: np.ndarray = field(repr=False)  # uint8 (N, C, H, W): all images of the set
+    rows: np.ndarray = field(repr=False)  # int64 (n,): which of them are ours
+    labels: np.ndarray = field(repr=False)  # int64 (n,)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def images(self) -> np.ndarray:
+        """uint8 (n, C, H, W): a copy of all of them. For a few, or a large set, use `batch`."""
+        return np.asarray(self.store[self.rows])
+
+    def batch(self, indices: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """(uint8 (B, C, H, W), int64 (B,)) for positions in this split: an array, tensor, list or slice."""
+        chosen = indices if isinstance(indices, slice) else np.asarray(indices)
+        images = np.ascontiguousarray(self.store[self.rows[chosen]])
+        return torch.from_numpy(images), torch.from_numpy(self.labels[chosen].astype(np.int64))
+
+    def order(self, epoch: int, seed: int) -> np.ndarray:
+        """The positions of this split, shuffled: a pure function of (seed, epoch), the same on every machine."""
+        return splits.permutation(len(self), "order", seed, epoch)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    name: str
+    classes: list[str]
+    train: Split
+    validation: Split
+    test: Split
+    mean: tuple[float, ...]  # per channel over the training images, as fractions of white
+    std: tuple[float, ...]
+    identity: str  # of pixels, labels, class names and splits: equal identities are equal data
+    skipped: int = 0  # unreadable images left out
+
+    @property
+    def channels(self) -> int:
+        return self.train.store.shape[1]
+
+    @property
+    def image_size(self) -> int:
+        return self.train.store.shape[2]
+
+    def augment(self, **options: Any) -> Augment:
+        """Augmentation that knows this set's statistics and classes."""
+        return Augment(mean=self.mean, std=self.std, classes=len(self.classes), **options)
+
+
+def load(
+    source: str | Path = "digits",
+    *,
+    root: str | Path | None = None,
+    image_size: int | None = None,
+    multiple_of: int = 1,
+    channels: int | None = None,
+    validation: float = 0.1,
+    seed: int = 0,
+    limit: int | None = None,
+    skip_bad: bool = False,
+    cache: str | Path | None = None,
+    split_file: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Dataset:
+    """A registered name (with options: `cifar100:labels=coarse`) or the path of a folder, `.npz` or `.parquet`.
+
+    root: where the original files of named sets lie (else LINVIT_DATA, else the cache).
+    image_size: images become this square; by default the set's own, for mixed sizes the median rounded to
+        `multiple_of`. channels: 1 or 3; by default 3 if any image has colour.
+    validation: the fraction of train held out, stratified, unless the set brings its own; chosen by `seed` and
+        stored in `split_file` (default: in the cache).
+    limit: at most so many images in each split. skip_bad: leave unreadable images out and count them.
+    progress(done, total) is called while images are decoded.
+    """
+    _check_arguments(image_size, multiple_of, channels, validation, limit)
+    store = cache_root(cache)
+    name, found = _read(source, root, store)
+    where = name if isinstance(source, str) and name in DATASETS else str(source)
+    try:
+        if isinstance(found, Arrays):
+            pixels = _fitted(found, where, image_size, multiple_of, channels)
+        else:
+            options = {"image_size": image_size, "multiple_of": multiple_of, "channels": channels}
+            folder = store / "decoded"
+            pixels = decoded(found, where, folder, skip_bad=skip_bad, progress=progress, **options)
+        check_labels(where, pixels.labels, len(found.classes))
+        return _split(name, where, found.classes, pixels, validation, seed, limit, store, split_file)
+    except PermissionError as error:
+        raise ValueError(f"{error.filename}: cannot be written: choose another cache (LINVIT_CACHE)") from None
+
+
+def _check_arguments(
+    image_size: int | None, multiple_of: int, channels: int | None, validation: float, limit: int | None
+) -> None:
+    if image_size is not None and image_size < SMALLEST:
+        raise ValueError(f"image_size={image_size} is under the smallest allowed side of {SMALLEST}")
+    if multiple_of < 1:
+        raise ValueError(f"multiple_of={multiple_of} must be at least 1")
+    if channels not in (None, 1, 3):
+        raise ValueError(f"channels={channels} must be 1 (grey) or 3 (colour)")
+    if not 0 <= validation < 1:
+        raise ValueError(f"validation={validation} must be a fraction of the training images, e.g. 0.1")
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit={limit} must be at least 1")
+
+
+def _read(source: str | Path, root: str | Path | None, store: Path) -> tuple[str, Arrays | Pictures]:
+    """Registered names win over files of the same name; write ./digits for a folder called digits."""
+    text = str(source)
+    if isinstance(source, str) and text.partition(":")[0] in DATASETS:
+        spec = parse(text)
+        reader = DATASETS[spec.name]
+        check_options(spec, signature_options(reader))
+        home = Path(root or os.environ.get("LINVIT_DATA") or store / "data").expanduser()
+        return str(spec), reader(home, **spec.options)
+    path = Path(source).expanduser()
+    try:
+        path.stat()
+    except OSError as error:
+        if path.is_symlink():
+            raise ValueError(f"{path}: cannot be followed ({error.strerror}): repair or remove the link") from None
+        raise ValueError(
+            f"'{text}' is neither a data set nor a file or folder" + choices(text, DATASETS.names()) + ", or a path"
+        ) from None
+    kind = "folder" if path.is_dir() else path.suffix.lower()
+    if kind not in FORMATS:
+        raise ValueError(f"{path}: is no known kind of data file" + choices(kind, FORMATS.names()))
+    return path.resolve().name, FORMATS[kind](path)
+
+
+def _fitted(arrays: Arrays, where: str, image_size: int | None, multiple_of: int, channels: int | None) -> Pixels:
+    """Arrays in the wanted size and number of channels."""
+    images = arrays.images
+    _, depth, height, width = images.shape
+    if min(height, width) < SMALLEST:
+        raise ValueError(f"{where}: images are {width} × {height} pixels, under the smallest side of {SMALLEST}")
+    size = image_size or common_size([(width, height)], multiple_of)
+    if (height, width, depth) != (size, size, channels or depth):
+        images = _converted(images, size, channels or depth)
+    return Pixels(images, arrays.labels, dict(arrays.counts), digest(images, arrays.labels))
+
+
+def _converted(images: np.ndarray, size: int, channels: int) -> np.ndarray:
+    from PIL import Image
+
+    out = np.empty((len(images), channels, size, size), np.uint8)
+    for row, pixels in enumerate(images):
+        image = Image.fromarray(pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0)))
+        image = image.convert("L" if channels == 1 else "RGB").resize((size, size), Image.Resampling.BICUBIC)
+        out[row] = np.asarray(image).reshape(size, size, channels).transpose(2, 0, 1)
+    return out
+
+
+def _split(
+    name: str,
+    where: str,
+    classes: Sequence[str],
+    pixels: Pixels,
+    validation: float,
+    seed: int,
+    limit: int | None,
+    store: Path,
+    split_file: str | Path | None,
+) -> Dataset:
+    counts, labels = pixels.counts, pixels.labels
+    first, second = counts["train"], counts["train"] + counts.get("validation", 0)
+    own_validation = "validation" in counts or validation == 0
+    held_out = (not own_validation) + ("test" not in counts)
+    splits.check_enough(where, labels[:first], classes, held_out=held_out)
+
+    made_by = {"content": pixels.digest, "validation_fraction": validation, "seed": seed, "limit": limit}
+    key = hashlib.sha256(json.dumps(made_by).encode()).hexdigest()[:16]
+    path = Path(split_file) if split_file else store / "splits" / f"{Path(name).stem.replace(':', '-')}-{key}.json"
+    stored = _stored(path, made_by, strict=split_file is not None)
+    if stored is None:
+        train, checked, test = (
+            np.arange(first),
+            np.arange(first, second),
+            np.arange(second, len(labels)),
+        )
+        if "test" not in counts:
+            train, test = splits.stratified(train, labels, splits.TEST_FRACTION, "test")
+        if not own_validation:
+            train, checked = splits.stratified(train, labels, validation, "validation", seed)
+        if limit is not None:
+            train, checked, test = (splits.thin(rows, labels, limit, "limit", seed) for rows in (train, checked, test))
+        mean, std = _statistics(pixels.images, train)
+        stored = made_by | {"mean": mean, "std": std}
+        stored |= {"train": train.tolist(), "validation": checked.tolist(), "test": test.tolist()}
+        write_atomically(path, json.dumps(stored))
+    parts = [np.array(stored[part], np.int64) for part in ("train", "validation", "test")]
+    sha = hashlib.sha256(json.dumps([pixels.digest, list(classes)]).encode())
+    for rows in parts:
+        sha.update(rows.tobytes() + len(rows).to_bytes(8, "little"))
+    return Dataset(
+        name,
+        list(classes),
+        *(Split(pixels.images, rows, labels[rows]) for rows in parts),
+        mean=tuple(stored["mean"]),
+        std=tuple(stored["std"]),
+        identity=sha.hexdigest()[:32],
+        skipped=pixels.skipped,
+    )
+
+
+def _stored(path: Path, made_by: dict[str, Any], *, strict: bool) -> dict[str, Any] | None:
+    """The index file, if there is one for this data. A caller's file for other data is an error, never overwritten."""
+    if not path.exists():
+        return None
+    try:
+        stored = json.loads(path.read_text())
+        if all(stored[key] == value for key, value in made_by.items()):
+            return stored
+        why = "was made for other data, another seed, limit or validation fraction"
+    except (ValueError, KeyError, TypeError):
+        why = "is not a split file"
+    if strict:
+        raise ValueError(f"{path}: {why}: delete it or name another split_file")
+    return None
+
+
+def _statistics(images: np.ndarray, rows: np.ndarray) -> tuple[list[float], list[float]]:
+    """Per-channel mean and standard deviation in whole numbers, so that they are the same to the last bit anywhere."""
+    total = np.zeros(images.shape[1], np.int64)
+    squares = np.zeros(images.shape[1], np.int64)
+    for start in range(0, len(rows), 256):
+        chunk = images[rows[start : start + 256]]
+        total += chunk.sum(axis=(0, 2, 3), dtype=np.int64)
+        squares += np.square(chunk, dtype=np.uint16).sum(axis=(0, 2, 3), dtype=np.int64)
+    n = len(rows) * images.shape[2] * images.shape[3]
+    mean = total / n
+    std = np.sqrt(np.maximum(squares / n - mean**2, 0))
+    return (mean / 255).tolist(), np.where(std > 0, std / 255, 1.0).tolist()

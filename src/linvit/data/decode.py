@@ -1,0 +1,110 @@
+"""One image file → uint8 pixels, whatever it is inside: palette, alpha, 16-bit, CMYK, rotated by EXIF, animated.
+
+The header is checked before anything is decoded, so that a file claiming 100,000 × 100,000 pixels costs no memory.
+An image is read by its content: a JPEG named .png is fine, text named .png is not. Non-square images are squeezed into
+the square rather than cropped: a crop could cut away what the label is about.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
+CODECS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF")  # no codec that runs other programs
+SMALLEST = 4
+MAX_PIXELS = 2**26  # 8192 × 8192: 200 MB decoded
+
+
+class BadImage(ValueError):
+    """One unreadable image; the message names the file, what is wrong and what to do."""
+
+
+@dataclass(frozen=True)
+class Header:
+    width: int
+    height: int
+    colour: bool
+
+
+def read_header(name: str, source: Path | bytes) -> Header:
+    with _open(name, source) as image:
+        try:
+            return Header(image.width, image.height, _is_colour(image))
+        except Exception as error:
+            raise _bad(name, error) from None
+
+
+def read_image(source: Path | bytes, image_size: int, channels: int, name: str = "") -> np.ndarray:
+    """uint8 (channels, image_size, image_size)."""
+    name = name or (str(source) if isinstance(source, Path) else "image")
+    with _open(name, source) as image:
+        try:
+            image.draft(None, (2 * image_size, 2 * image_size))  # a large JPEG is decoded at a fraction of its size
+            plain = _plain(image, "L" if channels == 1 else "RGB")
+            if plain.size != (image_size, image_size):
+                plain = plain.resize((image_size, image_size), Image.Resampling.BICUBIC)
+        except Exception as error:  # Pillow's codecs raise anything from struct.error to SyntaxError on a broken file
+            raise _bad(name, error) from None
+    pixels = np.asarray(plain)
+    return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+
+
+def _open(name: str, source: Path | bytes) -> Image.Image:
+    try:
+        image = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=CODECS)
+    except Exception as error:
+        raise _bad(name, error) from None
+    width, height = image.size
+    if width * height > MAX_PIXELS:
+        image.close()
+        raise _too_large(name, f"claims {width:,} × {height:,} pixels")
+    if min(width, height) < SMALLEST:
+        image.close()
+        raise BadImage(
+            f"{name}: is {width} × {height} pixels, under the smallest allowed side of {SMALLEST}: remove it"
+        )
+    return image
+
+
+def _bad(name: str, error: Exception) -> BadImage:
+    if isinstance(error, BadImage):
+        return error
+    if isinstance(error, Image.DecompressionBombError):
+        return _too_large(name, "claims more pixels than any sane image has")
+    if isinstance(error, UnidentifiedImageError):
+        why = "is not an image of a known kind (PNG, JPEG, WebP, GIF, BMP, TIFF)"
+    elif isinstance(error, OSError) and error.strerror:
+        why = f"cannot be opened ({error.strerror})"
+    else:
+        why = f"cannot be decoded ({error or type(error).__name__})".replace("\n", " ")
+    return BadImage(f"{name}: {why}: replace or remove it, or skip such images with skip_bad")
+
+
+def _too_large(name: str, what: str) -> BadImage:
+    return BadImage(f"{name}: {what}; the limit is {MAX_PIXELS:,}: make it smaller or remove it")
+
+
+def _is_colour(image: Image.Image) -> bool:
+    if image.mode in ("P", "PA"):
+        red, green, blue = np.array(image.getpalette("RGB") or [0, 0, 0], np.uint8).reshape(-1, 3).T
+        return bool((red != green).any() or (green != blue).any())
+    return image.mode not in ("1", "L", "LA", "La", "I", "F") and not image.mode.startswith("I;")
+
+
+def _plain(image: Image.Image, mode: str) -> Image.Image:
+    """Upright, eight bits, opaque on white, grey or RGB."""
+    image = ImageOps.exif_transpose(image)
+    if image.mode == "F":
+        raise ValueError("floating-point pixels have no agreed white; save it with 8 or 16 bits")
+    if image.mode == "I" or image.mode.startswith("I;"):
+        wide = np.clip(np.asarray(image).astype(np.int64), 0, 65535)
+        image = Image.fromarray(((wide + 128) // 257).astype(np.uint8))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image.convert(mode)

@@ -1,0 +1,69 @@
+"""Find a named set's original files; fetch and verify them if they are missing.
+
+A download is written under a temporary name, checked against its published checksum and renamed, so a file with its
+right name is a whole file. Without a network there is one message that says which files to put where.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+TIMEOUT = 20  # seconds without a byte
+
+
+@dataclass(frozen=True)
+class Remote:
+    url: str
+    md5: str
+
+    @property
+    def name(self) -> str:
+        return self.url.rpartition("/")[2]
+
+
+def homes(root: Path, *names: str) -> list[Path]:
+    """Where a set's files may lie: in a folder of its name below the root, or in the root if it has that name."""
+    return [root / name for name in names] + ([root] if root.name in names else [])
+
+
+def fetch(dataset: str, folder: Path, remotes: Sequence[Remote], alternatives: str = "") -> None:
+    """Download what `folder` lacks; a ValueError says what to do by hand."""
+    missing = [remote for remote in remotes if not (folder / remote.name).exists()]
+    try:
+        for remote in missing:
+            download(remote, folder)
+    except OSError as error:
+        reason = getattr(error, "reason", None) or error
+        files = ", ".join(remote.url for remote in missing)
+        raise ValueError(
+            f"{dataset}: its files are not in {folder} and could not be downloaded ({reason}): put there {files}"
+            + alternatives
+        ) from None
+
+
+def download(remote: Remote, folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    target, part = folder / remote.name, folder / f"{remote.name}.{os.getpid()}.part"
+    try:
+        md5 = hashlib.md5(usedforsecurity=False)
+        with urllib.request.urlopen(remote.url, timeout=TIMEOUT) as answer, open(part, "wb") as file:
+            while block := answer.read(1 << 20):
+                md5.update(block)
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+        if md5.hexdigest() != remote.md5:
+            raise ValueError(
+                f"{remote.url}: the download has MD5 {md5.hexdigest()}, not {remote.md5}: try again, or put the right "
+                f"file at {target}"
+            )
+        os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)
+    return target

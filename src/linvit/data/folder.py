@@ -1,0 +1,97 @@
+"""A folder of images: `class/image`, or the same under `train/`, `val/` and `test/`."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from linvit.data import parquet
+from linvit.data.decode import SUFFIXES
+from linvit.data.sources import FORMATS, SPLITS, Arrays, Pictures
+
+SPLIT_NAMES = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
+LAYOUT = "put images as class/image.png, or as train/class/image.png, val/… and test/…"
+
+
+@FORMATS.register("folder")
+def folder(path: Path) -> Arrays | Pictures:
+    if shards := parquet.shards(path):
+        return parquet.pictures(path, shards)
+    inside = _subfolders(path)
+    if "train" in inside and set(inside) <= set(SPLIT_NAMES) and _subfolders(inside["train"]):
+        splits = {SPLIT_NAMES[name]: sub for name, sub in inside.items()}
+    else:
+        splits = {"train": path}
+    classes = sorted(_subfolders(splits["train"]))
+    if not classes:
+        loose = any(entry.suffix.lower() in SUFFIXES for entry in splits["train"].iterdir())
+        raise ValueError(f"{splits['train']}: has {'images but no class folders' if loose else 'no images'}: {LAYOUT}")
+    files = {name: _labelled(splits[name], classes) for name in SPLITS if name in splits}
+    present = {label for _, label in files["train"]}
+    for label, name in enumerate(classes):
+        if label not in present:
+            raise ValueError(f"{splits['train'] / name}: has no images: add some or remove the folder")
+    return from_files(path, [pair for pairs in files.values() for pair in pairs], classes, _counts(files))
+
+
+def from_files(path: Path, files: list[tuple[Path, int]], classes: list[str], counts: dict[str, int]) -> Pictures:
+    """Pictures from (file, label) pairs in the order of the splits."""
+    sha = hashlib.sha256(repr((sorted(counts.items()), classes)).encode())
+    for file, label in files:
+        try:
+            status = file.stat()
+        except OSError as error:
+            raise ValueError(f"{file}: cannot be opened ({error.strerror}): repair or remove it") from None
+        sha.update(f"{file.relative_to(path)}\0{label}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+    labels = np.array([label for _, label in files], np.int64)
+    return Pictures(lambda: ((str(file), file) for file, _ in files), labels, classes, counts, sha.hexdigest())
+
+
+def images_under(folder: Path) -> list[Path]:
+    """Every image below a folder, in a fixed order; links are followed, and one that leads in a circle is refused."""
+    return sorted(_walk(folder, ()))
+
+
+def _labelled(folder: Path, classes: list[str]) -> list[tuple[Path, int]]:
+    subfolders = _subfolders(folder)
+    if strange := sorted(set(subfolders) - set(classes)):
+        raise ValueError(
+            f"{folder / strange[0]}: this class is not among the training classes: add it there or remove it"
+        )
+    return [(file, classes.index(name)) for name in sorted(subfolders) for file in images_under(subfolders[name])]
+
+
+def _counts(files: dict[str, list[tuple[Path, int]]]) -> dict[str, int]:
+    return {name: len(pairs) for name, pairs in files.items() if pairs}
+
+
+def _subfolders(folder: Path) -> dict[str, Path]:
+    return {entry.name: entry for entry in folder.iterdir() if not _hidden(entry.name) and _is_folder(entry)}
+
+
+def _hidden(name: str) -> bool:
+    return name.startswith(".") or name == "__MACOSX"
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return os.path.isdir(path) or (path.is_symlink() and not path.exists() and bool(os.stat(path)))
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be followed ({error.strerror}): repair or remove the link") from None
+
+
+def _walk(folder: Path, above: tuple[str, ...]) -> Iterator[Path]:
+    real = os.path.realpath(folder)
+    if real in above:
+        raise ValueError(f"{folder}: this link leads back to a folder it lies in ({real}): remove it")
+    for entry in folder.iterdir():
+        if _hidden(entry.name):
+            continue
+        if _is_folder(entry):
+            yield from _walk(entry, (*above, real))
+        elif entry.suffix.lower() in SUFFIXES:
+            yield entry

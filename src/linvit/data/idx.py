@@ -1,0 +1,86 @@
+"""MNIST and Fashion-MNIST: 28×28 grey, 60,000 train and 10,000 test images, in IDX files, gzipped or plain."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from linvit.data.download import Remote, fetch, homes
+from linvit.data.sources import DATASETS, Arrays, check_labels, stack
+
+MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
+FASHION = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/"
+FASHION_CLASSES = ["T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"]
+FASHION_CLASSES += ["Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"]
+FILES = {
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
+
+
+@DATASETS.register("mnist")
+def mnist(root: Path) -> Arrays:
+    md5s = {
+        "train-images-idx3-ubyte": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        "train-labels-idx1-ubyte": "d53e105ee54ea40749a09fcbcd1e9432",
+        "t10k-images-idx3-ubyte": "9fb629c4189551a2d022fa330f9573f3",
+        "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
+    }
+    places = [*homes(root, "mnist", "MNIST"), root / "MNIST" / "raw"]
+    return _load("mnist", places, MNIST, md5s, [str(i) for i in range(10)])
+
+
+@DATASETS.register("fashion-mnist")
+def fashion_mnist(root: Path) -> Arrays:
+    md5s = {
+        "train-images-idx3-ubyte": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "train-labels-idx1-ubyte": "25c81989df183df01b3e8a0aad5dffbe",
+        "t10k-images-idx3-ubyte": "bef4ecab320f06d8554ea6380940ec79",
+        "t10k-labels-idx1-ubyte": "bb300cfdad3c16e7a12a480ee83cd310",
+    }
+    places = [*homes(root, "fashion-mnist", "FashionMNIST"), root / "FashionMNIST" / "raw"]
+    return _load("fashion-mnist", places, FASHION, md5s, FASHION_CLASSES)
+
+
+def _load(dataset: str, places: list[Path], url: str, md5s: dict[str, str], classes: list[str]) -> Arrays:
+    folder = next((place for place in places if all(_find(place, name) for name in md5s)), places[0])
+    absent = [Remote(f"{url}{name}.gz", md5) for name, md5 in md5s.items() if not _find(folder, name)]
+    fetch(dataset, folder, absent)
+    parts = {split: _pair(folder, *names, classes) for split, names in FILES.items()}
+    return stack(parts, classes)
+
+
+def _find(folder: Path, name: str) -> Path | None:
+    return next((path for path in (folder / name, folder / f"{name}.gz") if path.exists()), None)
+
+
+def _pair(folder: Path, images_name: str, labels_name: str, classes: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    images_path, labels_path = _find(folder, images_name), _find(folder, labels_name)
+    assert images_path is not None
+    assert labels_path is not None
+    images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)
+    if len(images) != len(labels):
+        raise ValueError(f"{images_path}: has {len(images)} images, but {labels_path.name} has {len(labels)} labels")
+    check_labels(labels_path, labels.astype(np.int64), len(classes))
+    return images[:, None], labels
+
+
+def read_idx(path: Path, dimensions: int) -> np.ndarray:
+    """IDX: two zero bytes, the type (8 = uint8), the number of dimensions, each as a big-endian uint32, the data."""
+    with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+        try:
+            header = file.read(4 + 4 * dimensions)
+            if len(header) < 4 + 4 * dimensions or header[:4] != bytes([0, 0, 8, dimensions]):
+                raise ValueError("this is not an IDX file of the right kind")
+            shape = struct.unpack(f">{dimensions}I", header[4:])
+            size = int(np.prod(shape, dtype=object))
+            body = file.read(min(size + 1, 1 << 32))  # one byte more than it should have
+        except (OSError, EOFError, ValueError, zlib.error) as error:
+            raise ValueError(f"{path}: is corrupt ({error}): delete it to download it again") from None
+    if len(body) != size or not size:
+        raise ValueError(f"{path}: is corrupt (its header promises {size:,} bytes): delete it to download it again")
+    return np.frombuffer(body, np.uint8).reshape(shape)

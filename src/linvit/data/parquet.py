@@ -1,0 +1,119 @@
+"""Parquet with Hugging Face's columns: `image` (a struct with `bytes`, or bytes) and `label`.
+
+A file, or a folder with `train-*.parquet`, `test-*.parquet` and perhaps `validation-*.parquet`, there or in `data/`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from linvit.data.sources import FORMATS, SPLITS, Pictures, check_labels
+
+IMAGE, LABEL = ("image", "img"), ("label", "labels", "fine_label")
+
+
+@FORMATS.register(".parquet")
+def parquet(path: Path) -> Pictures:
+    return pictures(path.parent, {"train": [path]})
+
+
+def shards(folder: Path) -> dict[str, list[Path]]:
+    """The Parquet files of a folder by split; empty if it is no such folder."""
+    for place in (folder, folder / "data"):
+        patterns = {name: (f"{name}-*.parquet", f"{name}.parquet") for name in SPLITS}
+        found = {name: sorted(f for p in pair for f in place.glob(p)) for name, pair in patterns.items()}
+        if found["train"]:
+            return {name: files for name, files in found.items() if files}
+    return {}
+
+
+def pictures(folder: Path, files: Mapping[str, list[Path]]) -> Pictures:
+    tables = {split: [_Table(path) for path in paths] for split, paths in files.items()}
+    ordered = [table for split in SPLITS for table in tables.get(split, [])]
+    raw = [table.labels() for table in ordered]
+    names = next((found for table in ordered if (found := table.class_names())), None)
+    train = np.concatenate(raw[: len(tables["train"])])
+    if train.dtype.kind in "iu":
+        classes = names or [str(i) for i in range(int(train.max(initial=0)) + 1)]
+        for table, labels in zip(ordered, raw, strict=True):
+            check_labels(table.path, labels, len(classes))
+        labels = np.concatenate(raw).astype(np.int64)
+    else:
+        classes = sorted({str(label) for label in train})
+        index = {name: i for i, name in enumerate(classes)}
+        if strange := sorted({str(label) for part in raw for label in part} - set(classes)):
+            raise ValueError(f"{folder}: class '{strange[0]}' is not among the training classes: add it or remove it")
+        labels = np.array([index[str(label)] for part in raw for label in part], np.int64)
+    counts = {split: sum(table.rows for table in tables[split]) for split in SPLITS if split in tables}
+    sha = hashlib.sha256()
+    for table in ordered:
+        status = table.path.stat()
+        sha.update(f"{table.path.name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+    return Pictures(
+        lambda: (row for table in ordered for row in table.read()), labels, classes, counts, sha.hexdigest()
+    )
+
+
+class _Table:
+    def __init__(self, path: Path):
+        try:
+            import pyarrow
+            from pyarrow import parquet as reader
+        except ImportError:
+            raise ValueError(f"{path}: reading Parquet needs pyarrow: pip install 'linvit[parquet]'") from None
+        self.path, self.errors = path, (OSError, pyarrow.ArrowException)
+        try:
+            self.file = reader.ParquetFile(path)
+        except self.errors as error:
+            raise self._corrupt(error) from None
+        self.schema = self.file.schema_arrow
+        self.rows = self.file.metadata.num_rows
+        self.image, self.label = self._column("image", IMAGE), self._column("label", LABEL)
+
+    def _corrupt(self, error: Exception) -> ValueError:
+        return ValueError(f"{self.path}: is not a readable Parquet file ({str(error).splitlines()[0]}): get it again")
+
+    def _column(self, kind: str, allowed: tuple[str, ...]) -> str:
+        found = next((name for name in allowed if name in self.schema.names), None)
+        if found is None:
+            raise ValueError(f"{self.path}: has no column '{kind}'; its columns are {', '.join(self.schema.names)}")
+        return found
+
+    def labels(self) -> np.ndarray:
+        try:
+            column: Any = self.file.read(columns=[self.label]).column(0)
+        except self.errors as error:
+            raise self._corrupt(error) from None
+        if column.null_count:
+            raise ValueError(
+                f"{self.path}: column '{self.label}' has {column.null_count} empty rows: label or remove them"
+            )
+        values = column.to_numpy()
+        if values.dtype.kind not in "iu" and not all(isinstance(value, str) for value in values):
+            raise ValueError(f"{self.path}: column '{self.label}' must hold whole numbers or names")
+        return values
+
+    def class_names(self) -> list[str] | None:
+        """Hugging Face keeps them as JSON in the schema's metadata."""
+        try:
+            info = json.loads((self.schema.metadata or {})[b"huggingface"])
+            return [str(name) for name in info["info"]["features"][self.label]["names"]]
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    def read(self) -> Iterator[tuple[str, bytes]]:
+        row = 0
+        try:
+            for batch in self.file.iter_batches(batch_size=64, columns=[self.image]):
+                for value in batch.column(0).to_pylist():
+                    content = value.get("bytes") if isinstance(value, dict) else value
+                    yield f"{self.path}, row {row}", content if isinstance(content, bytes) else b""
+                    row += 1
+        except self.errors as error:
+            raise self._corrupt(error) from None

@@ -1,0 +1,61 @@
+"""What a reader hands over: images as pixels (`Arrays`) or still in their files (`Pictures`).
+
+Both list train first, then validation, then test; `counts` says how many of each. A set without its own test or
+validation images has no such entry, and `dataset.load` takes them from train.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from linvit.registry import Registry
+
+SPLITS = ("train", "validation", "test")
+
+# name → function(root, *, options) and file suffix (or "folder") → function(path)
+DATASETS: Registry[Callable[..., Arrays | Pictures]] = Registry("data set", "linvit.data")
+FORMATS: Registry[Callable[[Path], Arrays | Pictures]] = Registry("data format", "linvit.data")
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Decoded images, all of one size."""
+
+    images: np.ndarray  # uint8 (n, C, H, W)
+    labels: np.ndarray  # int64 (n,)
+    classes: Sequence[str]
+    counts: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Encoded images, read in order and decoded once into the cache."""
+
+    read: Callable[[], Iterable[tuple[str, Path | bytes]]]  # what to call it in a message, and where it is
+    labels: np.ndarray  # int64 (n,)
+    classes: Sequence[str]
+    counts: Mapping[str, int]
+    fingerprint: str  # changes when the files do
+
+
+def stack(parts: Mapping[str, tuple[np.ndarray, np.ndarray]], classes: Sequence[str]) -> Arrays:
+    """Arrays from (images, labels) for each split."""
+    names = [name for name in SPLITS if name in parts]
+    images = np.concatenate([parts[name][0] for name in names])
+    labels = np.concatenate([parts[name][1] for name in names]).astype(np.int64)
+    return Arrays(images, labels, classes, {name: len(parts[name][1]) for name in names})
+
+
+def check_labels(where: object, labels: np.ndarray, classes: int) -> None:
+    """Labels must be 0 … classes−1; anything else would train silently on nonsense."""
+    wrong = (labels < 0) | (labels >= classes)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise ValueError(
+            f"{where}: label {labels[row]} of image {row} is out of range: "
+            f"labels must be 0 to {classes - 1} for {classes} classes"
+        )

@@ -1,0 +1,59 @@
+"""Which images train, which validate, which test: stratified, chosen once, stored as an index file.
+
+The draw uses raw Philox bits, which NumPy guarantees never to change, so the same seed gives the same images on every
+machine; the file makes the choice inspectable and fixed. The test images of a set that brings none depend on its
+content alone, never on the seed: five seeds are scored on one test set.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+TEST_FRACTION = 0.2
+
+
+def permutation(n: int, *key: int | str) -> np.ndarray:
+    """A permutation of n that is a pure function of the key."""
+    digest = hashlib.sha256(repr(key).encode()).digest()
+    bits = np.random.Philox(key=np.frombuffer(digest[:16], np.uint64)).random_raw(n)
+    return np.argsort(bits, kind="stable")
+
+
+def stratified(rows: np.ndarray, labels: np.ndarray, fraction: float, *key: int | str) -> tuple[np.ndarray, np.ndarray]:
+    """(kept, taken): `fraction` of each class is taken, at least one image of it, and at least one is kept."""
+    taken = []
+    for label in np.unique(labels[rows]):
+        mine = rows[labels[rows] == label]
+        count = min(max(1, round(fraction * len(mine))), len(mine) - 1)
+        taken.append(mine[permutation(len(mine), *key, int(label))[:count]])
+    chosen = np.sort(np.concatenate(taken)) if taken else rows[:0]
+    return np.setdiff1d(rows, chosen, assume_unique=True), chosen
+
+
+def thin(rows: np.ndarray, labels: np.ndarray, limit: int, *key: int | str) -> np.ndarray:
+    """At most `limit` of the rows, as evenly over the classes as they allow."""
+    if len(rows) <= limit:
+        return rows
+    order = rows[permutation(len(rows), *key)]
+    turn = np.empty(len(order), np.int64)  # the how-manieth of its class an image is
+    for label in np.unique(labels[order]):
+        mine = np.flatnonzero(labels[order] == label)
+        turn[mine] = np.arange(len(mine))
+    return np.sort(order[np.argsort(turn, kind="stable")[:limit]])
+
+
+def check_enough(where: object, labels: np.ndarray, classes: Sequence[str], *, held_out: int) -> None:
+    """Every class needs an image to train on and one for each split taken from train."""
+    counts = np.bincount(labels, minlength=len(classes))
+    if len(classes) < 2:
+        raise ValueError(f"{where}: there is only one class ('{classes[0]}'), so nothing to tell apart: add a second")
+    few = int(np.argmin(counts))
+    if counts[few] <= held_out:
+        raise ValueError(
+            f"{where}: class '{classes[few]}' has {counts[few]} training image{'s' * (counts[few] != 1)}, "
+            f"but needs at least {held_out + 1}: one to train on and one for each split taken from train; "
+            "add images or remove the class"
+        )

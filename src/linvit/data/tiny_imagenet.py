@@ -1,0 +1,73 @@
+"""TinyImageNet: 64×64 colour in 200 classes (or a 100-class cut of it), in its original folder layout.
+
+The official validation images are the test set; the official test images have no labels and are not read.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import zipfile
+import zlib
+from pathlib import Path
+
+from linvit.data.download import Remote, fetch, homes
+from linvit.data.folder import from_files, images_under
+from linvit.data.sources import DATASETS, Pictures
+
+ARCHIVE = Remote("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de")
+NAMES = ("tiny-imagenet-200", "tiny-imagenet-100")
+
+
+@DATASETS.register("tiny-imagenet")
+def tiny_imagenet(root: Path) -> Pictures:
+    places = [place for base in (root, root / "tiny-imagenet") for place in homes(base, *NAMES)]
+    folder = next((place for place in places if (place / "wnids.txt").exists()), None) or _unpacked(root)
+    ids = sorted((folder / "wnids.txt").read_text().split())
+    label = {name: i for i, name in enumerate(ids)}
+    train = [(file, label[name]) for name in ids for file in _class_images(folder / "train" / name)]
+    test = []
+    notes = folder / "val" / "val_annotations.txt"
+    try:
+        for number, line in enumerate(notes.read_text().splitlines(), 1):
+            file, name, *_ = line.split("\t") + [""]
+            if name not in label:
+                raise ValueError(f"{notes}:{number}: class '{name}' is not in wnids.txt: unpack the set again")
+            test.append((folder / "val" / "images" / file, label[name]))
+    except OSError as error:
+        raise ValueError(f"{notes}: cannot be read ({error.strerror}): unpack the set again") from None
+    return from_files(folder, train + test, _words(folder, ids), {"train": len(train), "test": len(test)})
+
+
+def _class_images(folder: Path) -> list[Path]:
+    files = images_under(folder / "images") if (folder / "images").is_dir() else []
+    if not files:
+        raise ValueError(f"{folder / 'images'}: has no images: unpack the set again")
+    return files
+
+
+def _words(folder: Path, ids: list[str]) -> list[str]:
+    """The first English name of each class; its id where there is none, or where two share one."""
+    words = folder / "words.txt"
+    lines = words.read_text().splitlines() if words.exists() else []
+    first = {key: name.split(",")[0] for key, _, name in (line.partition("\t") for line in lines)}
+    names = [first.get(key, key) for key in ids]
+    return [name if names.count(name) == 1 else key for key, name in zip(ids, names, strict=True)]
+
+
+def _unpacked(root: Path) -> Path:
+    """Fetch the archive if need be and unpack it next to itself, under a temporary name until it is whole."""
+    fetch("tiny-imagenet", root, [ARCHIVE], f" (or the folder {NAMES[0]} or {NAMES[1]} it unpacks to)")
+    archive, part = root / ARCHIVE.name, root / f"{NAMES[0]}.{os.getpid()}.part"
+    try:
+        with zipfile.ZipFile(archive) as file:
+            file.extractall(part)
+        if not (part / NAMES[0] / "wnids.txt").exists():
+            raise ValueError(f"it has no {NAMES[0]}/wnids.txt")
+        if not (root / NAMES[0]).exists():
+            os.rename(part / NAMES[0], root / NAMES[0])
+    except (OSError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{archive}: cannot be unpacked ({error}): delete it to download it again") from None
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return root / NAMES[0]
