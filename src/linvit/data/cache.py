@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -71,7 +72,7 @@ def _seal(sha: Any, shape: tuple[int, ...], labels: np.ndarray) -> str:
 def write_atomically(path: Path, text: str) -> None:
     """A reader sees the old file or the new one, never half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     with open(part, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()

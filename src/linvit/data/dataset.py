@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ import torch
 from linvit.data import splits
 from linvit.data.augment import Augment
 from linvit.data.cache import Pixels, Progress, cache_root, common_size, decoded, digest, write_atomically
-from linvit.data.decode import SMALLEST
-from linvit.data.sources import DATASETS, FORMATS, Arrays, Pictures, check_labels
+from linvit.data.decode import SMALLEST, resize
+from linvit.data.sources import DATASETS, FORMATS, SPLITS, Arrays, Pictures, check_labels
 from linvit.registry import check_options, choices, parse, signature_options
 
 
@@ -102,6 +103,8 @@ def load(
     store = cache_root(cache)
     name, found = _read(source, root, store)
     where = name if isinstance(source, str) and name in DATASETS else str(source)
+    classes = list(found.classes)
+    _check_content(where, found.labels, found.counts, classes, validation, limit)
     try:
         if isinstance(found, Arrays):
             pixels = _fitted(found, where, image_size, multiple_of, channels)
@@ -109,10 +112,32 @@ def load(
             options = {"image_size": image_size, "multiple_of": multiple_of, "channels": channels}
             folder = store / "decoded"
             pixels = decoded(found, where, folder, skip_bad=skip_bad, progress=progress, **options)
-        check_labels(where, pixels.labels, len(found.classes))
-        return _split(name, where, found.classes, pixels, validation, seed, limit, store, split_file)
-    except PermissionError as error:
-        raise ValueError(f"{error.filename}: cannot be written: choose another cache (LINVIT_CACHE)") from None
+        if pixels.skipped:
+            _check_content(where, pixels.labels, pixels.counts, classes, validation, limit)
+        key = hashlib.sha256(repr((pixels.digest, validation, seed, limit)).encode()).hexdigest()[:16]
+        file_name = re.sub(r"[^\w.-]+", "-", name) + f"-{key}.json"
+        path = Path(split_file) if split_file else store / "splits" / file_name
+        stored = _splits(path, split_file is not None, pixels, validation, seed, limit)
+    except OSError as error:
+        place = error.filename or store
+        raise ValueError(f"{place}: {error.strerror}: choose another cache (LINVIT_CACHE) or make room") from None
+    rows = [np.array(stored[part], np.int64) for part in SPLITS]
+    return Dataset(
+        name,
+        classes,
+        *(Split(pixels.images, part, pixels.labels[part]) for part in rows),
+        mean=tuple(stored["mean"]),
+        std=tuple(stored["std"]),
+        identity=_identity(pixels.digest, classes, rows),
+        skipped=pixels.skipped,
+    )
+
+
+def _identity(content: str, classes: list[str], rows: list[np.ndarray]) -> str:
+    sha = hashlib.sha256(json.dumps([content, classes]).encode())
+    for part in rows:
+        sha.update(len(part).to_bytes(8, "little") + part.tobytes())
+    return sha.hexdigest()[:32]
 
 
 def _check_arguments(
@@ -128,6 +153,16 @@ def _check_arguments(
         raise ValueError(f"validation={validation} must be a fraction of the training images, e.g. 0.1")
     if limit is not None and limit < 1:
         raise ValueError(f"limit={limit} must be at least 1")
+
+
+def _check_content(
+    where: str, labels: np.ndarray, counts: Mapping[str, int], classes: list[str], validation: float, limit: int | None
+) -> None:
+    check_labels(where, labels, len(classes))
+    held_out = ("validation" not in counts and validation > 0) + ("test" not in counts)
+    splits.check_enough(where, labels[: counts["train"]], classes, held_out=held_out)
+    if limit is not None and limit < len(classes):
+        raise ValueError(f"limit={limit} is too few for the {len(classes)} classes of {where}")
 
 
 def _read(source: str | Path, root: str | Path | None, store: Path) -> tuple[str, Arrays | Pictures]:
@@ -162,74 +197,25 @@ def _fitted(arrays: Arrays, where: str, image_size: int | None, multiple_of: int
         raise ValueError(f"{where}: images are {width} × {height} pixels, under the smallest side of {SMALLEST}")
     size = image_size or common_size([(width, height)], multiple_of)
     if (height, width, depth) != (size, size, channels or depth):
-        images = _converted(images, size, channels or depth)
+        images = resize(images, size, channels or depth)
     return Pixels(images, arrays.labels, dict(arrays.counts), digest(images, arrays.labels))
 
 
-def _converted(images: np.ndarray, size: int, channels: int) -> np.ndarray:
-    from PIL import Image
-
-    out = np.empty((len(images), channels, size, size), np.uint8)
-    for row, pixels in enumerate(images):
-        image = Image.fromarray(pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0)))
-        image = image.convert("L" if channels == 1 else "RGB").resize((size, size), Image.Resampling.BICUBIC)
-        out[row] = np.asarray(image).reshape(size, size, channels).transpose(2, 0, 1)
-    return out
-
-
-def _split(
-    name: str,
-    where: str,
-    classes: Sequence[str],
-    pixels: Pixels,
-    validation: float,
-    seed: int,
-    limit: int | None,
-    store: Path,
-    split_file: str | Path | None,
-) -> Dataset:
-    counts, labels = pixels.counts, pixels.labels
-    first, second = counts["train"], counts["train"] + counts.get("validation", 0)
-    own_validation = "validation" in counts or validation == 0
-    held_out = (not own_validation) + ("test" not in counts)
-    splits.check_enough(where, labels[:first], classes, held_out=held_out)
-
+def _splits(
+    path: Path, strict: bool, pixels: Pixels, validation: float, seed: int, limit: int | None
+) -> dict[str, Any]:
+    """Rows, mean and std, from the index file or chosen and stored there."""
     made_by = {"content": pixels.digest, "validation_fraction": validation, "seed": seed, "limit": limit}
-    key = hashlib.sha256(json.dumps(made_by).encode()).hexdigest()[:16]
-    path = Path(split_file) if split_file else store / "splits" / f"{Path(name).stem.replace(':', '-')}-{key}.json"
-    stored = _stored(path, made_by, strict=split_file is not None)
+    stored = _stored(path, made_by, strict)
     if stored is None:
-        train, checked, test = (
-            np.arange(first),
-            np.arange(first, second),
-            np.arange(second, len(labels)),
-        )
-        if "test" not in counts:
-            train, test = splits.stratified(train, labels, splits.TEST_FRACTION, "test")
-        if not own_validation:
-            train, checked = splits.stratified(train, labels, validation, "validation", seed)
-        if limit is not None:
-            train, checked, test = (splits.thin(rows, labels, limit, "limit", seed) for rows in (train, checked, test))
-        mean, std = _statistics(pixels.images, train)
-        stored = made_by | {"mean": mean, "std": std}
-        stored |= {"train": train.tolist(), "validation": checked.tolist(), "test": test.tolist()}
+        rows = splits.choose(pixels.labels, pixels.counts, validation=validation, seed=seed, limit=limit)
+        mean, std = _statistics(pixels.images, rows["train"])
+        stored = made_by | {"mean": mean, "std": std} | {name: part.tolist() for name, part in rows.items()}
         write_atomically(path, json.dumps(stored))
-    parts = [np.array(stored[part], np.int64) for part in ("train", "validation", "test")]
-    sha = hashlib.sha256(json.dumps([pixels.digest, list(classes)]).encode())
-    for rows in parts:
-        sha.update(rows.tobytes() + len(rows).to_bytes(8, "little"))
-    return Dataset(
-        name,
-        list(classes),
-        *(Split(pixels.images, rows, labels[rows]) for rows in parts),
-        mean=tuple(stored["mean"]),
-        std=tuple(stored["std"]),
-        identity=sha.hexdigest()[:32],
-        skipped=pixels.skipped,
-    )
+    return stored
 
 
-def _stored(path: Path, made_by: dict[str, Any], *, strict: bool) -> dict[str, Any] | None:
+def _stored(path: Path, made_by: dict[str, Any], strict: bool) -> dict[str, Any] | None:
     """The index file, if there is one for this data. A caller's file for other data is an error, never overwritten."""
     if not path.exists():
         return None

@@ -45,13 +45,26 @@ def read_image(source: Path | bytes, image_size: int, channels: int, name: str =
     with _open(name, source) as image:
         try:
             image.draft(None, (2 * image_size, 2 * image_size))  # a large JPEG is decoded at a fraction of its size
-            plain = _plain(image, "L" if channels == 1 else "RGB")
-            if plain.size != (image_size, image_size):
-                plain = plain.resize((image_size, image_size), Image.Resampling.BICUBIC)
+            return _square(_plain(image, "L" if channels == 1 else "RGB"), image_size)
         except Exception as error:  # Pillow's codecs raise anything from struct.error to SyntaxError on a broken file
             raise _bad(name, error) from None
-    pixels = np.asarray(plain)
-    return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+
+
+def resize(images: np.ndarray, image_size: int, channels: int) -> np.ndarray:
+    """uint8 (n, C, H, W) → (n, channels, image_size, image_size)."""
+    out = np.empty((len(images), channels, image_size, image_size), np.uint8)
+    for row, pixels in enumerate(images):
+        image = Image.fromarray(pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0)))
+        out[row] = _square(image.convert("L" if channels == 1 else "RGB"), image_size)
+    return out
+
+
+def _square(image: Image.Image, size: int) -> np.ndarray:
+    """(C, size, size)."""
+    if image.size != (size, size):
+        image = image.resize((size, size), Image.Resampling.BICUBIC)
+    pixels = np.asarray(image)
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
 def _open(name: str, source: Path | bytes) -> Image.Image:
@@ -98,7 +111,7 @@ def _is_colour(image: Image.Image) -> bool:
 
 def _plain(image: Image.Image, mode: str) -> Image.Image:
     """Upright, eight bits, opaque on white, grey or RGB."""
-    image = ImageOps.exif_transpose(image)
+    ImageOps.exif_transpose(image, in_place=True)
     if image.mode == "F":
         raise ValueError("floating-point pixels have no agreed white; save it with 8 or 16 bits")
     if image.mode == "I" or image.mode.startswith("I;"):

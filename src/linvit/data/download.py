@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from linvit.data.cache import locked
+
 TIMEOUT = 20  # seconds without a byte
 
 
@@ -48,8 +50,15 @@ def fetch(dataset: str, folder: Path, remotes: Sequence[Remote], alternatives: s
 
 
 def download(remote: Remote, folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    target, part = folder / remote.name, folder / f"{remote.name}.{os.getpid()}.part"
+    """Under a lock: a second process waits, and a killed one's part file is overwritten by the next."""
+    target, part = folder / remote.name, folder / f"{remote.name}.part"
+    with locked(folder / f".{remote.name}.lock"):
+        if not target.exists():
+            _download(remote, target, part)
+    return target
+
+
+def _download(remote: Remote, target: Path, part: Path) -> None:
     try:
         md5 = hashlib.md5(usedforsecurity=False)
         with urllib.request.urlopen(remote.url, timeout=TIMEOUT) as answer, open(part, "wb") as file:
@@ -66,4 +75,3 @@ def download(remote: Remote, folder: Path) -> Path:
         os.replace(part, target)
     finally:
         part.unlink(missing_ok=True)
-    return target

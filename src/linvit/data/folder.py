@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,9 +45,10 @@ def from_files(path: Path, files: list[tuple[Path, int]], classes: list[str], co
     for file, label in files:
         try:
             status = file.stat()
-        except OSError as error:
-            raise ValueError(f"{file}: cannot be opened ({error.strerror}): repair or remove it") from None
-        sha.update(f"{file.relative_to(path)}\0{label}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+            state = f"{status.st_size}\0{status.st_mtime_ns}"
+        except OSError:  # a broken link: decoding says so, or skips it
+            state = "unreadable"
+        sha.update(f"{file.relative_to(path)}\0{label}\0{state}\n".encode())
     labels = np.array([label for _, label in files], np.int64)
     return Pictures(lambda: ((str(file), file) for file, _ in files), labels, classes, counts, sha.hexdigest())
 
@@ -79,7 +81,7 @@ def _hidden(name: str) -> bool:
 
 def _is_folder(path: Path) -> bool:
     try:
-        return os.path.isdir(path) or (path.is_symlink() and not path.exists() and bool(os.stat(path)))
+        return os.path.isdir(path) or (path.suffix.lower() not in SUFFIXES and stat.S_ISDIR(path.stat().st_mode))
     except OSError as error:
         raise ValueError(f"{path}: cannot be followed ({error.strerror}): repair or remove the link") from None
 

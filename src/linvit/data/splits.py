@@ -8,7 +8,7 @@ content alone, never on the seed: five seeds are scored on one test set.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -20,6 +20,21 @@ def permutation(n: int, *key: int | str) -> np.ndarray:
     digest = hashlib.sha256(repr(key).encode()).digest()
     bits = np.random.Philox(key=np.frombuffer(digest[:16], np.uint64)).random_raw(n)
     return np.argsort(bits, kind="stable")
+
+
+def choose(
+    labels: np.ndarray, counts: Mapping[str, int], *, validation: float, seed: int, limit: int | None
+) -> dict[str, np.ndarray]:
+    """The rows of each split: the set's own where it has them, else taken from train."""
+    first = counts["train"]
+    second = first + counts.get("validation", 0)
+    train, held, test = np.arange(first), np.arange(first, second), np.arange(second, len(labels))
+    if "test" not in counts:
+        train, test = stratified(train, labels, TEST_FRACTION, "test")
+    if "validation" not in counts and validation > 0:
+        train, held = stratified(train, labels, validation, "validation", seed)
+    rows = {"train": train, "validation": held, "test": test}
+    return rows if limit is None else {name: thin(part, labels, limit, name, seed) for name, part in rows.items()}
 
 
 def stratified(rows: np.ndarray, labels: np.ndarray, fraction: float, *key: int | str) -> tuple[np.ndarray, np.ndarray]:

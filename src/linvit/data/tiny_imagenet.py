@@ -11,6 +11,7 @@ import zipfile
 import zlib
 from pathlib import Path
 
+from linvit.data.cache import locked
 from linvit.data.download import Remote, fetch, homes
 from linvit.data.folder import from_files, images_under
 from linvit.data.sources import DATASETS, Pictures
@@ -58,16 +59,19 @@ def _words(folder: Path, ids: list[str]) -> list[str]:
 def _unpacked(root: Path) -> Path:
     """Fetch the archive if need be and unpack it next to itself, under a temporary name until it is whole."""
     fetch("tiny-imagenet", root, [ARCHIVE], f" (or the folder {NAMES[0]} or {NAMES[1]} it unpacks to)")
-    archive, part = root / ARCHIVE.name, root / f"{NAMES[0]}.{os.getpid()}.part"
-    try:
-        with zipfile.ZipFile(archive) as file:
-            file.extractall(part)
-        if not (part / NAMES[0] / "wnids.txt").exists():
-            raise ValueError(f"it has no {NAMES[0]}/wnids.txt")
-        if not (root / NAMES[0]).exists():
-            os.rename(part / NAMES[0], root / NAMES[0])
-    except (OSError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{archive}: cannot be unpacked ({error}): delete it to download it again") from None
-    finally:
+    archive, target, part = root / ARCHIVE.name, root / NAMES[0], root / f"{NAMES[0]}.part"
+    with locked(root / f".{NAMES[0]}.lock"):
+        if target.exists():
+            return target
         shutil.rmtree(part, ignore_errors=True)
-    return root / NAMES[0]
+        try:
+            with zipfile.ZipFile(archive) as file:
+                file.extractall(part)
+            if not (part / NAMES[0] / "wnids.txt").exists():
+                raise ValueError(f"it has no {NAMES[0]}/wnids.txt")
+            os.rename(part / NAMES[0], target)
+        except (OSError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+            raise ValueError(f"{archive}: cannot be unpacked ({error}): delete it to download it again") from None
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+    return target
