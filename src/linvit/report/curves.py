@@ -119,5 +119,7 @@ def classes(summary: Summary) -> tuple[Rows, list[str], int]:
     score = {name: np.mean([found["f1"] for (_, own), found in means.items() if own == name]) for name in names}
     names.sort(key=lambda name: score[name])
     kept = names[:CLASSES]
-    rows = [{"attention": attention, "class": name, **found} for (attention, name), found in means.items() if name in kept]
+    rows = [
+        {"attention": attention, "class": name, **found} for (attention, name), found in means.items() if name in kept
+    ]
     return rows, kept, len(names) if len(names) > len(kept) else 0

@@ -106,7 +106,9 @@ def _how_sure(chosen: Variant, summary: Summary, few: bool) -> str:
 def _reason(metric: str | None, few: bool) -> str:
     if few:
         return "With fewer than three seeds the most accurate is named, and nothing is claimed about the others."
-    rule = "Among the variants that a paired t-test over seeds (Holm-corrected, 95 %) cannot tell from the most accurate"
+    rule = (
+        "Among the variants that a paired t-test over seeds (Holm-corrected, 95 %) cannot tell from the most accurate"
+    )
     if metric:
         return f"{rule}, the one with the highest {SPEEDS[metric]}; within 5 % of it, the more accurate."
     return f"{rule}, the most accurate; there was no speed to decide between them."

@@ -1,0 +1,127 @@
+"""Everything together: a study → report.html, report.md, results.csv and figures/."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import vl_convert
+from markupsafe import Markup
+
+from linvit.report import charts, curves, files, images, theme
+from linvit.report.charts import Chart
+from linvit.report.load import Study, load
+from linvit.report.recommendation import Recommendation, recommend
+from linvit.report.summary import Summary, summarise
+
+HERE = Path(__file__).parent
+
+
+def build(folders: Path | str | Sequence[Path | str], out: Path | str | None = None) -> Path:
+    """Write the report of one study, or of several merged, into `out` (default: the first folder) → report.html."""
+    paths = [Path(folders)] if isinstance(folders, (str, Path)) else [Path(folder) for folder in folders]
+    study = load(paths)
+    target = Path(out) if out is not None else paths[0]
+    (target / "figures").mkdir(parents=True, exist_ok=True)
+    summary = summarise(study)
+    advice = recommend(summary)
+    sections = charts.build(summary, advice.attention)
+    for chart in (chart for found in sections.values() for chart in found):
+        spec = chart.figure()
+        _write(target / "figures" / f"{chart.name}.svg", vl_convert.vegalite_to_svg(spec).encode())
+        _write(target / "figures" / f"{chart.name}.png", vl_convert.vegalite_to_png(spec, scale=2))
+    files.write_csv(summary, target / "results.csv")
+    titles = [(c.name, c.title) for name in ("pareto", "cost", "scaling", "learning") for c in sections.get(name, [])]
+    files.write_markdown(summary, advice, target / "report.md", titles)
+    page = target / "report.html"
+    _write(page, render(summary, advice, sections).encode())
+    return page
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Whole or not at all."""
+    half = path.with_name(f".{path.name}.{os.getpid()}")
+    half.write_bytes(content)
+    half.replace(path)
+
+
+@functools.cache
+def _library() -> str:
+    """Vega, Vega-Lite and Vega-Embed as one script, from vl-convert: nothing is fetched."""
+    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;").replace("</script", "<\\/script")
+
+
+def script_json(value: Any) -> Markup:
+    """JSON that cannot end the script element it stands in."""
+    text = json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+def render(summary: Summary, advice: Recommendation, sections: dict[str, list[Chart]]) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )  # fmt: skip
+    environment.filters |= {
+        "count": files.count, "size": files.size, "seconds": files.seconds, "ratio": files.ratio,
+        "percent": lambda value: f"{100 * value:.0f} %",
+    }  # fmt: skip
+    chosen = next((v for v in summary.variants if v.attention == advice.attention), None)
+    return environment.get_template("page.html").render(
+        summary=summary, advice=advice, chosen=chosen, sections=sections, points=files.points,
+        softmax=next((v for v in summary.variants if v.attention == "softmax"), None),
+        examples=images.examples(summary), illustration=images.illustration(summary),
+        confused={v.attention: found for v in summary.variants if (found := curves.confused(summary, v.attention))},
+        facts=facts(summary.study), colours=len(theme.PALETTE), shapes=theme.SHAPES,
+        specs=script_json({c.name: c.page() for found in sections.values() for c in found}),
+        style=Markup(theme.css() + _text("page.css")),
+        library=Markup(_library()), script=Markup(_text("page.js")),
+    )  # fmt: skip
+
+
+def _text(name: str) -> str:
+    return (HERE / name).read_text(encoding="utf-8")
+
+
+def facts(study: Study) -> list[tuple[str, str]]:
+    """What was run, where and with what."""
+    info, data = study.info, study.dataset
+    counts = [f"{data[part]:,} {part}" for part in ("train", "validation", "test") if isinstance(data.get(part), int)]
+    side = data.get("image_size")
+    shape = f"{side}×{side}" if isinstance(side, int) else "×".join(map(str, side)) if isinstance(side, list) else ""
+    classes = f"{len(study.classes)} classes" if study.classes else ""
+    found = [
+        ("Data", ", ".join(filter(None, [str(data.get("name", "")), classes, shape and f"{shape} px", *counts]))),
+        ("Seeds", ", ".join(map(str, info.get("seeds") or []))),
+        ("Training", _pairs({key: info.get(key) for key in ("epochs", "steps", "budget")})),
+        ("Parameters matched", {True: "yes", False: "no"}.get(info.get("parameter_matching"), "")),  # type: ignore
+        ("Model", _pairs(info.get("model"))),
+        ("Recipe", _pairs(info.get("recipe"))),
+        ("Machine", _pairs(info.get("machine"))),
+        ("Device", ", ".join(sorted({r.device for r in study.records if r.device}))),
+        ("Threads", ", ".join(sorted({str(r.threads) for r in study.records if r.threads}))),
+        ("Precision", ", ".join(sorted({r.dtype for r in study.records if r.dtype}))),
+        ("Versions", "; ".join(sorted({r.versions for r in study.records if r.versions}))),
+        ("Commit", ", ".join(sorted({r.commit for r in study.records if r.commit}))),
+        ("Started", _when(info.get("started"))),
+        ("Finished", _when(info.get("finished"))),
+    ]
+    return [(name, text) for name, text in found if text]
+
+
+def _pairs(value: Any) -> str:
+    if not isinstance(value, dict):
+        return str(value) if value else ""
+    return ", ".join(f"{str(key).replace('_', ' ')} {item}" for key, item in value.items() if item is not None)
+
+
+def _when(value: Any) -> str:
+    if isinstance(value, (int, float)):
+        return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(value))
+    return str(value) if value else ""

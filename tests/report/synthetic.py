@@ -1,0 +1,121 @@
+"""Made-up studies to test the report with: no number here was measured."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from linvit.records import Record, Records
+
+ATTENTIONS = ("softmax", "performer-exp:m=64", "performer-relu:m=64,projection=none", "performer-theta:m=32", "linformer:k=16")  # fmt: skip
+TRUE = {"softmax": 0.978, "performer-exp:m=64": 0.972, "performer-relu:m=64,projection=none": 0.977,
+        "performer-theta:m=32": 0.974, "linformer:k=16": 0.951}  # fmt: skip
+SPEED = {"softmax": 1.0, "performer-exp:m=64": 1.32, "performer-relu:m=64,projection=none": 1.71,
+         "performer-theta:m=32": 1.18, "linformer:k=16": 1.86}  # fmt: skip
+
+
+def record(metric, value, *, artefact="", n=1, **tags) -> Record:
+    return Record(metric, value, n=n, artefact=artefact, device="cpu", threads=2, dtype="float32",
+                  versions="linvit 0.1.0, torch 2.13.0", commit="0123456789ab", time=1.7e9, tags=tags)  # fmt: skip
+
+
+def study(
+    folder: Path, attentions=ATTENTIONS, seeds=(0, 1, 2), classes=tuple("0123456789"), *, artefacts=True, speeds=True,
+    diverged=(), channels=1, name="digits", command="linvit compare digits --seeds 3", side=8, warnings=(),
+) -> Path:  # fmt: skip
+    """A complete study: everything a comparison may write. `diverged` names (attention, seed) pairs."""
+    rng = np.random.default_rng(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    info = {
+        "format": 1, "command": command, "started": 1.7e9, "finished": 1.7e9 + 260,
+        "dataset": {"name": name, "classes": list(classes), "image_size": side, "channels": channels, "train": 1293,
+                    "validation": 144, "test": 360},
+        "attentions": list(attentions), "seeds": list(seeds), "epochs": 30, "steps": 630, "budget": None,
+        "model": {"dim": 64, "depth": 4, "heads": 4, "patch_size": 2}, "recipe": {"optimizer": "adamw", "lr": 1e-3},
+        "parameter_matching": True, "warnings": list(warnings),
+        "machine": {"cpu": "Example CPU", "cores": 2, "memory": "8 GiB", "device": "cpu", "os": "Linux"},
+    }  # fmt: skip
+    (folder / "study.json").write_text(json.dumps(info))
+    found: list[Record] = []
+    for i, attention in enumerate(attentions):
+        truth, speed = TRUE.get(attention, 0.96 - 0.005 * i), SPEED.get(attention, 1 + 0.1 * i)
+        for seed in seeds:
+            found += _trained(folder, attention, seed, truth, list(classes), rng, artefacts, (attention, seed) in diverged)
+        if speeds:
+            found += _measured(attention, speed, i)
+    if artefacts:
+        found += _pictures(folder, attentions, len(classes), channels, side, rng)
+    Records(folder / "records.jsonl").append(found)
+    return folder
+
+
+def _trained(folder, attention, seed, truth, classes, rng, artefacts, diverged) -> list[Record]:
+    place = f"run-{zlib.crc32(attention.encode()):08x}-{seed}"
+    if diverged:
+        return [record("diverged", 412, attention=attention, seed=seed, layer="blocks.2.attention"),
+                record("test_accuracy", None, attention=attention, seed=seed, selection="best", n=360)]  # fmt: skip
+    accuracy = truth + 0.002 * np.random.default_rng(seed).normal() + 0.0025 * rng.normal()
+    found = [
+        record("test_accuracy", accuracy, n=360, attention=attention, seed=seed, selection="best"),
+        record("test_accuracy", accuracy - 0.003, n=360, attention=attention, seed=seed, selection="final"),
+        record("validation_accuracy", accuracy + 0.004, n=144, attention=attention, seed=seed, selection="best"),
+        record("test_loss", 0.1, n=360, attention=attention, seed=seed, selection="best"),
+    ]
+    for i, name in enumerate(classes):
+        base = 0.99 - 0.006 * i + 0.01 * rng.normal() - 4 * (0.98 - truth) * (i % 3) / 3
+        for metric in ("precision", "recall", "f1"):
+            value = float(np.clip(base + 0.004 * rng.normal(), 0, 1))
+            found.append(record(metric, value, attention=attention, seed=seed, selection="best", **{"class": name}))
+    if artefacts:
+        (folder / place).mkdir(exist_ok=True)
+        epochs = np.arange(1, 31)
+        falls = np.exp(-epochs / 7) * (1 + 0.04 * rng.normal(size=30))
+        lines = [{"epoch": int(e), "step": int(e) * 21, "train_loss": 0.05 + 2.2 * f, "validation_loss": 0.09 + 2.0 * f,
+                  "validation_accuracy": float(np.clip(truth - 0.8 * f, 0, 1)), "learning_rate": 1e-3, "seconds": 1.0}
+                 for e, f in zip(epochs, falls, strict=True)]  # fmt: skip
+        (folder / place / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        matrix = rng.poisson(0.12, (len(classes), len(classes))) + np.diag(rng.poisson(35, len(classes)))
+        (folder / place / "confusion.json").write_text(json.dumps({"matrix": matrix.tolist()}))
+        found += [record("learning_curve", 30, attention=attention, seed=seed, artefact=f"{place}/log.jsonl"),
+                  record("confusion", 360, attention=attention, seed=seed, artefact=f"{place}/confusion.json")]  # fmt: skip
+    return found
+
+
+def _measured(attention, speed, i) -> list[Record]:
+    step, identity = 0.0182 / speed, 2.1
+    once = {
+        "parameters": 201_482 + 420 * i, "macs": 3.6e6 * (1 - 0.06 * i), "inference_throughput": 5200.0 * speed,
+        "inference_latency": 0.0021 / speed, "train_step_vs_softmax": speed * 0.95, "inference_vs_softmax": speed,
+        "inference_vs_identity": speed / identity, "peak_memory": 231e6 - 9e6 * i,
+        "attention_error": 0.0 if attention == "softmax" else 0.08 + 0.09 * i, "attention_error_uniform": 0.31 + 0.01 * i,
+        "attention_entropy": 2.1 + 0.1 * i, "break_even_tokens": None if attention == "softmax" else 180.0 * i,
+    }  # fmt: skip
+    found = [record(metric, value, attention=attention) for metric, value in once.items()]
+    found.append(record("train_step", step, attention=attention, low=step * 0.96, high=step * 1.07, n=30))
+    for mode, factor in (("forward", 1), ("both", 2.8)):
+        for tokens in (64, 128, 256, 512, 1024, 2048, 4096):
+            quadratic, linear = 2e-9 * tokens**2 + 2e-5, 4e-7 * tokens * (1 + 0.3 * i) + 3e-5
+            value = factor * (quadratic if attention == "softmax" else linear)
+            found.append(record("attention_time", value, attention=attention, tokens=tokens, mode=mode))
+    return found
+
+
+def _pictures(folder, attentions, classes, channels, side, rng) -> list[Record]:
+    count, grid = 16, 4
+    y, x = np.mgrid[0:side, 0:side] / side
+    shapes = [127 + 120 * np.sin(6 * (x * np.cos(a) + y * np.sin(a)) + a) for a in range(count)]
+    pixels = np.stack([np.stack([np.roll(shape, 2 * c, 0) for c in range(channels)], -1) for shape in shapes])
+    labels = rng.integers(0, classes, count)
+    arrays = {"images": pixels.astype(np.uint8), "labels": labels}
+    for name in attentions:
+        wrong = rng.random(count) < 0.2
+        arrays[f"predictions/{name}"] = np.where(wrong, (labels + 1) % classes, labels)
+        arrays[f"confidence/{name}"] = rng.uniform(0.5, 1, count).astype(np.float32)
+        arrays[f"maps/{name}"] = rng.dirichlet(np.full(grid * grid, 0.6), count).reshape(count, grid, grid).astype(np.float32)
+    np.savez(folder / "examples.npz", **arrays)
+    augmented = np.stack([np.roll(pixels[0], k, axis=1) for k in range(6)]).astype(np.uint8)
+    np.savez(folder / "illustration.npz", original=pixels[0].astype(np.uint8), grid=[grid, grid], augmented=augmented)
+    return [record("examples", count, artefact="examples.npz"), record("illustration", 1, artefact="illustration.npz")]
