@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -75,6 +76,13 @@ def _span(values: Iterable[float], room: float = 0.12) -> list[float]:
     return [low - pad, high + pad]
 
 
+def _decades(values: list[float]) -> list[float]:
+    """Ticks of a logarithmic axis: powers of ten, or 1, 2 and 5 times them over a short range."""
+    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+    steps = (1,) if high - low > 2 else (1, 2, 5)
+    return [step * 10.0**power for power in range(low, high + 1) for step in steps]
+
+
 def pareto(summary: Summary, chosen: str | None) -> Chart | None:
     """Accuracy × inference speed; the dashed front joins the variants that no other beats in both."""
     able = [v for v in summary.variants if v.best]
@@ -101,11 +109,11 @@ def pareto(summary: Summary, chosen: str | None) -> Chart | None:
             alt.Tooltip("pace:N", title="inference"), alt.Tooltip("verdict:N")]  # fmt: skip
     base = _data(rows).encode(x=x, y=y)
     layers = [
-        _data(_front(rows)).mark_line(strokeDash=[4, 4], strokeWidth=1.5, opacity=0.6, style="quiet").encode(
+        _data(_front(rows)).mark_line(strokeDash=[4, 4], strokeWidth=1.5, opacity=0.7, style="quiet").encode(
             x=x, y=y, order="speed:Q"),
         base.mark_rule(strokeWidth=2, opacity=0.55).encode(
             y=alt.Y("low:Q", title="Test accuracy"), y2="high:Q", color=_colour(summary), tooltip=tips),
-        base.mark_point(size=620, strokeWidth=1.5, style="quiet", filled=False, fill="transparent").transform_filter(
+        base.mark_point(size=620, strokeWidth=1.5, style="quiet", filled=False).transform_filter(
             "datum.chosen"),
         base.mark_point(size=170, filled=True, opacity=1).encode(
             color=_colour(summary), shape=_shape(summary), tooltip=tips),
@@ -123,15 +131,15 @@ def _front(rows: Rows) -> Rows:
     return [{"speed": row["speed"], "accuracy": row["accuracy"]} for row in front]
 
 
-COSTS: list[tuple[str, str, Callable[[float | None], str], str]] = [
-    ("peak_memory", "Peak memory", files.size, "s"),
-    ("parameters", "Parameters", files.count, "s"),
-    ("train_step", "Training step", files.seconds, "s"),
-    ("macs", "Multiply–accumulates per image", files.count, "s"),
+COSTS: list[tuple[str, str, Callable[[float | None], str]]] = [
+    ("peak_memory", "Peak memory", files.size),
+    ("parameters", "Parameters", files.count),
+    ("train_step", "Training step", files.seconds),
+    ("macs", "Multiply–accumulates per image", files.count),
 ]
 
 
-def bars(summary: Summary, metric: str, title: str, text: Callable[[float | None], str], form: str) -> Chart | None:
+def bars(summary: Summary, metric: str, title: str, text: Callable[[float | None], str]) -> Chart | None:
     rows = [(v, value) for v in summary.variants if (value := v.get(metric)) is not None]
     softmax = next((value for v, value in rows if v.attention == "softmax"), None)
     found = [
@@ -143,16 +151,26 @@ def bars(summary: Summary, metric: str, title: str, text: Callable[[float | None
         return None
     top = max(value for _, value in rows) or 1
     tips = ["attention:N", alt.Tooltip("shown:N", title=title.lower()), alt.Tooltip("beside:N", title="of softmax's")]
-    base = _data(found).encode(
-        y=alt.Y("attention:N", sort=None, title=None, axis=alt.Axis(labelPadding=10)),
-        x=alt.X("value:Q", title=None, scale=alt.Scale(domain=[0, top * 1.3], nice=False), axis=None),
-        tooltip=tips,
-    )
+    x = alt.X("value:Q", title=None, scale=alt.Scale(domain=[0, top * 1.22], nice=False), axis=None)
+    base = _data(found).encode(y=_rows(), tooltip=tips)
     layers = alt.layer(
-        base.mark_bar(cornerRadiusEnd=3, height=16).encode(color=_colour(summary)),
-        base.mark_text(align="left", dx=8).encode(text="shown:N"),
+        base.mark_bar(cornerRadiusEnd=3, height=14, yOffset=8).encode(x=x, color=_colour(summary)),
+        base.mark_text(align="left", dx=8, dy=9, fontWeight=600).encode(x=x, text="shown:N"),
+        _labels(base),
     )
-    return Chart(metric, title, layers.properties(height=alt.Step(30)), legend=False)
+    return Chart(metric, title, layers.properties(height=ROW * len(found)), legend=False)
+
+
+ROW = 44
+
+
+def _rows() -> alt.Y:
+    return alt.Y("attention:N", sort=None, title=None, axis=None)
+
+
+def _labels(base: alt.Chart) -> alt.Chart:
+    """The variant's name above its bar, where it has the whole width of a phone."""
+    return base.mark_text(align="left", dy=-9, style="quiet").encode(x=alt.value(0), text="attention:N")
 
 
 def _nearest(rows: Rows, x: Any, y: Any, tips: list[Any], summary: Summary) -> alt.Chart:
@@ -175,7 +193,8 @@ def scaling(summary: Summary, mode: str) -> Chart | None:
     x = alt.X("tokens:Q", title="Tokens N (log)", scale=alt.Scale(type="log", nice=False),
               axis=alt.Axis(values=sorted({row["tokens"] for row in rows}), labelOverlap=True, grid=False))  # fmt: skip
     y = alt.Y("seconds:Q", title="Time per call (log)", scale=alt.Scale(type="log"),
-              axis=alt.Axis(tickCount=5, labelExpr="format(datum.value, '~s') + 's'"))  # fmt: skip
+              axis=alt.Axis(values=_decades([row["seconds"] for row in rows]),
+                            labelExpr="format(datum.value, '~s') + 's'"))  # fmt: skip
     tips = ["attention:N", alt.Tooltip("tokens:Q", title="tokens"), alt.Tooltip("shown:N", title="time")]
     lines = _data(rows).mark_line(strokeWidth=2).encode(x=x, y=y, color=_colour(summary), strokeDash=_dash(summary))
     layers = [lines, _nearest(rows, x, y, tips, summary)]
@@ -190,25 +209,25 @@ def scaling(summary: Summary, mode: str) -> Chart | None:
 
 
 CURVES = [
-    ("validation_accuracy", "Validation accuracy", "~%", False),
-    ("train_loss", "Training loss", "~r", False),
-    ("validation_loss", "Validation loss", "~r", False),
+    ("validation_accuracy", "Validation accuracy", "Images right", "~%"),
+    ("train_loss", "Training loss", "Cross-entropy", "~r"),
+    ("validation_loss", "Validation loss", "Cross-entropy", "~r"),
 ]
 
 
-def learning(summary: Summary, key: str, title: str, form: str, zero: bool) -> Chart | None:
+def learning(summary: Summary, key: str, title: str, label: str, form: str) -> Chart | None:
     rows = curves.learning(summary, key)
     if not rows:
         return None
-    x = alt.X("epoch:Q", title="Epoch", axis=alt.Axis(tickMinStep=1, grid=False), scale=alt.Scale(nice=False))
-    y = alt.Y("mean:Q", title=title, axis=alt.Axis(format=form, tickCount=5), scale=alt.Scale(zero=zero))
+    x = alt.X("epoch:Q", title="Epoch", axis=alt.Axis(tickMinStep=1, tickCount=6, grid=False), scale=alt.Scale(nice=False))
+    y = alt.Y("mean:Q", title=label, axis=alt.Axis(format=form, tickCount=5), scale=alt.Scale(zero=False))
     shown = ".1%" if form == "~%" else ".4g"
     tips = ["attention:N", alt.Tooltip("epoch:Q"), alt.Tooltip("mean:Q", title=title.lower(), format=shown),
             alt.Tooltip("low:Q", title="lowest seed", format=shown),
             alt.Tooltip("high:Q", title="highest seed", format=shown)]  # fmt: skip
     base = _data(rows).encode(x=x, y=y, color=_colour(summary))
     layers = alt.layer(
-        base.mark_area(opacity=0.12).encode(y=alt.Y("low:Q", title=title), y2="high:Q"),
+        base.mark_area(opacity=0.12).encode(y=alt.Y("low:Q", title=label), y2="high:Q"),
         base.mark_line(strokeWidth=2, clip=True).encode(strokeDash=_dash(summary)),
         _nearest(rows, x, y, tips, summary),
     )
@@ -232,8 +251,8 @@ def confusion(summary: Summary, variant: Variant) -> Chart | None:
     if len(names) <= 10:
         digits = base.transform_filter("datum.share >= 0.005").encode(text=alt.Text("share:Q", format=".0%"))
         layers += [
-            digits.transform_filter("datum.share < 0.5").mark_text(fontSize=10),
-            digits.transform_filter("datum.share >= 0.5").mark_text(fontSize=10, style="paper", fontWeight=600),
+            digits.transform_filter("datum.share < 0.5").mark_text(fontSize=9),
+            digits.transform_filter("datum.share >= 0.5").mark_text(fontSize=9, style="paper", fontWeight=600),
         ]
     height = min(420, max(200, 30 * len(names)))
     return Chart(f"confusion-{variant.index}", variant.attention, alt.layer(*layers).properties(height=height),
@@ -255,25 +274,24 @@ def classes(summary: Summary) -> Chart | None:
             x=x, y=y, color=_colour(summary), shape=_shape(summary), tooltip=tips),
     )  # fmt: skip
     note = "Hardest class first, mean over seeds." + (f" The {len(names)} hardest of {cut} classes." if cut else "")
-    return Chart("classes", "F1 by class", layers.properties(height=alt.Step(26)), note)
+    return Chart("classes", "F1 by class", layers.properties(height=26 * len(names)), note)
 
 
 def scores(summary: Summary, chosen: str | None) -> Chart | None:
     """Precision, recall and F1 of the recommended variant, class by class."""
     rows, names, _ = curves.classes(summary)
     kinds = ("precision", "recall", "f1")
-    found = [{"class": row["class"], "metric": kind, "value": row[kind]}
+    found = [{"attention": chosen, "class": row["class"], "metric": kind, "value": row[kind]}
              for row in rows if row["attention"] == chosen for kind in kinds if row.get(kind) is not None]  # fmt: skip
     if not found:
         return None
-    colour = alt.Color("metric:N", legend=None, scale=alt.Scale(domain=list(kinds)))
     spec = _data(found).mark_bar(cornerRadiusEnd=2).encode(
         y=alt.Y("class:N", sort=names, title=None, axis=alt.Axis(labelLimit=120, grid=False)),
         yOffset=alt.YOffset("metric:N", sort=list(kinds)),
         x=alt.X("value:Q", title="Precision, recall, F1 (top to bottom)", axis=alt.Axis(format="~%", tickCount=5),
                 scale=alt.Scale(domain=[0, 1])),
-        opacity=alt.Opacity("metric:N", legend=None, scale=alt.Scale(domain=list(kinds), range=[0.45, 0.7, 1])),
-        color=colour,
+        opacity=alt.Opacity("metric:O", legend=None, scale=alt.Scale(domain=list(kinds), range=[0.45, 0.7, 1])),
+        color=_colour(summary),
         tooltip=["class:N", "metric:N", alt.Tooltip("value:Q", format=".1%")],
     )  # fmt: skip
     height = max(160, 36 * len({row["class"] for row in found}))
@@ -293,14 +311,15 @@ def error(summary: Summary) -> Chart | None:
     tips = ["attention:N", alt.Tooltip("error:Q", title="distance to softmax", format=".3f"),
             alt.Tooltip("uniform:Q", title="uniform's distance", format=".3f"),
             alt.Tooltip("entropy:Q", title="entropy", format=".3f")]  # fmt: skip
-    base = _data(rows).encode(y=alt.Y("attention:N", sort=None, title=None), tooltip=tips)
+    base = _data(rows).encode(y=_rows(), tooltip=tips)
     x = alt.X("error:Q", title="Total variation to softmax (0 = equal)", scale=alt.Scale(zero=True),
               axis=alt.Axis(tickCount=5))  # fmt: skip
     layers = alt.layer(
-        base.mark_bar(cornerRadiusEnd=3, height=16).encode(x=x, color=_colour(summary)),
-        base.transform_filter("datum.uniform != null").mark_tick(thickness=2.5, size=26).encode(
+        base.mark_bar(cornerRadiusEnd=3, height=14, yOffset=8).encode(x=x, color=_colour(summary)),
+        base.transform_filter("datum.uniform != null").mark_tick(thickness=2.5, size=24, yOffset=8).encode(
             x=alt.X("uniform:Q", title="Total variation to softmax (0 = equal)")),
+        _labels(base),
     )  # fmt: skip
-    return Chart("attention-error", "Distance from softmax", layers.properties(height=alt.Step(34)),
+    return Chart("attention-error", "Distance from softmax", layers.properties(height=ROW * len(rows)),
                  "The mark is uniform attention on the same queries and keys: a bar beyond it approximates softmax "
                  "worse than ignoring the image would.", legend=False)  # fmt: skip

@@ -66,14 +66,14 @@ def _cell(value: object) -> str:
 
 
 def points(variant: Variant, which: str = "best") -> str:
-    """`97.8 ± 0.4 %`"""
+    """`97.8 ± 0.4 %`, the sign never alone on a line."""
     found = variant.best if which == "best" else variant.final
     if found is None:
         return "–"
-    half = f" ± {100 * (found.high - found.mean):.1f}" if found.high is not None else ""
-    if found.high is not None and found.low is not None:  # the interval is cut at 0 and 1; show the wider side
+    half = ""
+    if found.low is not None and found.high is not None:  # the interval is cut at 0 and 1; show the wider side
         half = f" ± {100 * max(found.high - found.mean, found.mean - found.low):.1f}"
-    return f"{100 * found.mean:.1f}{half} %"
+    return f"{100 * found.mean:.1f}{half}\N{NO-BREAK SPACE}%"
 
 
 def count(value: float | None) -> str:

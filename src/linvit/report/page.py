@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,7 +71,7 @@ def render(summary: Summary, advice: Recommendation, sections: dict[str, list[Ch
     )  # fmt: skip
     environment.filters |= {
         "count": files.count, "size": files.size, "seconds": files.seconds, "ratio": files.ratio,
-        "percent": lambda value: f"{100 * value:.0f} %",
+        "percent": lambda value: f"{100 * value:.0f}\N{NO-BREAK SPACE}%", "breakable": breakable, "parts": parts,
     }  # fmt: skip
     chosen = next((v for v in summary.variants if v.attention == advice.attention), None)
     return environment.get_template("page.html").render(
@@ -83,6 +84,19 @@ def render(summary: Summary, advice: Recommendation, sections: dict[str, list[Ch
         style=Markup(theme.css() + _text("page.css")),
         library=Markup(_library()), script=Markup(_text("page.js")),
     )  # fmt: skip
+
+
+def breakable(spec: str) -> Markup:
+    """A spec that may wrap after its separators."""
+    return Markup("<wbr>").join(re.split(r"(?<=[:,+])", spec))
+
+
+def parts(spec: str) -> Markup:
+    """A spec as a headline: its name, and its options smaller below."""
+    name, colon, options = spec.partition(":")
+    if not colon or set(spec) & set("+@"):
+        return breakable(spec)
+    return Markup("{}<small>{}</small>").format(name, Markup(" <wbr>").join(options.split(",")))
 
 
 def _text(name: str) -> str:

@@ -54,7 +54,7 @@ def _accuracy(variant: Variant) -> float:
 
 
 def _percent(variant: Variant) -> str:
-    return f"{100 * _accuracy(variant):.1f} %"
+    return f"{100 * _accuracy(variant):.1f}\N{NO-BREAK SPACE}%"
 
 
 def _speed(variant: Variant) -> str:
@@ -96,11 +96,11 @@ def _how_sure(chosen: Variant, summary: Summary, few: bool) -> str:
     if loss == float("inf"):
         return "Nothing was compared with it."
     if loss == 0:
-        return "We are sure: every other variant is measurably less accurate."
+        return "At 95\N{NO-BREAK SPACE}% confidence every other variant is less accurate."
     points = f"{100 * loss:.1f} points"
     if loss <= SMALL:
-        return f"We are sure: choosing it gives up at most {points} of accuracy."
-    return f"We are fairly sure: it could still be up to {points} behind the truly best; more seeds narrow that."
+        return f"At 95\N{NO-BREAK SPACE}% confidence, choosing it gives up at most {points} of accuracy."
+    return f"At 95\N{NO-BREAK SPACE}% confidence it is at most {points} behind the truly best; more seeds would narrow that."
 
 
 def _reason(metric: str | None, few: bool) -> str:

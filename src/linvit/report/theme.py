@@ -52,5 +52,5 @@ def config(page: bool) -> dict[str, Any]:
         "text": {"color": ink["ink"], "fontSize": 12},
         "rule": {"color": ink["soft"]},
         "tick": {"color": ink["ink"]},
-        "style": {"quiet": {"stroke": ink["soft"], "fill": ink["soft"]}, "paper": {"fill": ink["paper"]}},
+        "style": {"quiet": {"color": ink["soft"]}, "paper": {"color": ink["paper"]}},
     }  # fmt: skip
