@@ -15,7 +15,7 @@ _HOMES = {
     "create_kernel": "linvit.kernels",
     "MultiHead": "linvit.attention.multihead",
 }
-__all__ = ["__version__", *_HOMES]
+__all__ = ["MultiHead", "__version__", "create_attention", "create_kernel"]
 
 if TYPE_CHECKING:
     from linvit.attention import create_attention

@@ -1,0 +1,16 @@
+"""Kernels: what distinguishes one Performer from another. A new one is one file here or in LINVIT_PLUGINS."""
+
+from linvit.kernels.base import KERNELS, FeatureMap, Features, Prepared, Site, register
+from linvit.registry import Spec, check_options, parse, signature_options
+
+__all__ = ["KERNELS", "FeatureMap", "Features", "Prepared", "Site", "create_kernel", "register"]
+
+
+def create_kernel(
+    spec: str | Spec, *, head_dim: int, layer: int = 0, seed: int = 0, causal: bool = False
+) -> FeatureMap:
+    """`exp:m=128` → a FeatureMap for vectors of head_dim."""
+    spec = parse(spec)
+    kernel = KERNELS[spec.name]
+    check_options(spec, signature_options(kernel))
+    return kernel(Site(1, head_dim, 1, layer=layer, seed=seed, causal=causal), **spec.options)  # type: ignore[call-arg]

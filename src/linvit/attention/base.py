@@ -1,0 +1,195 @@
+"""Attention: (q, k, v, mask) → out, all (batch, heads, tokens, head_dim); True in a mask means keep.
+
+`Attention.forward` checks its inputs and owns the switches that every attention has; a subclass implements `attend`.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linvit.kernels.base import Site
+from linvit.kernels.projections import generator
+from linvit.registry import Registry
+
+
+@dataclass(frozen=True, kw_only=True)
+class Switches:
+    """Options of every attention."""
+
+    qk_norm: bool = False  # RMS norm of q and k with learned gains: bounds the norms that kernels suffer from
+    dwc: int = 0  # size of a depthwise convolution over v's grid, added to the output: linear attention lacks locality
+    exact_cls: bool = False  # softmax for the queries of the prefix tokens, O(Nd)
+    debug: bool = os.environ.get("LINVIT_DEBUG", "") not in ("", "0")  # name the input that holds a NaN
+
+
+class Attention(nn.Module, ABC):
+    """A subclass gives `formula` and `estimates` for the documentation, and implements `attend` and `macs`."""
+
+    formula: ClassVar[str] = ""
+    estimates: ClassVar[str] = ""
+    can_be_causal: ClassVar[bool] = True
+
+    def __init__(self, site: Site, switches: Switches = Switches()):  # noqa: B008 (frozen)
+        super().__init__()
+        if site.causal and not self.can_be_causal:
+            raise ValueError(f"{type(self).__name__.lower()} cannot be causal: {self.why_not_causal}")
+        self.site, self.switches = site, switches
+        self.q_norm = self.k_norm = self.dwc = None
+        if switches.qk_norm:
+            self.q_norm, self.k_norm = (nn.Parameter(torch.ones(site.head_dim)) for _ in "qk")
+        if switches.exact_cls and (site.causal or not site.prefix):
+            raise ValueError("exact_cls=true needs prefix tokens (prefix ≥ 1) and a bidirectional attention")
+        if switches.dwc:
+            self.dwc = _DepthwiseConvolution(site, switches.dwc)
+
+    why_not_causal: ClassVar[str] = ""
+
+    @abstractmethod
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """float32 or float64 (B, H, N, D), v of any width; mask bool (B, N) over keys."""
+
+    @abstractmethod
+    def macs(self, tokens: int) -> int:
+        """Multiply–accumulates of all heads for one sequence, projections of the model not included."""
+
+    def break_even(self) -> int | None:
+        """The number of tokens above which this takes fewer MACs than softmax; None if never."""
+        site = self.site
+        for power in range(1, 24):
+            if self.macs(1 << power) < 2 * (1 << power) ** 2 * site.head_dim * site.heads:
+                low, high = (1 << power) // 2, 1 << power
+                while high - low > 1:
+                    middle = (low + high) // 2
+                    if self.macs(middle) < 2 * middle**2 * site.head_dim * site.heads:
+                        high = middle
+                    else:
+                        low = middle
+                return low
+        return None
+
+    def redraw(self, step: int) -> None:
+        """New random features, where there are any; called from the training loop, never from `forward`."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Computed in float32 or better, returned in v's dtype."""
+        self._check(q, k, v, mask)
+        dtype = v.dtype
+        with torch.autocast(q.device.type, enabled=False):
+            q, k, v = (_precise(x) for x in (q, k, v))
+            if mask is not None:  # what padding holds, even NaN, must not matter
+                q, k, v = (x.masked_fill(~mask[:, None, :, None], 0.0) for x in (q, k, v))
+            out = self._mix(q, k, v, mask)
+            if self.dwc is not None:
+                out = out + self.dwc(v)
+        return out.to(dtype)
+
+    def attention_matrix(self, q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(B, H, N, N): what multiplies v. Obtained by attending to v = I, so it holds for any attention."""
+        self._check(q, k, q, mask)
+        with torch.autocast(q.device.type, enabled=False):
+            q, k = _precise(q), _precise(k)
+            if mask is not None:
+                q, k = (x.masked_fill(~mask[:, None, :, None], 0.0) for x in (q, k))
+            identity = torch.eye(k.shape[-2], dtype=q.dtype, device=q.device).expand(*q.shape[:2], -1, -1)
+            return self._mix(q, k, identity, mask)
+
+    def _mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        q, k = self.normalised(q, k)
+        out = self.attend(q, k, v, mask)
+        if self.switches.exact_cls:
+            first = self.site.prefix
+            out = torch.cat([softmax_attention(q[:, :, :first], k, v, mask), out[:, :, first:]], 2)
+        return out
+
+    def normalised(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if self.q_norm is None or self.k_norm is None:
+            return q, k
+        gains = self.q_norm.to(q), self.k_norm.to(k)
+        return F.rms_norm(q, gains[0].shape, gains[0]), F.rms_norm(k, gains[1].shape, gains[1])
+
+    def _check(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
+        site = self.site
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            if x.ndim != 4:
+                raise ValueError(f"{name} has shape {tuple(x.shape)}: it must be (batch, heads, tokens, head_dim)")
+            if not x.is_floating_point():
+                raise ValueError(f"{name} has dtype {x.dtype}: it must be a float")
+            if x.shape[1] != site.heads:
+                raise ValueError(f"{name} has {x.shape[1]} heads, but the attention was built for heads={site.heads}")
+            if x.shape[3] != site.head_dim:
+                raise ValueError(f"{name} has head_dim {x.shape[3]}, but the attention was built for {site.head_dim}")
+            if x.shape[0] != q.shape[0] or x.shape[2] != q.shape[2]:
+                raise ValueError(
+                    f"{name} has batch × tokens {x.shape[0]} × {x.shape[2]}, but q has {q.shape[0]} × {q.shape[2]}"
+                )
+            if x.shape[2] == 0:
+                raise ValueError(f"{name} has no tokens")
+            if self.switches.debug and not torch.isfinite(x).all():
+                kind = "NaN" if torch.isnan(x).any() else "infinity"
+                raise ValueError(f"{name} holds {kind} (layer {site.layer})")
+        if mask is not None:
+            if mask.dtype != torch.bool:
+                raise ValueError(f"mask has dtype {mask.dtype}: it must be bool, True where a key is kept")
+            if mask.shape != (q.shape[0], q.shape[2]):
+                raise ValueError(
+                    f"mask has shape {tuple(mask.shape)}: it must be (batch, tokens) = {(q.shape[0], q.shape[2])}"
+                )
+
+    def extra_repr(self) -> str:
+        return f"heads={self.site.heads}, head_dim={self.site.head_dim}, tokens={self.site.tokens}"
+
+
+class _DepthwiseConvolution(nn.Module):
+    """size × size over the grid of image tokens, one filter per channel of each head; prefix tokens are passed by."""
+
+    def __init__(self, site: Site, size: int):
+        super().__init__()
+        if size < 1 or size % 2 == 0:
+            raise ValueError(f"dwc={size} must be an odd size, e.g. dwc=5")
+        if site.grid is None:
+            raise ValueError(f"dwc={size} is a convolution over image tokens: give grid=(rows, columns)")
+        if site.causal:
+            raise ValueError(f"dwc={size} looks at later tokens, which a causal attention may not")
+        self.site, self.size = site, size
+        channels = site.heads * site.head_dim
+        source = generator("dwc", site.seed, site.layer)
+        self.weight = nn.Parameter(torch.empty(channels, 1, size, size).uniform_(-1, 1, generator=source) / size)
+
+    def forward(self, v: Tensor) -> Tensor:
+        b, h, n, d = v.shape
+        assert self.site.grid is not None
+        rows, columns = self.site.grid
+        image = v[:, :, self.site.prefix :].transpose(2, 3).reshape(b, h * d, -1)
+        missing = rows * columns - image.shape[-1]
+        if missing < 0:
+            raise ValueError(f"{n} tokens do not fit grid={self.site.grid} with prefix={self.site.prefix}")
+        image = F.pad(image, (0, missing)).view(b, h * d, rows, columns)
+        out = F.conv2d(image, self.weight.to(v), padding=self.size // 2, groups=h * d)
+        out = out.flatten(2)[..., : rows * columns - missing].view(b, h, d, -1).transpose(2, 3)
+        return F.pad(out, (0, 0, self.site.prefix, 0))
+
+
+def _precise(x: Tensor) -> Tensor:
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+def softmax_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
+    """Fused softmax attention; a row with no key left gives zero."""
+    if mask is None:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    keep = mask[:, None, None, :]
+    if causal:
+        keep = keep & torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=keep)
+    return torch.where(keep.any(-1, keepdim=True), out, 0.0)
+
+
+ATTENTIONS: Registry[type[Attention]] = Registry("attention", "linvit.attention")
+register = ATTENTIONS.register

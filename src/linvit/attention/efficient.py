@@ -1,0 +1,27 @@
+"""Efficient attention: softmax over features for queries, over tokens for keys; no denominator is needed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from linvit.attention.base import Attention, register
+
+
+@register("efficient")
+class Efficient(Attention):
+    formula = "softmax_features(q) [softmax_tokens(k)ᵀ v]"
+    estimates = "itself"
+    can_be_causal = False
+    why_not_causal = "its softmax over tokens sees later keys"
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is not None:
+            k = k.masked_fill(~mask[:, None, :, None], -torch.inf)
+        keys = torch.softmax(k, 2)
+        if mask is not None:
+            keys = keys.masked_fill(~mask[:, None, :, None], 0.0)  # also where every key is masked
+        return torch.softmax(q, -1) @ (keys.transpose(2, 3) @ v)
+
+    def macs(self, tokens: int) -> int:
+        return 2 * tokens * self.site.head_dim**2 * self.site.heads

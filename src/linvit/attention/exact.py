@@ -1,0 +1,56 @@
+"""Softmax, and the two controls every comparison needs: `identity` (the speed limit) and `uniform` (no attention)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from linvit.attention.base import Attention, register, softmax_attention
+
+
+@register("softmax")
+class Softmax(Attention):
+    """Exact attention by PyTorch's fused kernel."""
+
+    formula = "softmax(q·k/√d) v"
+    estimates = "itself"
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        return softmax_attention(q, k, v, mask, self.site.causal)
+
+    def macs(self, tokens: int) -> int:
+        return 2 * tokens**2 * self.site.head_dim * self.site.heads
+
+    def break_even(self) -> None:
+        return None
+
+
+@register("identity")
+class Identity(Attention):
+    """Returns v: no mixing of tokens, and the speed no attention can beat."""
+
+    formula = "v"
+    estimates = "the speed limit"
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        return v
+
+    def macs(self, tokens: int) -> int:
+        return 0
+
+
+@register("uniform")
+class Uniform(Attention):
+    """The mean of v over all kept tokens: what a kernel that estimates nothing amounts to."""
+
+    formula = "mean_j v_j"
+    estimates = "the control"
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        kept = torch.ones_like(v[..., :1]) if mask is None else mask[:, None, :, None].to(v)
+        if self.site.causal:
+            return (v * kept).cumsum(2) / kept.cumsum(2).clamp_min(1)
+        return ((v * kept).sum(2, keepdim=True) / kept.sum(2, keepdim=True).clamp_min(1)).expand_as(v)
+
+    def macs(self, tokens: int) -> int:
+        return tokens * self.site.head_dim * self.site.heads

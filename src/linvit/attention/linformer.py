@@ -1,0 +1,126 @@
+"""Linformer: softmax over k projected keys, softmax(q (E K)ᵀ/√d) (F V), with E, F of k × tokens.
+
+Prefix and image tokens are columns of E alike. Fewer tokens than the attention was built for use the first columns;
+another resolution is a new grid, to which `regrid` interpolates them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linvit.attention.base import Attention, Switches, register
+from linvit.kernels.base import Site, positive
+from linvit.kernels.projections import generator
+
+Sharing = Literal["none", "headwise", "key-value", "layerwise"]
+
+
+@register("linformer")
+class Linformer(Attention):
+    """sharing: none = E and F per head; headwise = one E and one F; key-value = E = F; layerwise = E = F in all layers.
+
+    kind: learned = free matrices; pool = fixed averages of neighbouring tokens; conv = a learned filter with stride.
+    """
+
+    formula = "softmax(q (E k)ᵀ/√d) (F v)"
+    estimates = "softmax of rank k"
+    can_be_causal = False
+    why_not_causal = "each projected key is a mixture of all tokens, later ones too"
+
+    def __init__(
+        self,
+        site: Site,
+        switches: Switches = Switches(),  # noqa: B008 (frozen)
+        *,
+        k: int = 64,
+        sharing: Sharing = "headwise",
+        kind: Literal["learned", "pool", "conv"] = "learned",
+        init: Literal["normal", "pool", "identity"] = "normal",
+    ):
+        super().__init__(site, switches)
+        positive("k", k, at_least=1)
+        if k > site.tokens:
+            raise ValueError(f"k={k} is more than the {site.tokens} tokens there are to project")
+        self.k, self.sharing, self.kind = k, sharing, kind
+        self.stride = -(-site.tokens // k)
+        self.shared: list[Linformer] = []  # a list hides the owner of layerwise projections from this module's state
+        heads = site.heads if sharing == "none" else 1
+        sides = 1 if sharing in ("key-value", "layerwise") else 2
+        if kind == "pool":
+            self.register_buffer("projection", _pooling(k, site.tokens).expand(sides, heads, -1, -1).clone())
+            return
+        shape = (sides, heads, k, site.tokens) if kind == "learned" else (sides, heads, 1, self.stride)
+        source = generator("linformer", site.seed, 0 if sharing == "layerwise" else site.layer)
+        value = torch.randn(shape, generator=source) / math.sqrt(k)
+        if kind == "conv":
+            value = torch.full(shape, 1 / self.stride) + 0.02 * torch.randn(shape, generator=source)
+        elif init != "normal":
+            value = (_pooling(k, site.tokens) if init == "pool" else torch.eye(k, site.tokens)).expand(shape).clone()
+        self.projection = nn.Parameter(value)
+
+    def share(self, owner: Linformer) -> None:
+        """Use the owner's projections instead of one's own; they are stored once, with the owner."""
+        if self.sharing != "layerwise" or owner.sharing != "layerwise" or owner.matrix().shape != self.matrix().shape:
+            raise ValueError("only linformers with sharing=layerwise, the same k and the same tokens share projections")
+        if "projection" in self._parameters:
+            del self._parameters["projection"]
+        self.shared = [owner]
+
+    def matrix(self) -> Tensor:
+        """E and F as (1 or 2, 1 or heads, k, tokens)."""
+        if self.shared:
+            return self.shared[0].matrix()
+        if self.kind != "conv":
+            return self.projection
+        width = self.k * self.stride
+        filters = self.projection.new_zeros(*self.projection.shape[:2], self.k, width)
+        blocks = filters.view(*filters.shape[:3], self.k, self.stride)
+        rows = torch.arange(self.k, device=filters.device)
+        blocks[:, :, rows, rows] = self.projection.expand(-1, -1, self.k, -1)
+        return filters[..., : self.site.tokens]
+
+    @torch.no_grad()
+    def regrid(self, grid: tuple[int, int]) -> None:
+        """Interpolate learned projections to another grid of image tokens; what a row sums to is kept."""
+        old = self.site
+        if old.grid is None:
+            raise ValueError("regrid needs an attention built with grid=(rows, columns)")
+        if self.kind == "conv" or self.shared:
+            raise ValueError("only an attention with learned or pooled projections of its own can be regridded")
+        matrix = self.projection
+        prefix, image = matrix[..., : old.prefix], matrix[..., old.prefix :]
+        scaled = F.interpolate(image.flatten(0, 1).unflatten(-1, old.grid), grid, mode="bilinear", align_corners=False)
+        scaled = scaled.flatten(-2).view(*matrix.shape[:3], -1) * (math.prod(old.grid) / math.prod(grid))
+        value = torch.cat([prefix, scaled], -1)
+        self.site = Site(old.heads, old.head_dim, value.shape[-1], grid, old.prefix, old.layer, old.seed, old.causal)
+        if isinstance(matrix, nn.Parameter):
+            self.projection = nn.Parameter(value)
+        else:
+            self.projection = value
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        n = k.shape[2]
+        matrix = self.matrix().to(q)
+        if n > matrix.shape[-1]:
+            raise ValueError(
+                f"{n} tokens, but linformer's projections were made for {matrix.shape[-1]}: call regrid() first"
+            )
+        if mask is not None:  # k is zero there already; v = I, for the attention's matrix, is not
+            v = v.masked_fill(~mask[:, None, :, None], 0.0)
+        project_k, project_v = matrix[0, ..., :n], matrix[-1, ..., :n]
+        return F.scaled_dot_product_attention(q, project_k @ k, project_v @ v)
+
+    def macs(self, tokens: int) -> int:
+        return 4 * tokens * self.k * self.site.head_dim * self.site.heads
+
+
+def _pooling(k: int, tokens: int) -> Tensor:
+    """(k, tokens): row i averages the i-th of k nearly equal runs of tokens."""
+    group = torch.arange(tokens) * k // tokens
+    member = (group == torch.arange(k)[:, None]).float()
+    return member / member.sum(1, keepdim=True)

@@ -1,0 +1,65 @@
+"""Performer: linear attention with a kernel's features. Its mathematics is in linear.py, its variety in kernels/."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from linvit.attention.base import Attention, Switches
+from linvit.attention.causal import State, causal_attention, causal_chunk
+from linvit.attention.linear import linear_attention
+from linvit.kernels.base import FeatureMap, Prepared, Site
+
+
+class Performer(Attention):
+    """φ(q) [φ(k)ᵀv] / φ(q) [φ(k)ᵀ1] for any FeatureMap φ."""
+
+    def __init__(self, site: Site, kernel: FeatureMap, switches: Switches = Switches()):  # noqa: B008 (frozen)
+        super().__init__(site, switches)
+        self.kernel = kernel
+
+    def prepare(self, q: Tensor, k: Tensor, mask: Tensor | None = None) -> Prepared:
+        """(B, H, N, D) → the kernel's plan over (G, N, ·); a masked key gets the log-weight −∞."""
+        b, h, n, d = q.shape
+        keep = None if mask is None else mask[:, None, :, None].expand(b, h, n, 1).reshape(b * h, n, 1)
+        kept = None if keep is None else keep.to(q)
+        plan = self.kernel.prepare(q.reshape(b * h, n, d), k.reshape(b * h, n, d), kept)
+        if keep is None:
+            return plan
+        weight = q.new_zeros(b * h, n, 1) if plan.weight is None else plan.weight
+        return plan._replace(weight=weight.masked_fill(~keep, float("-inf")))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        plan, flat = self.prepare(q, k, mask), v.reshape(-1, *v.shape[2:])
+        out = causal_attention(plan, flat) if self.site.causal else linear_attention(plan, flat)
+        if not plan.features.divide:
+            out = F.rms_norm(out, out.shape[-1:])
+        return out.view_as(v)
+
+    def step(self, q: Tensor, k: Tensor, v: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """Decode one or a few tokens (B, H, t, D) after `state`, at a cost independent of how many came before."""
+        if not self.site.causal:
+            raise ValueError("step() decodes causally: build the attention with causal=True")
+        self._check(q, k, v, None)
+        q, k = self.normalised(q.float() if q.dtype.itemsize < 4 else q, k.float() if k.dtype.itemsize < 4 else k)
+        plan = self.prepare(q, k)
+        out, state = causal_chunk(
+            plan.q, plan.k, v.to(q).reshape(-1, *v.shape[2:]), plan.weight, plan.bias, plan.features, state
+        )
+        if not plan.features.divide:
+            out = F.rms_norm(out, out.shape[-1:])
+        return out.view(v.shape).to(v.dtype), state
+
+    def denominators(self, q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Σ_j φ(q_i)·φ(k_j) as (B, H, N), in float64: how near a signed kernel comes to dividing by zero."""
+        phi_q, phi_k = (self.kernel.phi(x.double() * x.shape[-1] ** -0.25) for x in self.normalised(q, k))
+        if mask is not None:
+            phi_k = phi_k * mask[:, None, :, None]
+        return (phi_q @ phi_k.sum(2, keepdim=True).transpose(2, 3)).squeeze(-1)
+
+    def redraw(self, step: int) -> None:
+        self.kernel.redraw(step)
+
+    def macs(self, tokens: int) -> int:
+        d = self.site.head_dim
+        return self.site.heads * tokens * (2 * self.kernel.rows * d + 2 * self.kernel.width * d)

@@ -1,0 +1,33 @@
+"""The oracle: linear attention as its definition, quadratic, in log-space, with autograd's gradients.
+
+Every fast path is tested against this in float64.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from linvit.attention.linear import _inverse
+from linvit.kernels.base import Prepared, square_norm
+
+
+def reference_attention(plan: Prepared, v: Tensor, causal: bool = False) -> Tensor:
+    """A = normalised Σ_f φ(q)_f φ(k)_f e^{w}; out = A v."""
+    q, k, φ, weight, bias = plan
+    u_q, u_k = (x if φ.omega is None else x @ φ.omega.t() for x in (q, k))
+    w = (0.0 if weight is None else weight) + φ.norm * square_norm(k)
+    late = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).triu(1) if causal else torch.tensor(False)
+    if φ.exponential:
+        pairs = (u_q + (0.0 if bias is None else bias))[:, :, None] + u_k[:, None]
+        logs = (pairs.logsumexp(-1) + w.transpose(1, 2)).masked_fill(late, -torch.inf)
+        return torch.softmax(logs, -1).nan_to_num(0.0) @ v
+    assert φ.f is not None
+    w = (w - w.amax(1, keepdim=True).clamp_min(torch.finfo(w.dtype).min)).exp()
+    f_q, f_k = φ.f(u_q.clone()) + φ.floor, φ.f(u_k.clone()) + φ.floor
+    scores = (f_q @ (f_k * w).transpose(1, 2)).masked_fill(late, 0.0)
+    if not φ.divide:
+        return scores @ v
+    count = (w * torch.ones_like(scores[:, :1]).transpose(1, 2)).expand_as(scores.transpose(1, 2)).transpose(1, 2)
+    count = count.masked_fill(late, 0.0).sum(-1, keepdim=True)
+    return (scores @ v) * _inverse(scores.sum(-1, keepdim=True), φ.least * f_k.shape[-1] * count)

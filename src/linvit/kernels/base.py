@@ -1,0 +1,123 @@
+"""FeatureMap φ: the only thing that tells one Performer from another.
+
+A kernel says what it does with q and k in `prepare`: it hands back inputs, log-weights and a `Features` recipe
+φ(x)_f = e^{w(x)}·(f(ω_f·x) + floor), and the attention does the rest. It carries `exact(x, y)`, the kernel that
+φ(x)·φ(y) estimates for x = q·d^-¼ and y = k·d^-¼, so that bias tests, error benchmarks and documentation come free.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from linvit.registry import Registry
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where an attention sits in a model; all it may know of its surroundings."""
+
+    heads: int
+    head_dim: int
+    tokens: int
+    grid: tuple[int, int] | None = None  # the image tokens as rows × columns
+    prefix: int = 0  # tokens before them (CLS)
+    layer: int = 0
+    seed: int = 0
+    causal: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("heads", "head_dim", "tokens"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name}={value!r} must be a whole number of at least 1")
+        for name in ("prefix", "layer", "seed"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 0:
+                raise ValueError(f"{name}={value!r} must be a whole number of at least 0")
+        if self.grid is not None:
+            object.__setattr__(self, "grid", tuple(self.grid))
+            if len(self.grid) != 2 or self.prefix + self.grid[0] * self.grid[1] != self.tokens:
+                raise ValueError(
+                    f"grid={self.grid} with prefix={self.prefix} does not make tokens={self.tokens}:"
+                    " tokens must be prefix + rows × columns"
+                )
+
+
+@dataclass(frozen=True)
+class Features:
+    """φ(x)_f = e^{norm·‖x‖²}·(f(ω_f·x) + floor). f=None is exp, which is stabilised exactly and has no floor."""
+
+    omega: Tensor | None = None  # (F, d), scale included; None: the inputs are Ωx already
+    f: Callable[[Tensor], Tensor] | None = None  # elementwise, or widening the last axis
+    # (∂f, f) → ∂u in place, where f's value tells its derivative; f may then overwrite u. None: by autograd.
+    pull: Callable[[Tensor, Tensor], Tensor] | None = None
+    floor: float = 0.0
+    norm: float = 0.0
+    divide: bool = True  # by the denominator
+    least: float = 0.0  # the least |denominator| per key and feature; smaller ones are moved to ±least
+
+    @property
+    def exponential(self) -> bool:
+        return self.f is None
+
+
+class Prepared(NamedTuple):
+    """What a kernel makes of q and k, all (G, N, ·) with G = batch·heads."""
+
+    q: Tensor
+    k: Tensor
+    features: Features
+    weight: Tensor | None = None  # (G, N, 1) log-weights of the keys
+    bias: Tensor | None = None  # (G or 1, 1, F) log-constants of exponential features, both sides together
+
+
+class FeatureMap(nn.Module, ABC):
+    """Base of all kernels. A subclass registers a name, gives `formula` and `estimates`, and implements `prepare`."""
+
+    formula: ClassVar[str] = ""
+    estimates: ClassVar[str] = ""
+    site: Site
+    rows: int  # of Ω: what projecting one token costs, in units of head_dim
+    width: int  # features
+
+    @abstractmethod
+    def prepare(self, q: Tensor, k: Tensor, keep: Tensor | None) -> Prepared:
+        """Raw q, k (G, N, d) and the keys to keep (G, N, 1) → inputs of the linear attention."""
+
+    @abstractmethod
+    def phi(self, x: Tensor) -> Tensor:
+        """φ(x) as written in `formula`, unstabilised: (…, d) → (…, width)."""
+
+    def exact(self, x: Tensor, y: Tensor) -> Tensor | None:
+        """The kernel that φ(x)·φ(y) estimates, for rows of x and y; None if it is learned."""
+        return None
+
+    def redraw(self, step: int) -> None:
+        """New random features for this step, in place; deterministic and learned maps have nothing to draw."""
+
+
+KERNELS: Registry[type[FeatureMap]] = Registry("kernel", "linvit.kernels")
+register = KERNELS.register
+
+
+def positive(name: str, value: float, at_least: float | None = None) -> None:
+    """Raise a ValueError unless value > 0 (or ≥ at_least)."""
+    if value < at_least if at_least is not None else value <= 0:
+        raise ValueError(f"{name}={value} must be " + (f"at least {at_least}" if at_least is not None else "above 0"))
+
+
+def masked_mean(x: Tensor, keep: Tensor | None) -> Tensor:
+    """Mean over tokens that are kept, (G, 1, d); zero where none is."""
+    if keep is None:
+        return x.mean(1, keepdim=True)
+    return (x * keep).sum(1, keepdim=True) / keep.sum(1, keepdim=True).clamp_min(1)
+
+
+def square_norm(x: Tensor) -> Tensor:
+    return torch.linalg.vecdot(x, x).unsqueeze(-1)

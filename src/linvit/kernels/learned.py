@@ -1,0 +1,180 @@
+"""Learnable kernels: three as the reports wrote them, and `theta`, which is positive and starts exactly at FAVOR+."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from linvit.kernels.base import FeatureMap, Features, Prepared, Site, masked_mean, positive, register, square_norm
+from linvit.kernels.pointwise import LEAST
+from linvit.kernels.projections import Omega, Projection, draw, generator
+
+
+def _linear(source: torch.Generator, inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
+    """PyTorch's usual initialisation, from an explicit generator."""
+    layer = nn.Linear(inputs, outputs, bias=bias, device="meta").to_empty(device="cpu")
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(torch.empty_like(parameter).uniform_(-1, 1, generator=source) / math.sqrt(inputs))
+    return layer
+
+
+def _run(module: nn.Module, x: Tensor) -> Tensor:
+    """module(x) in x's precision, whatever the module's own."""
+    return functional_call(module, {name: value.to(x) for name, value in module.named_parameters()}, (x,))
+
+
+class Learned(FeatureMap):
+    def __init__(self, site: Site, scale: float | None = None):
+        super().__init__()
+        self.site = site
+        self.scale = site.head_dim**-0.25 if scale is None else scale
+
+    def prepare(self, q: Tensor, k: Tensor, keep: Tensor | None) -> Prepared:
+        return Prepared(self.phi(q * self.scale), self.phi(k * self.scale), self.recipe())
+
+    def recipe(self) -> Features:
+        return Features(f=torch.clone)
+
+
+@register("theta-linear")
+class ThetaLinear(Learned):
+    """relu(W Ωx) with W learned and drawn unscaled, as reported; ε keeps the denominator from vanishing."""
+
+    formula = "relu(W Ωx) + ε, W (m×m) learned"
+    estimates = "learned"
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        m: int = 64,
+        projection: Projection = "orthogonal",
+        eps: float = 1e-3,
+        scale: float | None = None,
+    ):
+        super().__init__(site, scale)
+        positive("m", m, at_least=1)
+        self.eps = eps
+        self.omega = None if projection == "none" else Omega(m, site.head_dim, projection, "chi", site.seed, site.layer)
+        self.width = site.head_dim if self.omega is None else m
+        self.rows = self.width + (0 if self.omega is None else m * m // site.head_dim)
+        self.weight = nn.Parameter(torch.randn(self.width, self.width, generator=generator("w", site.seed, site.layer)))
+
+    def redraw(self, step: int) -> None:
+        if self.omega is not None:
+            self.omega.redraw(step)
+
+    def phi(self, x: Tensor) -> Tensor:
+        u = x if self.omega is None else x @ self.omega.rows.to(x).t()
+        return F.relu(u @ self.weight.to(x).t()) + self.eps
+
+
+@register("theta-mixture")
+class ThetaMixture(Learned):
+    """α exp(u/τ) + (1−α) relu(u/τ) + ε with u an MLP of x and α, τ, ε free, as reported."""
+
+    formula = "α exp(u/τ) + (1−α) relu(u/τ) + ε, u = MLP(x)"
+    estimates = "learned"
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        alpha: float = 0.5,
+        tau: float = 1.0,
+        eps: float = 1e-3,
+        clamp: float = 5.0,
+        scale: float | None = None,
+    ):
+        super().__init__(site, scale)
+        d = site.head_dim
+        source = generator("mixture", site.seed, site.layer)
+        self.mlp = nn.Sequential(_linear(source, d, 2 * d), nn.LayerNorm(2 * d), nn.ReLU(), _linear(source, 2 * d, d))
+        self.alpha, self.tau, self.eps = (nn.Parameter(torch.tensor(float(value))) for value in (alpha, tau, eps))
+        self.clamp, self.width, self.rows = clamp, d, 4 * d
+
+    def phi(self, x: Tensor) -> Tensor:
+        u = (_run(self.mlp, x) / self.tau).clamp(-self.clamp, self.clamp)
+        return self.alpha * u.exp() + (1 - self.alpha) * u.relu() + self.eps
+
+
+@register("theta-mlp")
+class ThetaMlp(Learned):
+    """W₂ relu(W₁x + b₁) + b₂, signed, as reported; its denominator is kept away from zero."""
+
+    formula = "W₂ relu(W₁x + b₁) + b₂"
+    estimates = "learned"
+
+    def __init__(self, site: Site, *, m: int = 64, scale: float | None = None):
+        super().__init__(site, scale)
+        positive("m", m, at_least=1)
+        source = generator("mlp", site.seed, site.layer)
+        self.mlp = nn.Sequential(_linear(source, site.head_dim, m), nn.ReLU(), _linear(source, m, m))
+        self.width, self.rows = m, m + m * m // site.head_dim
+
+    def phi(self, x: Tensor) -> Tensor:
+        return _run(self.mlp, x)
+
+    def recipe(self) -> Features:
+        return Features(f=torch.clone, least=LEAST)
+
+
+@register("theta")
+class Theta(Learned):
+    """Positive and learnable: u = Ωx/τ + gate·MLP(x), with Ω learned; at the start gate = 0, τ = 1 and α = ½ make it
+    exactly `hyp`, so training can only move away from FAVOR+ where that helps."""
+
+    formula = "[√α exp(u − ‖x‖²/2); √(1−α) exp(−u − ‖x‖²/2)], u = Ωx/τ + gate·MLP(x)"
+    estimates = "learned (softmax at the start)"
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        m: int = 64,
+        projection: Projection = "orthogonal",
+        center: bool | None = None,
+        scale: float | None = None,
+    ):
+        super().__init__(site, scale)
+        positive("m", m, at_least=1)
+        if projection == "none":
+            raise ValueError("projection=none is not defined for theta: it starts at random features")
+        if center and site.causal:
+            raise ValueError("center=true needs the mean over all tokens, which a causal attention may not see")
+        d = site.head_dim
+        source = generator("theta", site.seed, site.layer)
+        self.center = (not site.causal) if center is None else center
+        self.omega = nn.Parameter(draw(m, d, projection, "chi", generator("omega", site.seed, site.layer, 0)).float())
+        self.mlp = nn.Sequential(_linear(source, d, 2 * d), nn.ReLU(), _linear(source, 2 * d, m))
+        self.gate = nn.Parameter(torch.zeros(()))
+        self.mix = nn.Parameter(torch.zeros(m))  # α = sigmoid(mix)
+        self.temperature = nn.Parameter(torch.tensor(math.log(math.expm1(1 - 1e-3))))  # τ = softplus(·) + 10⁻³
+        self.width, self.rows = 2 * m, 2 * m + 2 * d + 2 * m
+
+    def log_parts(self, x: Tensor) -> Tensor:
+        tau = F.softplus(self.temperature) + 1e-3
+        u = x @ self.omega.to(x).t() / tau.to(x) + self.gate * _run(self.mlp, x)
+        return torch.cat([u, -u], -1)
+
+    def phi(self, x: Tensor) -> Tensor:
+        log = self.log_parts(x) + 0.5 * self._log_mix().to(x) - 0.5 * square_norm(x)
+        return log.exp() / math.sqrt(self.width)
+
+    def _log_mix(self) -> Tensor:
+        """log 2α for one half, log 2(1−α) for the other: zero at the start."""
+        return torch.cat([F.logsigmoid(self.mix), F.logsigmoid(-self.mix)]) + math.log(2)
+
+    def prepare(self, q: Tensor, k: Tensor, keep: Tensor | None) -> Prepared:
+        x, y, weight = q * self.scale, k * self.scale, 0.0
+        if self.center:
+            mean = masked_mean(x, keep)
+            weight = y @ mean.transpose(1, 2)
+            x, y = x - mean, y - masked_mean(y, keep)
+        bias = self._log_mix().to(x).view(1, 1, -1)
+        return Prepared(self.log_parts(x), self.log_parts(y), Features(), weight - 0.5 * square_norm(y), bias)

@@ -1,0 +1,296 @@
+"""Kernels φ(x) = m^-½ (f(Ωx) + ε) for an elementwise f, random or (projection=none) deterministic.
+
+A new one is a class with a name, a formula and `f`. If f can be negative, the denominator Σ_j φ(q)·φ(k_j) can vanish;
+`negative` says what then: `shift` subtracts f's minimum, `clamp` keeps the denominator away from zero, `rms` replaces
+the division by an RMS norm, `literal` does nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from linvit.kernels.base import FeatureMap, Features, Prepared, Site, positive, register, square_norm
+from linvit.kernels.projections import Norms, Omega, Projection
+
+Negative = Literal["auto", "shift", "clamp", "rms", "literal"]
+LEAST = 1e-3  # least |denominator| per key and feature under negative=clamp
+
+
+class Pointwise(FeatureMap):
+    minimum: float | None = 0.0  # of f; None: f has none
+    pull: Callable[[Tensor, Tensor], Tensor] | None = None  # see Features
+    norm: ClassVar[float] = 0.0
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        m: int = 64,
+        projection: Projection = "orthogonal",
+        norms: Norms = "chi",
+        eps: float = 1e-3,
+        negative: Negative = "auto",
+        scale: float | None = None,
+        clamp: float | None = None,
+    ):
+        """scale multiplies q and k (d^-¼); clamp bounds |Ωx|; negative is for f that can be negative."""
+        super().__init__()
+        positive("m", m, at_least=1)
+        positive("eps", eps, at_least=0)
+        if negative == "shift" and self.minimum is None:
+            raise ValueError(
+                f"negative=shift: {type(self).__name__.lower()} has no minimum; choose clamp, rms or literal"
+            )
+        if negative == "auto":
+            negative = "clamp" if self.minimum is None else "shift"
+        self.site, self.eps, self.negative, self.clamp = site, eps, negative, clamp
+        self.scale = site.head_dim**-0.25 if scale is None else scale
+        self.omega = None
+        if projection != "none":
+            self.omega = Omega(m, site.head_dim, projection, norms, site.seed, site.layer)
+        self.rows = m if self.omega is not None else 0
+        self.width = self.rows or site.head_dim
+
+    def f(self, u: Tensor) -> Tensor:
+        """The elementwise function; autograd differentiates it."""
+        raise NotImplementedError
+
+    @property
+    def floor(self) -> float:
+        """What is added to f: ε, and the shift that makes f non-negative."""
+        return self.eps - (self.minimum or 0.0 if self.negative == "shift" else 0.0)
+
+    def redraw(self, step: int) -> None:
+        if self.omega is not None:
+            self.omega.redraw(step)
+
+    def phi(self, x: Tensor) -> Tensor:
+        if self.omega is None:
+            return self.f(x.clone()) + self.floor
+        return (self.f(x @ self.omega.rows.to(x).t()) + self.floor) / math.sqrt(self.rows)
+
+    def prepare(self, q: Tensor, k: Tensor, keep: Tensor | None) -> Prepared:
+        features = Features(
+            omega=None if self.omega is None else (self.scale * self.omega.rows).to(q),
+            f=self.f,
+            pull=self.pull,
+            floor=self.floor,
+            norm=self.norm * self.scale**2,
+            divide=self.negative != "rms",
+            least=LEAST if self.negative == "clamp" else 0.0,
+        )
+        if self.omega is None:
+            q, k = q * self.scale, k * self.scale
+        if self.clamp is None:
+            return Prepared(q, k, features)
+        weight = features.norm * square_norm(k) if features.norm else None
+        u_q, u_k = (x if features.omega is None else x @ features.omega.t() for x in (q, k))
+        u_q, u_k = u_q.clamp(-self.clamp, self.clamp), u_k.clamp(-self.clamp, self.clamp)
+        return Prepared(u_q, u_k, replace(features, omega=None, norm=0.0), weight)
+
+    def exact(self, x: Tensor, y: Tensor) -> Tensor | None:
+        """E f(ω·x) f(ω·y) for ε = 0, by closed form where `moment` has one, else by Gauss–Hermite quadrature."""
+        shift = -(self.minimum or 0.0) if self.negative == "shift" else 0.0
+        if self.omega is None:
+            return ((self.f(x.clone()) + shift) * (self.f(y.clone()) + shift)).sum(-1)
+        if not shift and (closed := self.moment(x, y)) is not None:
+            return closed
+        return gauss_hermite(lambda u: self.f(u) + shift, x, y)
+
+    def moment(self, x: Tensor, y: Tensor) -> Tensor | None:
+        """Closed form of E f(ω·x) f(ω·y), unshifted."""
+        return None
+
+
+def gauss_hermite(f, x: Tensor, y: Tensor, nodes: int = 160) -> Tensor:
+    """E f(ω·x) f(ω·y), ω ~ N(0, I): (ω·x, ω·y) is a bivariate normal, so two dimensions suffice."""
+    at, weights = np.polynomial.hermite_e.hermegauss(nodes)
+    t = torch.as_tensor(at, dtype=torch.float64)
+    w = torch.as_tensor(weights / weights.sum(), dtype=torch.float64)
+    x64, y64 = x.double().cpu(), y.double().cpu()
+    nx, ny = x64.norm(dim=-1), y64.norm(dim=-1)
+    c = ((x64 * y64).sum(-1) / (nx * ny).clamp_min(1e-300)).clamp(-1, 1)
+    u = nx[..., None, None] * t[:, None]
+    v = ny[..., None, None] * (c[..., None, None] * t[:, None] + (1 - c.square()).sqrt()[..., None, None] * t[None, :])
+    values = f(u.expand_as(v).clone()) * f(v.clone())
+    return torch.einsum("...ab,a,b->...", values, w, w).to(x)
+
+
+def _angle(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """‖x‖‖y‖ and the cosine between them."""
+    lengths = x.norm(dim=-1) * y.norm(dim=-1)
+    return lengths, ((x * y).sum(-1) / lengths.clamp_min(1e-30)).clamp(-1, 1)
+
+
+@register("relu")
+class Relu(Pointwise):
+    """Cheapest, and a good default: an arc-cosine kernel."""
+
+    formula = "m^-½ (relu(Ωx) + ε)"
+    estimates = "‖x‖‖y‖ (sin θ + (π−θ) cos θ) / 2π"
+
+    def f(self, u: Tensor) -> Tensor:
+        return u.relu() if u.requires_grad else u.relu_()
+
+    @staticmethod
+    def pull(gradient: Tensor, value: Tensor) -> Tensor:
+        return torch.ops.aten.threshold_backward.grad_input(gradient, value, 0, grad_input=gradient)
+
+    def moment(self, x: Tensor, y: Tensor) -> Tensor:
+        lengths, c = _angle(x, y)
+        angle = c.acos()
+        return lengths * (angle.sin() + (math.pi - angle) * c) / (2 * math.pi)
+
+
+@register("elu")
+class Elu(Pointwise):
+    formula = "m^-½ (elu(Ωx; α) + α + ε)"
+    estimates = "E f(ω·x) f(ω·y)"
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        alpha: float = 1.0,
+        m: int = 64,
+        projection: Projection = "orthogonal",
+        norms: Norms = "chi",
+        eps: float = 1e-3,
+        negative: Negative = "auto",
+        scale: float | None = None,
+        clamp: float | None = None,
+    ):
+        positive("alpha", alpha)
+        self.minimum = -alpha
+        super().__init__(
+            site, m=m, projection=projection, norms=norms, eps=eps, negative=negative, scale=scale, clamp=clamp
+        )
+        self.alpha = alpha
+
+    def f(self, u: Tensor) -> Tensor:
+        return F.elu(u, self.alpha)
+
+
+@register("gelu")
+class Gelu(Pointwise):
+    formula = "m^-½ (gelu(Ωx) + 0.17 + ε)"
+    estimates = "E f(ω·x) f(ω·y)"
+    minimum = -0.16997120747990369
+
+    def f(self, u: Tensor) -> Tensor:
+        return F.gelu(u)
+
+
+@register("sigmoid")
+class Sigmoid(Pointwise):
+    formula = "m^-½ (σ(Ωx) + ε)"
+    estimates = "E f(ω·x) f(ω·y)"
+
+    def f(self, u: Tensor) -> Tensor:
+        return u.sigmoid()
+
+
+@register("abs")
+class Abs(Pointwise):
+    formula = "m^-½ (|Ωx| + ε)"
+    estimates = "(2/π) ‖x‖‖y‖ (√(1−c²) + c asin c), c = cos θ"
+
+    def f(self, u: Tensor) -> Tensor:
+        return u.abs()
+
+    def moment(self, x: Tensor, y: Tensor) -> Tensor:
+        lengths, c = _angle(x, y)
+        return 2 / math.pi * lengths * ((1 - c.square()).sqrt() + c * c.asin())
+
+
+@register("cos")
+class Cos(Pointwise):
+    formula = "m^-½ (cos(Ωx) + 1 + ε)"
+    estimates = "½(e^{−‖x−y‖²/2} + e^{−‖x+y‖²/2}), shifted"
+    minimum = -1.0
+
+    def f(self, u: Tensor) -> Tensor:
+        return u.cos()
+
+    def moment(self, x: Tensor, y: Tensor) -> Tensor:
+        near, far = ((-0.5 * z.square().sum(-1)).exp() for z in (x - y, x + y))
+        return 0.5 * (near + far)
+
+
+@register("tanh")
+class Tanh(Pointwise):
+    formula = "m^-½ (tanh(Ωx) + 1 + ε)"
+    estimates = "E f(ω·x) f(ω·y)"
+    minimum = -1.0
+
+    def f(self, u: Tensor) -> Tensor:
+        return u.tanh()
+
+
+@register("identity")
+class Identity(Pointwise):
+    formula = "m^-½ (Ωx + ε)"
+    estimates = "x·y"
+    minimum = None
+
+    def f(self, u: Tensor) -> Tensor:
+        return u.clone()
+
+    def moment(self, x: Tensor, y: Tensor) -> Tensor:
+        return (x * y).sum(-1)
+
+
+@register("elu1")
+class Elu1(Pointwise):
+    """With projection=none, the Linear Transformer's map."""
+
+    formula = "m^-½ (elu(Ωx) + 1 + ε)"
+    estimates = "E f(ω·x) f(ω·y)"
+
+    def f(self, u: Tensor) -> Tensor:
+        return F.elu(u) + 1
+
+
+@register("trig")
+class Trig(Pointwise):
+    """Sines and cosines: unbiased for softmax, but signed, with a variance that grows where softmax is small."""
+
+    formula = "m^-½ e^{‖x‖²/2} [sin Ωx; cos Ωx]"
+    estimates = "softmax e^{x·y}"
+    minimum = None
+    norm = 0.5
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        m: int = 64,
+        projection: Projection = "orthogonal",
+        norms: Norms = "chi",
+        negative: Negative = "auto",
+        scale: float | None = None,
+        clamp: float | None = None,
+    ):
+        if projection == "none":
+            raise ValueError("projection=none is not defined for trig: its Ω must be random")
+        super().__init__(
+            site, m=m, projection=projection, norms=norms, eps=0.0, negative=negative, scale=scale, clamp=clamp
+        )
+        self.width = 2 * m
+
+    def f(self, u: Tensor) -> Tensor:
+        return torch.cat([u.sin(), u.cos()], -1)
+
+    def phi(self, x: Tensor) -> Tensor:
+        return super().phi(x) * (0.5 * square_norm(x)).exp()
+
+    def exact(self, x: Tensor, y: Tensor) -> Tensor:
+        return (x * y).sum(-1).exp()

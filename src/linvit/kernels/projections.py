@@ -1,0 +1,72 @@
+"""Ω: the random rows ω_f behind a kernel's features.
+
+`orthogonal` draws Haar-distributed blocks: QR of a Gaussian with the signs of R's diagonal moved into Q. Without that
+step LAPACK's convention fixes the sign of each reflection and positive features are biased by tens of percent.
+Everything comes from a generator seeded by (seed, layer, step), so that ranks and resumed runs draw the same rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+Projection = Literal["orthogonal", "iid", "hadamard", "none"]
+Norms = Literal["chi", "sqrt"]
+
+
+def generator(*key: int | str) -> torch.Generator:
+    """A CPU generator for this key: the same on every machine, device and rank."""
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+def _haar(d: int, source: torch.Generator) -> Tensor:
+    q, r = torch.linalg.qr(torch.randn(d, d, generator=source, dtype=torch.float64))
+    return q * r.diagonal().sign()
+
+
+def _hadamard(d: int, source: torch.Generator) -> Tensor:
+    """Three rounds of H·diag(±1): d rows, approximately Gaussian after scaling; d is a power of two."""
+    h = torch.ones(1, 1, dtype=torch.float64)
+    while len(h) < d:
+        h = torch.cat([torch.cat([h, h], 1), torch.cat([h, -h], 1)], 0)
+    block = torch.eye(d, dtype=torch.float64)
+    for _ in range(3):
+        block = h @ (block * (torch.randint(0, 2, (d, 1), generator=source) * 2 - 1)) / math.sqrt(d)
+    return block
+
+
+def draw(m: int, d: int, projection: Projection, norms: Norms, source: torch.Generator) -> Tensor:
+    """(m, d) rows, each marginally N(0, I) for `chi` norms and of length √d for `sqrt`; float64."""
+    if projection == "iid":
+        rows = torch.randn(m, d, generator=source, dtype=torch.float64)
+        return rows if norms == "chi" else rows * (math.sqrt(d) / rows.norm(dim=1, keepdim=True))
+    size = d if projection == "orthogonal" else 1 << (d - 1).bit_length()  # hadamard pads d to a power of two
+    make = _haar if projection == "orthogonal" else _hadamard
+    rows = torch.cat([make(size, source) for _ in range(-(-m // size))])[:m, :d]
+    if norms == "sqrt":
+        return rows * (math.sqrt(d) / rows.norm(dim=1, keepdim=True))
+    return rows * torch.randn(m, size, generator=source, dtype=torch.float64).norm(dim=1, keepdim=True)
+
+
+class Omega(nn.Module):
+    """A buffer of random rows, shared by a layer's heads, that changes only in `redraw`."""
+
+    rows: Tensor
+
+    def __init__(self, m: int, d: int, projection: Projection, norms: Norms, seed: int, layer: int):
+        super().__init__()
+        self.kind: Projection = projection
+        self.norms: Norms = norms
+        self.key = seed, layer
+        self.register_buffer("rows", torch.empty(m, d))
+        self.redraw(0)
+
+    @torch.no_grad()
+    def redraw(self, step: int) -> None:
+        m, d = self.rows.shape
+        self.rows.copy_(draw(m, d, self.kind, self.norms, generator("omega", *self.key, step)))
