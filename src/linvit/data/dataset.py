@@ -180,9 +180,9 @@ def _read(source: str | Path, root: str | Path | None, store: Path) -> tuple[str
     except OSError as error:
         if path.is_symlink():
             raise ValueError(f"{path}: cannot be followed ({error.strerror}): repair or remove the link") from None
-        raise ValueError(
-            f"'{text}' is neither a data set nor a file or folder" + choices(text, DATASETS.names()) + ", or a path"
-        ) from None
+        if len(path.parts) > 1 or path.suffix:
+            raise ValueError(f"{path}: there is no such file or folder: check the path") from None
+        raise ValueError(f"unknown data set '{text}'" + choices(text, DATASETS.names()) + ", or a path") from None
     kind = "folder" if path.is_dir() else path.suffix.lower()
     if kind not in FORMATS:
         raise ValueError(f"{path}: is no known kind of data file" + choices(kind, FORMATS.names()))

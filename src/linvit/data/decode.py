@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
-CODECS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF")  # no codec that runs other programs
+CODECS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")  # no codec that runs other programs
 SMALLEST = 4
 MAX_PIXELS = 2**26  # 8192 × 8192: 200 MB decoded
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from linvit.data.cache import locked
 
@@ -42,7 +42,7 @@ def fetch(dataset: str, folder: Path, remotes: Sequence[Remote], alternatives: s
             download(remote, folder)
     except OSError as error:
         reason = getattr(error, "reason", None) or error
-        files = ", ".join(remote.url for remote in missing)
+        files = ", ".join(remote.name for remote in missing) + f" from {missing[0].url.rpartition('/')[0]}/"
         raise ValueError(
             f"{dataset}: its files are not in {folder} and could not be downloaded ({reason}): put there {files}"
             + alternatives
@@ -52,26 +52,26 @@ def fetch(dataset: str, folder: Path, remotes: Sequence[Remote], alternatives: s
 def download(remote: Remote, folder: Path) -> Path:
     """Under a lock: a second process waits, and a killed one's part file is overwritten by the next."""
     target, part = folder / remote.name, folder / f"{remote.name}.part"
-    with locked(folder / f".{remote.name}.lock"):
+    with urllib.request.urlopen(remote.url, timeout=TIMEOUT) as answer, locked(folder / f".{remote.name}.lock"):
         if not target.exists():
-            _download(remote, target, part)
+            try:
+                _store(answer, part, remote)
+                os.replace(part, target)
+            finally:
+                part.unlink(missing_ok=True)
     return target
 
 
-def _download(remote: Remote, target: Path, part: Path) -> None:
-    try:
-        md5 = hashlib.md5(usedforsecurity=False)
-        with urllib.request.urlopen(remote.url, timeout=TIMEOUT) as answer, open(part, "wb") as file:
-            while block := answer.read(1 << 20):
-                md5.update(block)
-                file.write(block)
-            file.flush()
-            os.fsync(file.fileno())
-        if md5.hexdigest() != remote.md5:
-            raise ValueError(
-                f"{remote.url}: the download has MD5 {md5.hexdigest()}, not {remote.md5}: try again, or put the right "
-                f"file at {target}"
-            )
-        os.replace(part, target)
-    finally:
-        part.unlink(missing_ok=True)
+def _store(answer: IO[bytes], part: Path, remote: Remote) -> None:
+    md5 = hashlib.md5(usedforsecurity=False)
+    with open(part, "wb") as file:
+        while block := answer.read(1 << 20):
+            md5.update(block)
+            file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+    if md5.hexdigest() != remote.md5:
+        raise ValueError(
+            f"{remote.url}: the download has MD5 {md5.hexdigest()} instead of {remote.md5}: try again, or put the "
+            f"right file into {part.parent}"
+        )

@@ -44,10 +44,10 @@ class _Rebuilt:
 def loads(data: bytes) -> Any:
     """The object in a pickle of plain data and NumPy arrays; ValueError for everything else."""
     try:
-        return _finished(_run(data))
+        return _finished(_run(data), {})
     except ValueError:
         raise
-    except (IndexError, KeyError, TypeError, AttributeError, EOFError, UnicodeError, OverflowError) as error:
+    except (LookupError, TypeError, AttributeError, EOFError, OverflowError, RecursionError) as error:
         raise ValueError(f"this is not a whole pickle ({type(error).__name__})") from None
 
 
@@ -56,7 +56,9 @@ def _run(data: bytes) -> Any:
     memo: dict[int, Any] = {}
 
     def since_mark() -> list[Any]:
-        at = len(stack) - 1 - next(i for i, item in enumerate(reversed(stack)) if item is _MARK)
+        at = next((i for i in reversed(range(len(stack))) if stack[i] is _MARK), None)
+        if at is None:
+            raise ValueError("this is not a whole pickle (a mark is missing)")
         items = stack[at + 1 :]
         del stack[at:]
         return items
@@ -147,16 +149,17 @@ def _build(target: Any, state: Any) -> None:
     target.value = np.frombuffer(raw, dtype.value).reshape(shape, order="F" if fortran else "C")
 
 
-def _finished(value: Any) -> Any:
-    """Replace rebuilt arrays by their arrays."""
-    if isinstance(value, _Rebuilt):
-        if not isinstance(value.value, np.ndarray):
-            raise ValueError("it contains an unfinished array")
+def _finished(value: Any, done: dict[int, Any]) -> Any:
+    """Replace rebuilt arrays by their arrays. `done` keeps shared parts shared: copies could grow without end."""
+    if isinstance(value, _Rebuilt) and isinstance(value.value, np.ndarray):
         return value.value
-    if isinstance(value, _Name):
-        raise ValueError("it contains a bare type")
-    if isinstance(value, dict):
-        return {key: _finished(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_finished(item) for item in value)
-    return value
+    if isinstance(value, (_Rebuilt, _Name)) or value is _MARK:
+        raise ValueError("it contains an unfinished object")
+    if not isinstance(value, (dict, list, tuple)):
+        return value
+    if id(value) not in done:
+        if isinstance(value, dict):
+            done[id(value)] = {key: _finished(item, done) for key, item in value.items()}
+        else:
+            done[id(value)] = type(value)(_finished(item, done) for item in value)
+    return done[id(value)]

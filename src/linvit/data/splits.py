@@ -62,10 +62,10 @@ def thin(rows: np.ndarray, labels: np.ndarray, limit: int, *key: int | str) -> n
 
 def check_enough(where: object, labels: np.ndarray, classes: Sequence[str], *, held_out: int) -> None:
     """Every class needs an image to train on and one for each split taken from train."""
-    counts = np.bincount(labels, minlength=len(classes))
+    counts = np.bincount(labels, minlength=len(classes)).tolist()
     if len(classes) < 2:
         raise ValueError(f"{where}: there is only one class ('{classes[0]}'), so nothing to tell apart: add a second")
-    few = int(np.argmin(counts))
+    few = counts.index(min(counts))
     if counts[few] <= held_out:
         raise ValueError(
             f"{where}: class '{classes[few]}' has {counts[few]} training image{'s' * (counts[few] != 1)}, "

@@ -1,0 +1,167 @@
+"""One image file: every kind of pixel comes out right, every broken file gets one line."""
+
+from __future__ import annotations
+
+import io
+import struct
+import subprocess
+import sys
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from linvit.data import BadImage, read_image
+from linvit.data.decode import read_header
+
+GRADIENT = np.linspace(0, 255, 13 * 13).reshape(13, 13).astype(np.uint8)
+
+
+def encoded(image: Image.Image, kind: str, **options) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def colourful() -> Image.Image:
+    pixels = np.zeros((13, 13, 3), np.uint8)
+    pixels[:6, :, 0], pixels[6:, :, 2] = 200, 90
+    return Image.fromarray(pixels)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])
+def test_every_format(kind):
+    options = {"quality": 95, "subsampling": 0} if kind == "JPEG" else {"lossless": True} if kind == "WEBP" else {}
+    pixels = read_image(encoded(colourful(), kind, **options), 13, 3)
+    assert pixels.shape == (3, 13, 13)
+    wanted = np.asarray(colourful()).transpose(2, 0, 1)
+    assert np.abs(pixels.astype(int) - wanted).max() <= (40 if kind == "JPEG" else 0)
+
+
+def test_grey_stays_grey_and_becomes_colour_when_asked():
+    file = encoded(Image.fromarray(GRADIENT), "PNG")
+    assert not read_header("x", file).colour
+    assert (read_image(file, 13, 1)[0] == GRADIENT).all()
+    assert (read_image(file, 13, 3) == GRADIENT).all()
+
+
+def test_palette():
+    file = encoded(colourful().quantize(4), "PNG")
+    assert read_header("x", file).colour
+    assert np.abs(read_image(file, 13, 3).astype(int) - np.asarray(colourful()).transpose(2, 0, 1)).max() <= 2
+    grey = Image.fromarray(GRADIENT).convert("P")
+    assert not read_header("x", encoded(grey, "PNG")).colour
+
+
+def test_alpha_is_laid_on_white():
+    pixels = np.zeros((13, 13, 4), np.uint8)
+    pixels[0, 0] = 10, 20, 30, 255
+    assert read_image(encoded(Image.fromarray(pixels), "PNG"), 13, 3)[:, 0, 0].tolist() == [10, 20, 30]
+    assert (read_image(encoded(Image.fromarray(pixels), "PNG"), 13, 3)[:, 1:] == 255).all()
+    grey_alpha = Image.fromarray(pixels).convert("LA")
+    assert not read_header("x", encoded(grey_alpha, "PNG")).colour
+    assert (read_image(encoded(grey_alpha, "PNG"), 13, 1)[:, 1:] == 255).all()
+    clear = colourful().quantize(4)
+    file = encoded(clear, "PNG", transparency=clear.getpixel((0, 0)))
+    assert (read_image(file, 13, 3)[:, 0, 0] == 255).all()
+    assert read_image(file, 13, 3)[2, 12, 0] == pytest.approx(90, abs=2)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_sixteen_bits_keep_their_range(kind):
+    wide = GRADIENT.astype(np.uint16) * 257
+    file = encoded(Image.fromarray(wide), kind)
+    assert not read_header("x", file).colour
+    assert (read_image(file, 13, 1)[0] == GRADIENT).all()
+
+
+def test_one_bit():
+    file = encoded(Image.fromarray(GRADIENT).convert("1"), "PNG")
+    assert set(np.unique(read_image(file, 13, 1))) == {0, 255}
+
+
+def test_cmyk():
+    file = encoded(colourful().convert("CMYK"), "JPEG", quality=95)
+    assert read_header("x", file).colour
+    pixels = read_image(file, 13, 3)
+    assert pixels[:, 1, 6] == pytest.approx([200, 0, 0], abs=30)
+
+
+def test_exif_rotation():
+    exif = Image.Exif()
+    exif[0x0112] = 6  # shown turned by 90° clockwise
+    file = encoded(colourful().resize((26, 13)), "JPEG", exif=exif, quality=95)
+    pixels = read_image(file, 13, 3)
+    assert pixels[0, 6, 11] > 150 > 60 > pixels[0, 6, 1]  # the red top is now on the right
+
+
+def test_the_first_frame_of_an_animation():
+    frames = [Image.new("RGB", (9, 9), colour) for colour in ("red", "blue")]
+    file = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert read_image(file, 9, 3)[:, 4, 4].tolist() == [255, 0, 0]
+
+
+def test_resizing_keeps_the_whole_image():
+    wide = Image.fromarray(np.repeat(np.array([[0, 255]], np.uint8), 20, 1).repeat(8, 0))
+    pixels = read_image(encoded(wide, "PNG"), 16, 1)[0]
+    assert (pixels[:, :6] == 0).all()
+    assert (pixels[:, 10:] == 255).all()
+
+
+def png_header(width: int, height: int) -> bytes:
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(99))) + chunk(b"IEND", b"")
+    )
+
+
+NOISE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+JPEG = encoded(Image.fromarray(NOISE), "JPEG")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"just text", "is not an image of a known kind"),
+        (b"", "is not an image of a known kind"),
+        (b"%PDF-1.7", "is not an image of a known kind"),
+        (JPEG[: len(JPEG) // 2], r"cannot be decoded \(.*truncated"),
+        (JPEG[:30], "cannot be|is not an image"),
+        (png_header(100_000, 100_000), "claims .* pixels.* limit is"),
+        (png_header(9_000, 9_000), "claims 9,000 × 9,000 pixels; the limit is 67,108,864"),
+        (png_header(64, 64), "cannot be decoded"),
+        (encoded(colourful().resize((3, 40)), "PNG"), "is 3 × 40 pixels, under the smallest"),
+        (encoded(Image.fromarray(GRADIENT.astype(np.float32)), "TIFF"), "floating-point pixels"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "is not an image of a known kind"),
+    ],
+)
+def test_bad_files_get_one_line(content, message, tmp_path):
+    path = tmp_path / "photo.png"
+    path.write_bytes(content)
+    with pytest.raises(BadImage, match=message) as caught:
+        read_image(path, 16, 3)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(BadImage, match=r"gone\.png: cannot be opened \(No such file"):
+        read_image(tmp_path / "gone.png", 16, 3)
+
+
+def test_a_huge_claim_costs_no_memory(tmp_path):
+    (tmp_path / "bomb.png").write_bytes(png_header(100_000, 100_000))
+    program = (
+        "import resource, sys; from pathlib import Path; from linvit.data.decode import read_image\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "try: read_image(Path(sys.argv[1]), 16, 3)\n"
+        "except ValueError: print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "bomb.png")], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) < 20_000  # kB

@@ -1,0 +1,187 @@
+"""`load`: splits, identity, statistics and what it says to a wrong request."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from linvit import data
+from linvit.data import splits
+
+
+def test_digits_needs_nothing_and_is_split_once():
+    digits = data.load("digits")
+    assert (digits.channels, digits.image_size, len(digits.classes)) == (1, 8, 10)
+    assert (len(digits.train), len(digits.validation), len(digits.test)) == (1295, 143, 359)
+    rows = np.concatenate([digits.train.rows, digits.validation.rows, digits.test.rows])
+    assert sorted(rows) == list(range(1797))
+    for split, share in ((digits.validation, 0.08), (digits.test, 0.2)):
+        counts = np.bincount(split.labels)
+        assert counts.min() >= 0.85 * share * 174
+        assert counts.max() <= 1.15 * share * 183
+
+
+def test_batch_is_the_images_asked_for():
+    digits = data.load("digits")
+    images, labels = digits.validation.batch([7, 3, 3])
+    assert images.shape == (3, 1, 8, 8)
+    assert str(images.dtype) == "torch.uint8"
+    assert str(labels.dtype) == "torch.int64"
+    assert (images.numpy() == digits.validation.images[[7, 3, 3]]).all()
+    assert (labels.numpy() == digits.validation.labels[[7, 3, 3]]).all()
+    assert len(digits.validation.batch(slice(0, 5))[1]) == 5
+
+
+def test_statistics_are_those_of_the_training_images():
+    digits = data.load("synthetic")
+    pixels = digits.train.images.astype(np.float64) / 255
+    assert np.allclose(digits.mean, pixels.mean((0, 2, 3)), rtol=1e-12)
+    assert np.allclose(digits.std, pixels.std((0, 2, 3)), rtol=1e-9)
+
+
+def test_a_seed_moves_validation_but_never_test():
+    first, again, other = data.load(seed=0), data.load(seed=0), data.load(seed=1)
+    assert first.identity == again.identity != other.identity
+    assert (first.validation.rows == again.validation.rows).all()
+    assert (first.validation.rows != other.validation.rows).any()
+    assert (first.test.rows == other.test.rows).all()
+
+
+def test_the_split_is_fixed_for_all_time():
+    """These rows are on disk in people's experiments: the draw may never change."""
+    assert splits.permutation(10, "order", 0, 0).tolist() == [4, 9, 8, 2, 5, 1, 6, 3, 0, 7]
+
+
+def test_identity_sees_what_training_sees():
+    base = data.load("synthetic").identity
+    changes = [{"image_size": 8}, {"channels": 1}, {"validation": 0.2}, {"limit": 50}]
+    identities = [data.load("synthetic", **change).identity for change in changes]
+    identities.append(data.load("synthetic:noise=0.4").identity)
+    assert len({base, *identities}) == 6
+
+
+def test_the_index_file_is_used(tmp_path):
+    file = tmp_path / "study" / "splits.json"
+    made = data.load("digits", split_file=file)
+    stored = json.loads(file.read_text())
+    stored["train"], stored["validation"] = stored["validation"], stored["train"]
+    file.write_text(json.dumps(stored))
+    swapped = data.load("digits", split_file=file)
+    assert (swapped.train.rows == made.validation.rows).all()
+    with pytest.raises(ValueError, match=r"splits\.json: was made for other data, another seed"):
+        data.load("digits", seed=1, split_file=file)
+    file.write_text("[]")
+    with pytest.raises(ValueError, match=r"splits\.json: is not a split file"):
+        data.load("digits", split_file=file)
+    assert file.read_text() == "[]"
+
+
+def test_a_damaged_index_file_in_the_cache_is_made_again(own_cache):
+    first = data.load("digits")
+    (file,) = (own_cache / "splits").iterdir()
+    file.write_text("{")
+    assert data.load("digits").identity == first.identity
+    assert json.loads(file.read_text())["seed"] == 0
+
+
+def test_limit_is_stratified():
+    digits = data.load("digits", limit=50)
+    for split in (digits.train, digits.validation, digits.test):
+        assert np.bincount(split.labels).tolist() == [5] * 10
+    with pytest.raises(ValueError, match="limit=9 is too few for the 10 classes of digits"):
+        data.load("digits", limit=9)
+
+
+def test_no_validation_wanted():
+    digits = data.load("digits", validation=0)
+    assert (len(digits.train), len(digits.validation), len(digits.test)) == (1438, 0, 359)
+
+
+def test_resizing_and_channels():
+    digits = data.load("digits", image_size=12, channels=3, limit=20)
+    images, _ = digits.train.batch([0])
+    assert images.shape == (1, 3, 12, 12)
+    assert (images[:, 0] == images[:, 2]).all()
+    assert (
+        abs(float(images.float().mean()) / 255 - float(data.load("digits", limit=20).train.images[0].mean()) / 255)
+        < 0.03
+    )
+
+
+def test_order_is_a_permutation_by_seed_and_epoch():
+    split = data.load("digits").train
+    assert sorted(split.order(0, 0)) == list(range(len(split)))
+    assert (split.order(2, 5) == split.order(2, 5)).all()
+    assert (split.order(2, 5) != split.order(3, 5)).any()
+    assert (split.order(2, 5) != split.order(2, 6)).any()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(2, 30), min_size=2, max_size=5), st.floats(0.01, 0.6), st.integers(0, 9))
+def test_stratified_takes_and_keeps_some_of_every_class(counts, fraction, seed):
+    labels = np.repeat(np.arange(len(counts)), counts)
+    kept, taken = splits.stratified(np.arange(len(labels)), labels, fraction, "validation", seed)
+    assert sorted([*kept, *taken]) == list(range(len(labels)))
+    for label, count in enumerate(counts):
+        mine = int((labels[taken] == label).sum())
+        assert 1 <= mine < count
+        assert abs(mine - fraction * count) <= 1
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ({"source": "cifr10"}, "unknown data set 'cifr10'; did you mean 'cifar10'"),
+        ({"source": "some/where"}, "some/where: there is no such file or folder"),
+        ({"source": "digits:size=3"}, "'digits' has no option 'size'"),
+        ({"source": "synthetic:classes=1"}, "synthetic: needs classes ≥ 2"),
+        ({"image_size": 3}, "image_size=3 is under the smallest"),
+        ({"channels": 2}, "channels=2 must be 1"),
+        ({"validation": 1.0}, "validation=1.0 must be a fraction"),
+        ({"limit": 0}, "limit=0 must be at least 1"),
+        ({"multiple_of": 0}, "multiple_of=0 must be at least 1"),
+    ],
+)
+def test_wrong_requests(request_, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        data.load(**request_)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_of_unknown_kind(tmp_path):
+    (tmp_path / "table.csv").write_text("a,b")
+    with pytest.raises(ValueError, match=r"table\.csv: is no known kind of data file; .*\.npz"):
+        data.load(tmp_path / "table.csv")
+
+
+def test_a_cache_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ValueError, match=r"file.*choose another cache \(LINVIT_CACHE\)"):
+        data.load("digits", cache=tmp_path / "file")
+
+
+def test_a_plugin_is_one_file(tmp_path, monkeypatch):
+    (tmp_path / "halves.py").write_text(
+        textwrap.dedent("""
+        import numpy as np
+        from linvit.data import DATASETS, Arrays
+
+        @DATASETS.register("halves")
+        def halves(root, *, images: int = 12):
+            labels = np.arange(images) % 2
+            pixels = np.zeros((images, 1, 4, 4), np.uint8)
+            pixels[labels == 1, :, :2] = 255
+            return Arrays(pixels, labels, ["dark", "light"], {"train": images})
+        """)
+    )
+    monkeypatch.setenv("LINVIT_PLUGINS", str(tmp_path / "halves.py"))
+    try:
+        loaded = data.load("halves:images=20")
+        assert (len(loaded.train), len(loaded.validation), len(loaded.test)) == (14, 2, 4)
+    finally:
+        data.DATASETS._entries.pop("halves", None)
