@@ -135,6 +135,9 @@ def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Te
 
 def shifted(images: Tensor, draw: Draw, pad: int, padding: str) -> Tensor:
     """Each image moved by −pad … pad pixels in both directions."""
+    if pad >= min(images.shape[2:]):
+        height, width = images.shape[2:]
+        raise ValueError(f"augmentation: pad_crop={pad} does not fit images of {height} × {width} pixels")
     if padding == "zero":
         padded = F.pad(images, (pad, pad, pad, pad))
     else:

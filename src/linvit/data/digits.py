@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sklearn.datasets import load_digits
 
 from linvit.data.sources import DATASETS, Arrays
 
 
 @DATASETS.register("digits")
 def digits(root: Path) -> Arrays:
+    from sklearn.datasets import load_digits  # here, because importing scikit-learn takes a second
+
     bundle: Any = load_digits()
     images = np.rint(bundle.images * (255 / 16)).astype(np.uint8)  # stored as 0 … 16
     return Arrays(images[:, None], bundle.target.astype(np.int64), [str(i) for i in range(10)], {"train": len(images)})
