@@ -154,6 +154,17 @@ def test_bad_folders_get_one_line(image_folder, damage, message, own_cache):
     assert not list(own_cache.glob("decoded/*.part"))
 
 
+def test_a_folder_that_may_not_be_listed(image_folder, monkeypatch):
+    folder = image_folder()
+
+    def forbidden(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", forbidden)
+    with pytest.raises(ValueError, match=r"images: cannot be read \(Permission denied\)"):
+        data.load(folder)
+
+
 def test_a_link_at_the_top_that_leads_nowhere(tmp_path):
     (tmp_path / "me").symlink_to(tmp_path / "me")
     with pytest.raises(ValueError, match="me: cannot be followed"):

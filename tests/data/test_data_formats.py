@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from linvit import data
-from linvit.data import cifar, download, tiny_imagenet
+from linvit.data import cifar, download, npz, tiny_imagenet
 from linvit.data.idx import read_idx
 
 RNG = np.random.default_rng(0)
@@ -383,6 +383,19 @@ def test_corrupt_npz(tmp_path):
         (tmp_path / "set.npz").write_bytes(content)
         with pytest.raises(ValueError, match=r"set\.npz: is not a readable \.npz"):
             data.load(tmp_path / "set.npz")
+
+
+def test_an_npz_larger_than_memory_is_not_unpacked(tmp_path, monkeypatch):
+    monkeypatch.setattr(npz, "MEMORY", 4000)
+    with pytest.raises(ValueError, match="more than half of this machine's memory"):
+        data.load(keras(tmp_path / "set.npz"))
+
+
+def test_a_plain_npy_is_no_npz(tmp_path):
+    np.save(tmp_path / "set.npy", np.zeros(3))
+    (tmp_path / "set.npy").rename(tmp_path / "set.npz")
+    with pytest.raises(ValueError, match=r"set\.npz: is not a readable \.npz"):
+        data.load(tmp_path / "set.npz")
 
 
 def png(label: int, number: int = 0) -> bytes:

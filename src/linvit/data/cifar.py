@@ -99,7 +99,9 @@ def _load(dataset: str, layout: Batches, places: list[Path]) -> Arrays:
         found = _find(layout, places[0])
         assert found is not None
     path, binary = found
-    return _arrays(path, _contents(path), layout, binary)
+    names = [*layout.train, layout.test]
+    names = [f"{name}.bin" for name in names] + [layout.classes_file] if binary else names + [layout.meta]
+    return _arrays(path, _contents(path, names), layout, binary)
 
 
 def _find(layout: Batches, place: Path) -> tuple[Path, bool] | None:
@@ -162,7 +164,7 @@ def _unpickle(path: Path, read: Read, name: str) -> dict[str, Any]:
     return {key.decode("latin-1") if isinstance(key, bytes) else str(key): item for key, item in value.items()}
 
 
-def _contents(path: Path) -> Read:
+def _contents(path: Path, names: list[str]) -> Read:
     """Reads a file of a folder or a member of a tar.gz by its name; nothing is ever extracted to disk."""
     if path.is_dir():
 
@@ -177,9 +179,10 @@ def _contents(path: Path) -> Read:
     try:
         with tarfile.open(path, "r|gz") as archive:  # one pass: going back in a gzip means starting over
             for member in archive:
-                stream = archive.extractfile(member) if member.isfile() and member.size <= LARGEST else None
+                name = Path(member.name).name
+                stream = archive.extractfile(member) if name in names and member.size <= LARGEST else None
                 if stream is not None:
-                    members[Path(member.name).name] = stream.read()
+                    members[name] = stream.read()
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         raise ValueError(f"{path}: is corrupt ({error}): delete it to download it again") from None
 

@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -173,7 +174,8 @@ def _read(source: str | Path, root: str | Path | None, store: Path) -> tuple[str
         reader = DATASETS[spec.name]
         check_options(spec, signature_options(reader))
         home = Path(root or os.environ.get("LINVIT_DATA") or store / "data").expanduser()
-        return str(spec), reader(home, **spec.options)
+        with _readable():
+            return str(spec), reader(home, **spec.options)
     path = Path(source).expanduser()
     try:
         path.stat()
@@ -186,7 +188,17 @@ def _read(source: str | Path, root: str | Path | None, store: Path) -> tuple[str
     kind = "folder" if path.is_dir() else path.suffix.lower()
     if kind not in FORMATS:
         raise ValueError(f"{path}: is no known kind of data file" + choices(kind, FORMATS.names()))
-    return path.resolve().name, FORMATS[kind](path)
+    with _readable():
+        return path.resolve().name, FORMATS[kind](path)
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    """Readers explain what they expect to go wrong; this is for the folder that may not be listed."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"{error.filename}: cannot be read ({error.strerror}): check its permissions") from None
 
 
 def _fitted(arrays: Arrays, where: str, image_size: int | None, multiple_of: int, channels: int | None) -> Pixels:

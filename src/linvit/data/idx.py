@@ -16,6 +16,7 @@ MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 FASHION = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/"
 FASHION_CLASSES = ["T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"]
 FASHION_CLASSES += ["Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"]
+LARGEST = 1 << 30  # bytes in one file, unpacked
 FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
@@ -78,7 +79,9 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
                 raise ValueError("this is not an IDX file of the right kind")
             shape = struct.unpack(f">{dimensions}I", header[4:])
             size = int(np.prod(shape, dtype=object))
-            body = file.read(min(size + 1, 1 << 32))  # one byte more than it should have
+            if size > LARGEST:
+                raise ValueError(f"its header promises {size:,} bytes")
+            body = file.read(size + 1)  # one byte more than it should have
         except (OSError, EOFError, ValueError, zlib.error) as error:
             raise ValueError(f"{path}: is corrupt ({error}): delete it to download it again") from None
     if len(body) != size or not size:
