@@ -43,7 +43,9 @@ def study(
     for i, attention in enumerate(attentions):
         truth, speed = TRUE.get(attention, 0.96 - 0.005 * i), SPEED.get(attention, 1 + 0.1 * i)
         for seed in seeds:
-            found += _trained(folder, attention, seed, truth, list(classes), rng, artefacts, (attention, seed) in diverged)
+            found += _trained(
+                folder, attention, seed, truth, list(classes), rng, artefacts, (attention, seed) in diverged
+            )
         if speeds:
             found += _measured(attention, speed, i)
     if artefacts:
@@ -114,7 +116,9 @@ def _pictures(folder, attentions, classes, channels, side, rng) -> list[Record]:
         wrong = rng.random(count) < 0.2
         arrays[f"predictions/{name}"] = np.where(wrong, (labels + 1) % classes, labels)
         arrays[f"confidence/{name}"] = rng.uniform(0.5, 1, count).astype(np.float32)
-        arrays[f"maps/{name}"] = rng.dirichlet(np.full(grid * grid, 0.6), count).reshape(count, grid, grid).astype(np.float32)
+        arrays[f"maps/{name}"] = (
+            rng.dirichlet(np.full(grid * grid, 0.6), count).reshape(count, grid, grid).astype(np.float32)
+        )
     np.savez(folder / "examples.npz", **arrays)
     augmented = np.stack([np.roll(pixels[0], k, axis=1) for k in range(6)]).astype(np.uint8)
     np.savez(folder / "illustration.npz", original=pixels[0].astype(np.uint8), grid=[grid, grid], augmented=augmented)

@@ -1,4 +1,7 @@
-"""The charts, as Vega-Lite specs: one for the page, and for its figure files. User text is only ever data."""
+"""The charts, as Vega-Lite specs: one for the page, and for its figure files.
+
+User text is only ever data or a scale's domain. A `sort` of names would be compiled into an expression: never use it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ Rows = list[dict[str, Any]]
 class Chart:
     name: str  # of the figure file
     title: str
-    spec: alt.LayerChart
+    spec: alt.LayerChart | alt.FacetChart
     note: str = ""
     legend: bool = True  # does it need the shared legend?
 
@@ -96,7 +99,7 @@ def pareto(summary: Summary, chosen: str | None) -> Chart | None:
         low, high = (v.best.mean if end is None else end for end in (v.best.low, v.best.high))
         rows.append({"attention": v.attention, "speed": speed, "accuracy": v.best.mean, "low": low, "high": high,
                      "shown": files.points(v), "pace": files.ratio(speed) if beside else f"{files.count(speed)} img/s",
-                     "verdict": v.verdict, "chosen": v.attention == chosen})  # fmt: skip
+                     "verdict": v.verdict, "chosen": v.attention == chosen, "sound": not v.diverged})  # fmt: skip
     if not rows:
         return None
     ends = _span([r["low"] for r in rows] + [r["high"] for r in rows])
@@ -115,8 +118,9 @@ def pareto(summary: Summary, chosen: str | None) -> Chart | None:
             y=alt.Y("low:Q", title="Test accuracy"), y2="high:Q", color=_colour(summary), tooltip=tips),
         base.mark_point(size=620, strokeWidth=1.5, style="quiet", filled=False).transform_filter(
             "datum.chosen"),
-        base.mark_point(size=170, filled=True, opacity=1).encode(
-            color=_colour(summary), shape=_shape(summary), tooltip=tips),
+        base.mark_point(size=170, filled=True).encode(
+            color=_colour(summary), shape=_shape(summary), tooltip=tips,
+            opacity=alt.when("datum.sound").then(alt.value(1)).otherwise(alt.value(0.35))),
     ]  # fmt: skip
     return Chart("pareto", "Accuracy and inference speed", alt.layer(*layers).properties(height=340),
                  "Bars are 95 % intervals over seeds; the dashed line joins variants that none beats in both; "
@@ -125,7 +129,7 @@ def pareto(summary: Summary, chosen: str | None) -> Chart | None:
 
 def _front(rows: Rows) -> Rows:
     front: Rows = []
-    for row in sorted(rows, key=lambda r: (-r["speed"], -r["accuracy"])):
+    for row in sorted((row for row in rows if row["sound"]), key=lambda r: (-r["speed"], -r["accuracy"])):
         if not front or row["accuracy"] > front[-1]["accuracy"]:
             front.append(row)
     return [{"speed": row["speed"], "accuracy": row["accuracy"]} for row in front]
@@ -219,7 +223,9 @@ def learning(summary: Summary, key: str, title: str, label: str, form: str) -> C
     rows = curves.learning(summary, key)
     if not rows:
         return None
-    x = alt.X("epoch:Q", title="Epoch", axis=alt.Axis(tickMinStep=1, tickCount=6, grid=False), scale=alt.Scale(nice=False))
+    x = alt.X(
+        "epoch:Q", title="Epoch", axis=alt.Axis(tickMinStep=1, tickCount=6, grid=False), scale=alt.Scale(nice=False)
+    )
     y = alt.Y("mean:Q", title=label, axis=alt.Axis(format=form, tickCount=5), scale=alt.Scale(zero=False))
     shown = ".1%" if form == "~%" else ".4g"
     tips = ["attention:N", alt.Tooltip("epoch:Q"), alt.Tooltip("mean:Q", title=title.lower(), format=shown),
@@ -240,8 +246,8 @@ def confusion(summary: Summary, variant: Variant) -> Chart | None:
         return None
     label = alt.Axis(labelLimit=80, labelPadding=4, grid=False)
     base = _data(rows).encode(
-        x=alt.X("predicted:N", sort=names, title="Predicted", axis=label),
-        y=alt.Y("true:N", sort=names, title="True", axis=label),
+        x=alt.X("predicted:N", scale=alt.Scale(domain=names), title="Predicted", axis=label),
+        y=alt.Y("true:N", scale=alt.Scale(domain=names), title="True", axis=label),
         tooltip=[alt.Tooltip("true:N"), alt.Tooltip("predicted:N"), alt.Tooltip("count:Q", title="test images"),
                  alt.Tooltip("share:Q", title="of the true class", format=".1%")],
     )  # fmt: skip
@@ -264,7 +270,7 @@ def classes(summary: Summary) -> Chart | None:
     rows, names, cut = curves.classes(summary)
     if not rows:
         return None
-    y = alt.Y("class:N", sort=names, title=None, axis=alt.Axis(labelLimit=120, grid=False))
+    y = alt.Y("class:N", scale=alt.Scale(domain=names), title=None, axis=alt.Axis(labelLimit=120, grid=False))
     x = alt.X("f1:Q", title="F1", axis=alt.Axis(format="~%", tickCount=5), scale=alt.Scale(zero=False))
     tips = ["attention:N", "class:N", *(alt.Tooltip(f"{key}:Q", format=".1%") for key in ("f1", "precision", "recall"))]
     base = _data(rows)
@@ -286,7 +292,7 @@ def scores(summary: Summary, chosen: str | None) -> Chart | None:
     if not found:
         return None
     spec = _data(found).mark_bar(cornerRadiusEnd=2).encode(
-        y=alt.Y("class:N", sort=names, title=None, axis=alt.Axis(labelLimit=120, grid=False)),
+        y=alt.Y("class:N", scale=alt.Scale(domain=names), title=None, axis=alt.Axis(labelLimit=120, grid=False)),
         yOffset=alt.YOffset("metric:N", sort=list(kinds)),
         x=alt.X("value:Q", title="Precision, recall, F1 (top to bottom)", axis=alt.Axis(format="~%", tickCount=5),
                 scale=alt.Scale(domain=[0, 1])),

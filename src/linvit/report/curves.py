@@ -35,6 +35,17 @@ def scaling(summary: Summary, mode: str) -> tuple[Rows, Rows]:
     return sorted(rows, key=lambda r: (r["attention"], r["tokens"])), breaks
 
 
+def break_even(summary: Summary, attention: str) -> list[str]:
+    """From how many tokens it is faster than softmax, in words, for each way it was measured."""
+    found = []
+    for r in summary.study.of("break_even_tokens", attention=attention):
+        tokens = number(r.value)
+        text = "never within the measured range" if tokens is None else f"from {tokens:,.0f} tokens"
+        mode = {"forward": " in inference", "both": " in training"}.get(str(r.tags.get("mode")), "")
+        found.append(f"faster than softmax{mode} {text}")
+    return found
+
+
 def learning(summary: Summary, key: str) -> Rows:
     """Mean, lowest and highest seed at each epoch."""
     rows: Rows = []

@@ -24,25 +24,35 @@ from linvit.report.summary import Summary, summarise
 HERE = Path(__file__).parent
 
 
-def build(folders: Path | str | Sequence[Path | str], out: Path | str | None = None) -> Path:
-    """Write the report of one study, or of several merged, into `out` (default: the first folder) → report.html."""
+def build(folders: Path | str | Sequence[Path | str], out: Path | str | None = None, *, figures: bool = True) -> Path:
+    """Write the report of one study, or of several merged, into `out` (default: the first folder) → report.html.
+
+    The figure files take most of the time; `figures=False` leaves them out."""
     paths = [Path(folders)] if isinstance(folders, (str, Path)) else [Path(folder) for folder in folders]
     study = load(paths)
     target = Path(out) if out is not None else paths[0]
-    (target / "figures").mkdir(parents=True, exist_ok=True)
+    target.mkdir(parents=True, exist_ok=True)
     summary = summarise(study)
     advice = recommend(summary)
     sections = charts.build(summary, advice.attention)
-    for chart in (chart for found in sections.values() for chart in found):
-        spec = chart.figure()
-        _write(target / "figures" / f"{chart.name}.svg", vl_convert.vegalite_to_svg(spec).encode())
-        _write(target / "figures" / f"{chart.name}.png", vl_convert.vegalite_to_png(spec, scale=2))
+    if figures:
+        for chart in (chart for found in sections.values() for chart in found):
+            draw(chart, target / "figures")
     files.write_csv(summary, target / "results.csv")
-    titles = [(c.name, c.title) for name in ("pareto", "cost", "scaling", "learning") for c in sections.get(name, [])]
+    shown = ("pareto", "cost", "scaling", "learning") if figures else ()
+    titles = [(chart.name, chart.title) for name in shown for chart in sections.get(name, [])]
     files.write_markdown(summary, advice, target / "report.md", titles)
     page = target / "report.html"
     _write(page, render(summary, advice, sections).encode())
     return page
+
+
+def draw(chart: Chart, folder: Path) -> None:
+    """The chart as an SVG and a PNG file."""
+    folder.mkdir(exist_ok=True)
+    svg = vl_convert.vegalite_to_svg(chart.figure())
+    _write(folder / f"{chart.name}.svg", svg.encode())
+    _write(folder / f"{chart.name}.png", vl_convert.svg_to_png(svg, scale=2))
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -76,7 +86,7 @@ def render(summary: Summary, advice: Recommendation, sections: dict[str, list[Ch
     chosen = next((v for v in summary.variants if v.attention == advice.attention), None)
     return environment.get_template("page.html").render(
         summary=summary, advice=advice, chosen=chosen, sections=sections, points=files.points,
-        softmax=next((v for v in summary.variants if v.attention == "softmax"), None),
+        breaks=curves.break_even,
         examples=images.examples(summary), illustration=images.illustration(summary),
         confused={v.attention: found for v in summary.variants if (found := curves.confused(summary, v.attention))},
         facts=facts(summary.study), colours=len(theme.PALETTE), shapes=theme.SHAPES,

@@ -91,7 +91,7 @@ def _confidence(chosen: Variant, summary: Summary) -> str:
 
 def _how_sure(chosen: Variant, summary: Summary, few: bool) -> str:
     if few:
-        return "Not enough seeds to tell whether another is as good: train three or more."
+        return "Whether another is as good cannot be told from so few seeds: train three or more."
     loss = summary.verdicts.loss(chosen.attention)
     if loss == float("inf"):
         return "Nothing was compared with it."

@@ -83,7 +83,8 @@ def _variant(study: Study, name: str, index: int) -> Variant:
     final = _by_seed([r for r in accuracy if r.tags.get("selection") == "final"])
     variant = Variant(name, index, best, _fraction(best), _fraction(final))
     for metric in ONCE:
-        values = [x for r in mine if r.metric == metric and (x := number(r.value)) is not None]
+        found = [r for r in mine if r.metric == metric and r.tags.get("mode", "forward") == "forward"]
+        values = [x for r in found if (x := number(r.value)) is not None]
         if values:
             variant.numbers[metric] = sum(values) / len(values)
         for record in mine:

@@ -1,0 +1,243 @@
+"""Study folder → files: what they say, what they escape, and what may be missing."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import html
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import synthetic
+from synthetic import ATTENTIONS, record, study
+
+from linvit import report
+from linvit.records import Records
+from linvit.report.page import script_json
+
+COLUMNS = ("attention,test_accuracy,test_accuracy_low,test_accuracy_high,seeds,final_accuracy,train_step_s,"
+           "train_step_vs_softmax,inference_images_per_s,inference_vs_softmax,inference_vs_identity,peak_memory_bytes,"
+           "parameters,macs,attention_error,verdict")  # fmt: skip
+
+
+def rows(folder):
+    with open(folder / "results.csv", newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+build = functools.partial(report.build, figures=False)
+
+
+def advice(folder):
+    return report.recommend(report.summarise(report.load(folder)))
+
+
+def text_of(page):
+    """The page's words, without its scripts and styles."""
+    body = re.sub(r"<(script|style).*?</\1>", "", page.read_text(encoding="utf-8"), flags=re.S)
+    return html.unescape(re.sub(r"<[^>]+>", " ", body.replace("<wbr>", "")))
+
+
+def test_the_full_report(built):
+    page = built / "report.html"
+    assert page.stat().st_size < 5_000_000
+    words = text_of(page)
+    for heading in ("Results", "What it costs", "Where linear attention starts to pay", "How they learned",
+                    "Class by class", "What gets confused", "How close to softmax", "Examples", "What the model sees",
+                    "What was run", "Where this comparison is weak", "Training was cut short.",
+                    "seed 2 diverged in blocks.2.attention at step 412"):  # fmt: skip
+        assert heading in words
+    markdown = (built / "report.md").read_text(encoding="utf-8")
+    assert all(name.split(":")[0] in markdown for name in ATTENTIONS)
+    figures = {path.name for path in (built / "figures").iterdir()}
+    assert {"pareto.svg", "pareto.png", "scaling-forward.svg", "confusion-0.png"} <= figures
+    assert len({name.split(".")[0] for name in figures}) * 2 == len(figures)
+    linked = re.findall(r"\(figures/(.*?)\)", markdown)
+    assert linked
+    assert set(linked) <= figures
+
+
+def test_results_csv(built):
+    found = rows(built)
+    assert (built / "results.csv").read_text().startswith(COLUMNS)
+    assert [row["attention"] for row in found] == list(ATTENTIONS)
+    first = found[0]
+    assert (
+        0 < float(first["test_accuracy_low"]) < float(first["test_accuracy"]) < float(first["test_accuracy_high"]) <= 1
+    )
+    assert (first["seeds"], first["parameters"]) == ("5", "201482")
+    accuracy = [r.value for r in report.load(built).of("test_accuracy", attention="softmax", selection="best")]
+    assert float(first["test_accuracy"]) == pytest.approx(np.mean(accuracy))
+    assert {row["attention"]: row["verdict"] for row in found}["performer-theta:m=32"] == "diverged"
+
+
+def test_a_report_is_a_pure_function_of_its_folder(built, copy):
+    report.build(copy)
+    for name in ("report.html", "report.md", "results.csv", "figures/pareto.svg"):
+        assert (copy / name).read_bytes() == (built / name).read_bytes()
+
+
+def test_the_recommendation_is_the_fastest_that_equals_the_best(built):
+    found = advice(built)
+    assert found.attention == "performer-relu:m=64,projection=none"
+    assert len(found.sentences) == 2
+    assert "inference throughput" in found.reason
+    assert found.confidence in ("sure", "fairly sure")
+
+
+def test_one_seed_is_not_enough(tmp_path):
+    folder = study(tmp_path / "one", seeds=(0,))
+    build(folder)
+    assert advice(folder).confidence == "not enough seeds to tell"
+    assert {row["verdict"] for row in rows(folder)} == {"most accurate", "not enough seeds to tell"}
+    assert all(row["test_accuracy_low"] == "" for row in rows(folder))
+
+
+def test_a_diverged_variant_is_never_recommended(tmp_path):
+    winner = "performer-relu:m=64,projection=none"
+    assert advice(study(tmp_path / "ok", seeds=range(5))).attention == winner
+    folder = study(tmp_path / "diverged", seeds=range(5), diverged=[(winner, 3)])
+    assert advice(folder).attention != winner
+    every = study(tmp_path / "all", seeds=(0, 1), diverged=[(name, 1) for name in ATTENTIONS])
+    build(every)
+    assert advice(every).attention is None
+    assert {row["verdict"] for row in rows(every)} == {"diverged"}
+
+
+def test_controls_are_never_recommended(tmp_path):
+    folder = study(tmp_path, attentions=("softmax", "uniform"), seeds=range(4), artefacts=False)
+    records = Records(folder / "records.jsonl")
+    records.append(
+        record("test_accuracy", 0.999, attention="uniform", seed=s, selection="best", n=360) for s in range(4)
+    )
+    assert advice(folder).attention == "softmax"
+    assert any("hardly need attention" in text for text in report.summarise(report.load(folder)).warnings)
+
+
+def test_without_speeds_the_most_accurate_is_recommended(tmp_path):
+    folder = study(tmp_path, speeds=False, seeds=range(5))
+    build(folder)
+    assert advice(folder).attention == "softmax"
+    assert "no speed" in advice(folder).reason
+
+
+def test_everything_a_user_names_is_escaped(hostile):
+    page = (hostile / "report.html").read_text(encoding="utf-8")
+    assert page.count("</script>") == page.count("<script") == 3
+    assert "<img src=x" not in page and "<img src=//" not in page and "<b>bold" not in page
+    markdown = (hostile / "report.md").read_text(encoding="utf-8")
+    assert not re.search(r"(?<!\\)<(script|img|b)", markdown.split("## Run it again")[0])
+    assert markdown.count("```") == 2
+    assert rows(hostile)[1]["attention"].startswith("'=cmd()")
+    assert rows(hostile)[0]["attention"] == "softmax"
+
+
+def test_json_cannot_leave_its_script():
+    text = script_json({"a": "</script><!--", "b": "\u2028"})
+    assert "<" not in text and "\u2028" not in text
+    assert json.loads(text) == {"a": "</script><!--", "b": "\u2028"}
+
+
+def test_missing_artefacts_are_said(copy):
+    for file in [*copy.rglob("*.npz"), *copy.rglob("confusion.json"), *copy.rglob("log.jsonl")]:
+        file.unlink()
+    words = text_of(build(copy))
+    assert "files that the records name are missing" in words
+    assert "Examples" not in words and "How they learned" not in words
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1, 2", b'{"matrix": [["a"]]}', b"\xff\xfe\x00"])
+def test_broken_artefacts_are_left_out(copy, content):
+    for file in [*copy.rglob("*.npz"), *copy.rglob("confusion.json"), *copy.rglob("log.jsonl")]:
+        file.write_bytes(content)
+    assert "Results" in text_of(build(copy))
+
+
+def test_pickles_and_files_outside_the_study_are_not_read(copy, tmp_path):
+    np.savez(copy / "examples.npz", images=np.array([{"a": 1}], dtype=object))
+    (tmp_path / "secret.json").write_text('{"matrix": [[1, 0], [0, 1]]}')
+    Records(copy / "records.jsonl").append(
+        [record("confusion", 1, attention="softmax", seed=0, artefact="../secret.json")]
+    )
+    loaded = report.load(copy)
+    assert [r.artefact for r in loaded.of("confusion", attention="softmax", seed=0)][-1] == ""
+    assert "Examples" not in text_of(build(copy))
+
+
+@pytest.mark.parametrize(
+    "metric", ["test_accuracy", "parameters", "inference_vs_softmax", "attention_time", "f1", "train_step"]
+)
+def test_any_metric_may_be_missing_or_not_finite(copy, metric):
+    file = copy / "records.jsonl"
+    kept = [r for r in Records(file) if r.metric != metric]
+    nulls = [record(metric, None, attention=name, seed=0) for name in ATTENTIONS]
+    for lines in (kept, kept + nulls):
+        file.unlink()
+        Records(file).append(lines)
+        report.summarise(report.load(copy))
+        report.recommend(report.summarise(report.load(copy)))
+    build(copy)
+
+
+def test_the_smallest_study(tmp_path):
+    Records(tmp_path / "records.jsonl").append([record("test_accuracy", 0.9, attention="softmax", seed=0)])
+    assert "softmax" in text_of(build(tmp_path))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "study.json").write_text("{}")
+    assert "Nothing to recommend" in text_of(build(tmp_path / "empty"))
+
+
+def test_folders_that_hold_no_study(tmp_path):
+    with pytest.raises(ValueError, match="holds no study"):
+        build(tmp_path)
+    (tmp_path / "study.json").write_text("{")
+    with pytest.raises(ValueError, match="not JSON"):
+        build(tmp_path)
+    (tmp_path / "study.json").write_text('{"format": 99}')
+    with pytest.raises(ValueError, match="format 99"):
+        build(tmp_path)
+
+
+def test_merging(tmp_path):
+    first = study(tmp_path / "a", attentions=ATTENTIONS[:2], command="first")
+    second = study(tmp_path / "b", attentions=ATTENTIONS[1:], command="second")
+    page = build([first, second], tmp_path / "merged")
+    assert page == tmp_path / "merged" / "report.html"
+    assert [row["attention"] for row in rows(tmp_path / "merged")] == list(ATTENTIONS)
+    assert report.load([first, second]).info["commands"] == ["first", "second"]
+    with pytest.raises(ValueError, match="different data"):
+        report.load([first, study(tmp_path / "c", name="mnist", artefacts=False)])
+
+
+def test_doubts_are_stated(tmp_path):
+    folder = study(tmp_path, artefacts=False)
+    Records(folder / "records.jsonl").append([
+        record("parameters", 400_000, attention="linformer:k=16"),
+        record("test_accuracy", 0.97, attention="softmax", seed=9, selection="best", n=360),
+    ])  # fmt: skip
+    found = " ".join(report.summarise(report.load(folder)).warnings)
+    assert "Parameters are not matched: linformer:k=16 has 99%" in found
+    assert "same seeds" in found
+
+
+def test_many_classes_and_variants(tmp_path):
+    names = [f"class {i}" for i in range(60)]
+    many = tuple(f"performer-exp:m={8 * i}" for i in range(1, 12))
+    folder = study(tmp_path, attentions=many, classes=names, seeds=(0, 1, 2))
+    page = build(folder)
+    assert page.stat().st_size < 5_000_000
+    assert "taken for" in text_of(page)
+
+
+def test_imports_neither_torch_nor_the_rest_of_linvit():
+    code = "import sys, linvit.report; print([m for m in sys.modules if m.split('.')[0] in ('torch', 'linvit')])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    loaded = set(re.findall(r"'(.*?)'", found))
+    assert not [
+        name for name in loaded if not name.startswith("linvit.report") and name not in ("linvit", "linvit.records")
+    ]
+    assert synthetic.ATTENTIONS
