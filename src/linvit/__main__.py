@@ -1,0 +1,5 @@
+import sys
+
+from linvit.cli import main
+
+sys.exit(main())
