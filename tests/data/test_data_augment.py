@@ -75,6 +75,18 @@ def test_draws_are_uniform_and_independent():
     assert abs(np.corrcoef(draws[0, 1:], draws[0, :-1])[0, 1]) < 5 / np.sqrt(20_000)
 
 
+def test_a_seed_is_not_another_one_moved_by_an_index():
+    indices = torch.arange(100)
+    assert not set(Draw(0, 0, indices + 1)("a").tolist()) & set(Draw(1, 0, indices)("a").tolist())
+    assert not set(Draw(0, 1, indices)("a").tolist()) & set(Draw(1, 0, indices)("a").tolist())
+
+
+def test_draws_are_fixed_for_all_time():
+    """A resumed run must continue with the same augmentation after an update."""
+    bits = (Draw(3, 5, torch.tensor([0, 1, 10**9]))("crop y", 1) * 2**24).long()
+    assert bits.tolist() == [5764462, 12493288, 11770523]
+
+
 @pytest.mark.parametrize(("epoch", "seed"), [(0, 2**40), (10**6, -3), (1, 2**63)])
 def test_any_seed_is_allowed(epoch, seed):
     assert torch.isfinite(augment({}, range(3), epoch, seed)[0]).all()
@@ -237,7 +249,7 @@ def test_operations_do_what_pillow_does(ours, pillow, tolerance, sign):
 
 
 def test_every_operation_is_drawn():
-    kinds = (Draw(0, 0, torch.arange(14_000))("operation") * len(ops.OPERATIONS)).long()
+    kinds = (Draw(0, 0, torch.arange(14_000))("op") * len(ops.OPERATIONS)).long()
     assert torch.bincount(kinds).min() > 800
 
 

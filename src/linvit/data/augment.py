@@ -59,13 +59,13 @@ class Augment:
         indices = torch.as_tensor(indices, dtype=torch.int64, device=images.device)
         draw = Draw(seed, epoch, indices)
         for layer in range(self.randaugment):
-            operation, sign = draw("operation", layer), draw("sign", layer) < 0.5
-            images = randaugment(images, operation, sign, self.magnitude)
+            images = randaugment(images, draw("op", layer), draw("sign", layer) < 0.5, self.magnitude)
         if self.pad_crop:
             images = shifted(images, draw, self.pad_crop, self.padding)
-        if self.flip != "none":
-            chosen = Draw(seed, 0, indices)("flip") < 0.5 if self.flip == "alternating" else draw("flip") < 0.5
-            images = flipped(images, ~chosen if self.flip == "alternating" and epoch % 2 else chosen)
+        if self.flip == "random":
+            images = flipped(images, draw("flip") < 0.5)
+        elif self.flip == "alternating":
+            images = flipped(images, (Draw(seed, 0, indices)("flip") < 0.5) ^ bool(epoch % 2))
         x = normalise(images, self.mean, self.std)
         if self.cutout:
             x = x.masked_fill_(_box(x, draw("cut y"), draw("cut x"), self.cutout), 0.0)
@@ -96,11 +96,12 @@ class Draw:
     """Uniform numbers as a hash: `draw(name)` is float32 in [0, 1), (B,), one for each sample."""
 
     def __init__(self, seed: int, epoch: int, indices: Tensor):
-        self.base = _mix(_mix(indices + _scalar(seed)) + epoch)
+        run = _mix(torch.tensor(_signed(seed), device=indices.device))  # mixed first: seed 1 is not seed 0 moved by one
+        self.base = _mix(indices + _mix(run + epoch))
 
     def __call__(self, name: str, number: int = 0) -> Tensor:
-        key = _scalar(int.from_bytes(name.encode()[:8], "little") + number * 0x9E3779B97F4A7C15)
-        bits = _mix(self.base + key)
+        """`name` has at most eight letters; `number` counts draws of the same name."""
+        bits = _mix(_mix(self.base + _signed(int.from_bytes(name.encode(), "little"))) + number)
         return (bits >> 40 & 0xFFFFFF).to(torch.float32) / 2**24
 
     def integer(self, name: str, count: int) -> Tensor:
@@ -113,16 +114,16 @@ class Draw:
         return torch.as_tensor(values, dtype=torch.float32, device=uniform.device)
 
 
-def _scalar(value: int) -> int:
+def _signed(value: int) -> int:
     """Any integer as a signed 64-bit one."""
     return (value + 2**63) % 2**64 - 2**63
 
 
 def _mix(x: Tensor) -> Tensor:
     """The finaliser of SplitMix64 after one golden-ratio step; int64 products wrap as it needs."""
-    x = x + _scalar(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> 30 & (1 << 34) - 1)) * _scalar(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> 27 & (1 << 37) - 1)) * _scalar(0x94D049BB133111EB)
+    x = x + _signed(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> 30 & (1 << 34) - 1)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> 27 & (1 << 37) - 1)) * _signed(0x94D049BB133111EB)
     return x ^ (x >> 31 & (1 << 33) - 1)
 
 
