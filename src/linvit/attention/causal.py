@@ -6,21 +6,25 @@ One chunk of one token is the O(1) decoding step.
 Inside a chunk a maximum per feature will not do: a later key would push earlier ones out of range. There
 ℓk_jf = u_jf + w_j is split. w_j is handled per pair, by e^{w_j − m_t} with m_t the running maximum of w; of u_jf, which
 varies far less, the middle of its range per feature is taken out. Queries and keys then share the range of floats, and
-rows are exact where one maximum would give 0/0. All references cancel, so they carry no gradient.
+rows are exact where one maximum would give 0/0. What underflows is bounded, so a row that it could matter to is known,
+and computed by log-sum-exp over pairs instead; that takes norms far beyond a trained model's. All references cancel, so
+they carry no gradient.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from linvit.attention.linear import KEEP_WIDTH, _inverse, _lowest, _width
+from linvit.attention.linear import BLOCK, KEEP_WIDTH, _inverse, _lowest, _width
 from linvit.kernels.base import Features, Prepared, square_norm
 
 CHUNK = 128
+TOLERATED = 1e-5  # relative error of a row, by underflow
 
 
 class State(NamedTuple):
@@ -75,8 +79,8 @@ def causal_chunk(
         torch.stack([part[i] * fade for part, fade in zip(parts, fades, strict=True)]).sum(0) for i in range(3)
     )
     after = _advance(u_k, v, w, state, φ)
-    if not φ.divide:
-        return numerator * top.exp(), after
+    if not φ.divide:  # an RMS norm follows, to which a factor of the row is nothing
+        return numerator, after
     return numerator * _inverse(denominator, φ.least * after.z.shape[-1] * count), after
 
 
@@ -88,17 +92,39 @@ def _pair_weights(w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _exponential_own(u_q: Tensor, u_k: Tensor, v: Tensor, w: Tensor) -> _Part:
-    middle = 0.5 * (u_k.detach().amax(1, keepdim=True) + u_k.detach().amin(1, keepdim=True))
+    low, top = u_k.detach().amin(1, keepdim=True), u_k.detach().amax(1, keepdim=True)
+    middle, reach = 0.5 * (top + low), 0.5 * (top - low).amax(-1, keepdim=True)
     a = u_q + middle
     high = a.detach().amax(-1, keepdim=True)
     pairs, m = _pair_weights(w)
-    # a later key may make its product with a query infinite: it is dropped before it is weighed
-    products = torch.bmm((a - high).exp(), (u_k - middle).exp().transpose(1, 2)).masked_fill(pairs == 0, 0.0)
+    range_ = torch.finfo(v.dtype)
+    furthest = 0.8 * math.log(range_.max)  # leaves room for sums
+    products = torch.bmm((a - high).exp(), (u_k - middle).clamp_max(furthest).exp().transpose(1, 2))
     scores = products * pairs
     total = scores.sum(-1, keepdim=True)
-    safe = total.clamp_min(torch.finfo(v.dtype).tiny)
+    # each of C·F terms may have lost tiny·e^reach: too much for a total of less than that, divided by what is tolerated
+    lost = math.log(range_.tiny * pairs.shape[-1] * u_k.shape[-1] / TOLERATED) + reach
+    empty = pairs.detach().amax(-1, keepdim=True) == 0
+    doubtful = ((total.detach().log() < lost) | (reach > furthest)) & ~empty
+    safe = total.masked_fill(empty | doubtful, 1.0)
     # normalised here, so that what the parts are weighed by is their true size, not the reference's
-    return _Part(torch.bmm(scores, v) / safe, total / safe, total, high + m + safe.log())
+    part = _Part(torch.bmm(scores, v) / safe, total / safe, total, high + m + safe.log())
+    rows = doubtful.squeeze(-1).nonzero()
+    if not len(rows):
+        return part
+    at_once = max(1, BLOCK.get(v.device.type, 1 << 26) // (u_k.shape[1] * u_k.shape[2]))
+    exact = [_exponential_rows(u_q, u_k, v, w, *some.unbind(1)) for some in rows.split(at_once)]
+    where = tuple(rows.unbind(1))
+    return _Part(*(old.index_put(where, torch.cat(new)) for old, new in zip(part, zip(*exact, strict=True), strict=True)))
+
+
+def _exponential_rows(u_q: Tensor, u_k: Tensor, v: Tensor, w: Tensor, g: Tensor, t: Tensor) -> _Part:
+    """The rows t of the groups g, by log-sum-exp over features for each key up to t."""
+    late = torch.arange(u_k.shape[1], device=t.device) > t[:, None]
+    logs = ((u_q[g, t][:, None] + u_k[g]).logsumexp(-1) + w[g].squeeze(-1)).masked_fill(late, -torch.inf)
+    log = logs.logsumexp(-1, keepdim=True)
+    one = torch.ones_like(log)
+    return _Part(torch.bmm((logs - log).exp().unsqueeze(1), v[g]).squeeze(1), one, one, log)
 
 
 def _exponential_past(u_q: Tensor, state: State) -> _Part:

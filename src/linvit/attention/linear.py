@@ -27,6 +27,7 @@ them: reading them back from memory costs more than the product that makes them.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 
@@ -63,7 +64,7 @@ class _Blocks:
         g, n, _ = like.shape
         size = BLOCK.get(like.device.type, 1 << 26)
         self.tokens = -(-n // -(-n * width // size))
-        self.heads = min(g, max(1, size // (self.tokens * width))) if self.tokens == n else 1
+        self.heads = max(1, min(g, size // (self.tokens * width))) if self.tokens == n else 1
         self.kept: dict[tuple[str, int, int], Tensor] | None = {} if keep else None
         self.scratch: dict[str, Tensor] = {}
 
@@ -135,7 +136,8 @@ def _lowest(x: Tensor) -> float:
 def _inverse(d: Tensor, least: Tensor) -> Tensor:
     """1/d with |d| moved up to `least`; 0 where nothing is left to divide by (every key masked)."""
     size = torch.maximum(d.abs(), least)
-    return torch.where(size > 0, torch.where(d < 0, -1.0, 1.0) / size, 0.0)
+    empty = size == 0
+    return (torch.where(d < 0, -1.0, 1.0) / size.masked_fill(empty, 1.0)).masked_fill(empty, 0.0)
 
 
 def _again(role: str, x: Tensor, φ: Features, at: tuple[slice, slice], block: _Blocks, kept: dict | None) -> Tensor:
@@ -155,6 +157,17 @@ def _pullback(u: Tensor, φ: Features, kept: bool) -> tuple[Tensor, Callable[[Te
         u = u.detach().requires_grad_()
         h = φ.f(u)
     return h.detach(), lambda dh: torch.autograd.grad(h, u, dh)[0]
+
+
+def _full_precision(backward):
+    """A backward pass called inside an autocast region still computes in the precision of its forward pass."""
+
+    @functools.wraps(backward)
+    def run(ctx, dout):
+        with torch.autocast(dout.device.type, enabled=False):
+            return backward(ctx, dout)
+
+    return run
 
 
 class _Exponential(torch.autograd.Function):
@@ -201,6 +214,7 @@ class _Exponential(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @_full_precision
     def backward(ctx, dout):  # pyright: ignore[reportIncompatibleMethodOverride]
         q, k, v, w, bias, out, state, shift, scale = ctx.saved_tensors
         g, width, φ, kept = len(q), state.shape[1], ctx.φ, ctx.kept
@@ -282,6 +296,7 @@ class _Pointwise(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @_full_precision
     def backward(ctx, dout):  # pyright: ignore[reportIncompatibleMethodOverride]
         q, k, v, w, out, over, count, *states = ctx.saved_tensors
         φ, kept = ctx.φ, ctx.kept

@@ -23,11 +23,11 @@ def reference_attention(plan: Prepared, v: Tensor, causal: bool = False) -> Tens
         logs = (pairs.logsumexp(-1) + w.transpose(1, 2)).masked_fill(late, -torch.inf)
         return torch.softmax(logs, -1).nan_to_num(0.0) @ v
     assert φ.f is not None
-    w = (w - w.amax(1, keepdim=True).clamp_min(torch.finfo(w.dtype).min)).exp()
     f_q, f_k = φ.f(u_q.clone()) + φ.floor, φ.f(u_k.clone()) + φ.floor
-    scores = (f_q @ (f_k * w).transpose(1, 2)).masked_fill(late, 0.0)
+    logs = (w * torch.ones_like(k[..., :1])).transpose(1, 2).expand(-1, q.shape[1], -1).masked_fill(late, -torch.inf)
+    weights = (logs - logs.amax(-1, keepdim=True).clamp_min(torch.finfo(logs.dtype).min)).exp()
+    scores = (f_q @ f_k.transpose(1, 2)) * weights
     if not φ.divide:
         return scores @ v
-    count = (w * torch.ones_like(scores[:, :1]).transpose(1, 2)).expand_as(scores.transpose(1, 2)).transpose(1, 2)
-    count = count.masked_fill(late, 0.0).sum(-1, keepdim=True)
-    return (scores @ v) * _inverse(scores.sum(-1, keepdim=True), φ.least * f_k.shape[-1] * count)
+    least = φ.least * f_k.shape[-1] * weights.sum(-1, keepdim=True)
+    return (scores @ v) * _inverse(scores.sum(-1, keepdim=True), least)

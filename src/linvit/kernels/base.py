@@ -7,6 +7,7 @@ A kernel says what it does with q and k in `prepare`: it hands back inputs, log-
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ class Site:
                 raise ValueError(f"{name}={value!r} must be a whole number of at least 0")
         if self.grid is not None:
             object.__setattr__(self, "grid", tuple(self.grid))
-            if len(self.grid) != 2 or self.prefix + self.grid[0] * self.grid[1] != self.tokens:
+            if len(self.grid) != 2 or min(self.grid) < 1 or self.prefix + math.prod(self.grid) != self.tokens:
                 raise ValueError(
                     f"grid={self.grid} with prefix={self.prefix} does not make tokens={self.tokens}:"
                     " tokens must be prefix + rows × columns"
@@ -108,7 +109,7 @@ register = KERNELS.register
 
 def positive(name: str, value: float, at_least: float | None = None) -> None:
     """Raise a ValueError unless value > 0 (or ≥ at_least)."""
-    if value < at_least if at_least is not None else value <= 0:
+    if not math.isfinite(value) or (value < at_least if at_least is not None else value <= 0):
         raise ValueError(f"{name}={value} must be " + (f"at least {at_least}" if at_least is not None else "above 0"))
 
 

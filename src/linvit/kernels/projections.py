@@ -69,4 +69,4 @@ class Omega(nn.Module):
     @torch.no_grad()
     def redraw(self, step: int) -> None:
         m, d = self.rows.shape
-        self.rows.copy_(draw(m, d, self.kind, self.norms, generator("omega", *self.key, step)))
+        self.rows.copy_(draw(m, d, self.kind, self.norms, generator("omega", *self.key, int(step))))
