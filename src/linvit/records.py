@@ -71,15 +71,17 @@ class Record:
     def line(self) -> str:
         row: dict[str, Any] = asdict(self)
         tags = row.pop("tags")
-        if clash := set(tags) & set(row):
+        if clash := set(tags) & {f.name for f in fields(self)}:
             raise ValueError(f"record tags may not be named {sorted(clash)}")
         if isinstance(self.value, float) and not math.isfinite(self.value):
             row["value"] = None
         return json.dumps(row | tags, ensure_ascii=False, allow_nan=False)
 
     @classmethod
-    def from_line(cls, line: str) -> Record:
+    def from_line(cls, line: str | bytes) -> Record:
         row = json.loads(line)
+        if not isinstance(row, dict):
+            raise ValueError(f"{type(row).__name__}, not an object")
         own = {f.name: row.pop(f.name) for f in fields(cls) if f.name in row}
         return cls(**own, tags=row)
 
@@ -108,9 +110,9 @@ class Records:
     def __iter__(self) -> Iterator[Record]:
         if not self.path.exists():
             return
-        with open(self.path, encoding="utf-8") as file:
+        with open(self.path, "rb") as file:
             for number, line in enumerate(file, 1):
-                if not line.endswith("\n"):
+                if not line.endswith(b"\n"):
                     return
                 try:
                     yield Record.from_line(line)

@@ -19,6 +19,7 @@ import pkgutil
 import sys
 import types
 import typing
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,7 +88,7 @@ def parse_layers(text: str | Spec, depth: int) -> list[Spec]:
     layers: list[Spec] = []
     for part in text.split("+"):
         spec, at, count = part.partition("@")
-        if at and not (count.isdigit() and int(count)):
+        if at and not (count.isdecimal() and int(count)):
             raise ValueError(f"spec '{text}': '@{count}' must be a positive number of layers, e.g. softmax@2")
         layers += [parse(spec)] * (int(count) if at else 1)
     if len(layers) != depth:
@@ -134,14 +135,20 @@ def _describe(annotation: Any) -> str:
     )
 
 
-def check_options(spec: Spec, allowed: Mapping[str, inspect.Parameter]) -> None:
-    """Raise a ValueError naming the option, its value and what is allowed."""
+def check_options(spec: Spec, allowed: Mapping[str, inspect.Parameter]) -> dict[str, Value]:
+    """The options as a constructor takes them, or a ValueError naming the option, its value and what is allowed.
+
+    `none` is a word where that word is allowed (projection=none), and None elsewhere (clamp=none).
+    """
+    options: dict[str, Value] = {}
     for key, value in spec.options.items():
         if key not in allowed:
             raise ValueError(f"spec '{spec}': '{spec.name}' has no option '{key}'" + choices(key, sorted(allowed)))
-        if not _accepts(allowed[key].annotation, value):
-            wanted = _describe(allowed[key].annotation)
-            raise ValueError(f"spec '{spec}': option {key}={_text(value)} must be {wanted}")
+        annotation = allowed[key].annotation
+        options[key] = None if value == "none" and not _accepts(annotation, value) else value
+        if not _accepts(annotation, options[key]):
+            raise ValueError(f"spec '{spec}': option {key}={_text(value)} must be {_describe(annotation)}")
+    return options
 
 
 def take_options(spec: Spec, factory: Callable[..., Any]) -> dict[str, Value]:
@@ -207,10 +214,16 @@ def import_plugins(paths: str) -> None:
         if not path.exists():
             raise ValueError(f"LINVIT_PLUGINS names '{path}', which does not exist")
         for file in sorted(path.glob("*.py")) if path.is_dir() else [path]:
-            name = f"linvit_plugin_{file.stem}"
+            name = f"linvit_plugin_{file.stem}_{zlib.crc32(bytes(file.resolve())):08x}"
+            if name in sys.modules:
+                continue
             spec = importlib.util.spec_from_file_location(name, file)
             if spec is None or spec.loader is None:
                 raise ValueError(f"LINVIT_PLUGINS names '{file}', which is not a Python file")
             module = importlib.util.module_from_spec(spec)
             sys.modules[name] = module
-            spec.loader.exec_module(module)
+            try:
+                spec.loader.exec_module(module)
+            except BaseException:
+                del sys.modules[name]
+                raise

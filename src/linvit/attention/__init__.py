@@ -48,11 +48,11 @@ def create_attention(
     """The attention a spec names, for this place in a model. `tokens` counts prefix and image tokens."""
     spec = parse(spec)
     factory = _factory(spec.name)
-    check_options(spec, attention_options(spec.name))
+    options = check_options(spec, attention_options(spec.name))
     site = Site(heads, head_dim, tokens, grid, prefix, layer, seed, causal)
     shared = {field.name for field in dataclasses.fields(Switches)}
-    switches = Switches(**{key: typing.cast(typing.Any, v) for key, v in spec.options.items() if key in shared})
-    options = {key: value for key, value in spec.options.items() if key not in shared}
+    switches = Switches(**{key: typing.cast(typing.Any, v) for key, v in options.items() if key in shared})
+    options = {key: value for key, value in options.items() if key not in shared}
     try:
         if issubclass(factory, Attention):
             return factory(site, switches, **options)

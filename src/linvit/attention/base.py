@@ -82,7 +82,7 @@ class Attention(nn.Module, ABC):
         self._check(q, k, v, mask)
         dtype = v.dtype
         with torch.autocast(q.device.type, enabled=False):
-            q, k, v = (_precise(x) for x in (q, k, v))
+            q, k, v = precise(q, k, v)
             if mask is not None:  # what padding holds, even NaN, must not matter
                 q, k, v = (x.masked_fill(~mask[:, None, :, None], 0.0) for x in (q, k, v))
             out = self._mix(q, k, v, mask)
@@ -94,7 +94,7 @@ class Attention(nn.Module, ABC):
         """(B, H, N, N): what multiplies v. Obtained by attending to v = I, so it holds for any attention."""
         self._check(q, k, q, mask)
         with torch.autocast(q.device.type, enabled=False):
-            q, k = _precise(q), _precise(k)
+            q, k = precise(q, k)
             if mask is not None:
                 q, k = (x.masked_fill(~mask[:, None, :, None], 0.0) for x in (q, k))
             identity = torch.eye(k.shape[-2], dtype=q.dtype, device=q.device).expand(*q.shape[:2], -1, -1)
@@ -131,9 +131,6 @@ class Attention(nn.Module, ABC):
                 )
             if x.shape[2] == 0:
                 raise ValueError(f"{name} has no tokens")
-            if self.switches.debug and not torch.isfinite(x).all():
-                kind = "NaN" if torch.isnan(x).any() else "infinity"
-                raise ValueError(f"{name} holds {kind} (layer {site.layer})")
         if mask is not None:
             if mask.dtype != torch.bool:
                 raise ValueError(f"mask has dtype {mask.dtype}: it must be bool, True where a key is kept")
@@ -141,6 +138,11 @@ class Attention(nn.Module, ABC):
                 raise ValueError(
                     f"mask has shape {tuple(mask.shape)}: it must be (batch, tokens) = {(q.shape[0], q.shape[2])}"
                 )
+        for name, x in (("q", q), ("k", k), ("v", v)) if self.switches.debug else ():
+            seen = x if mask is None else x.transpose(1, 2)[mask]
+            if not torch.isfinite(seen).all():
+                kind = "NaN" if torch.isnan(seen).any() else "infinity"
+                raise ValueError(f"{name} holds {kind} (layer {site.layer})")
 
     def extra_repr(self) -> str:
         return f"heads={self.site.heads}, head_dim={self.site.head_dim}, tokens={self.site.tokens}"
@@ -176,8 +178,10 @@ class _DepthwiseConvolution(nn.Module):
         return F.pad(out, (0, 0, self.site.prefix, 0))
 
 
-def _precise(x: Tensor) -> Tensor:
-    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+def precise(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """All in float64 if one of them is, else in float32."""
+    dtype = torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.float32
+    return tuple(x.to(dtype) for x in tensors)
 
 
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:

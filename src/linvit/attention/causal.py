@@ -113,9 +113,8 @@ def _exponential_own(u_q: Tensor, u_k: Tensor, v: Tensor, w: Tensor) -> _Part:
     if not len(rows):
         return part
     at_once = max(1, BLOCK.get(v.device.type, 1 << 26) // (u_k.shape[1] * u_k.shape[2]))
-    exact = [_exponential_rows(u_q, u_k, v, w, *some.unbind(1)) for some in rows.split(at_once)]
-    where = tuple(rows.unbind(1))
-    return _Part(*(old.index_put(where, torch.cat(new)) for old, new in zip(part, zip(*exact, strict=True), strict=True)))
+    exact = zip(*(_exponential_rows(u_q, u_k, v, w, *some.unbind(1)) for some in rows.split(at_once)), strict=True)
+    return _Part(*(old.index_put(rows.unbind(1), torch.cat(new)) for old, new in zip(part, exact, strict=True)))
 
 
 def _exponential_rows(u_q: Tensor, u_k: Tensor, v: Tensor, w: Tensor, g: Tensor, t: Tensor) -> _Part:

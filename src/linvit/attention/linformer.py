@@ -67,8 +67,10 @@ class Linformer(Attention):
         """Use the owner's projections instead of one's own; they are stored once, with the owner."""
         if self.sharing != "layerwise" or owner.sharing != "layerwise" or owner.matrix().shape != self.matrix().shape:
             raise ValueError("only linformers with sharing=layerwise, the same k and the same tokens share projections")
-        if "projection" in self._parameters:
-            del self._parameters["projection"]
+        if self in (owner, *owner.shared):
+            raise ValueError("a linformer cannot share the projections of one that shares its own")
+        if not self.shared:
+            del self.projection
         self.shared = [owner]
 
     def matrix(self) -> Tensor:
@@ -86,7 +88,7 @@ class Linformer(Attention):
 
     @torch.no_grad()
     def regrid(self, grid: tuple[int, int]) -> None:
-        """Interpolate learned projections to another grid of image tokens; what a row sums to is kept."""
+        """Interpolate projections to another grid of image tokens, scaled so that a constant row keeps its sum."""
         old = self.site
         if old.grid is None:
             raise ValueError("regrid needs an attention built with grid=(rows, columns)")
@@ -94,10 +96,13 @@ class Linformer(Attention):
             raise ValueError("only an attention with learned or pooled projections of its own can be regridded")
         matrix = self.projection
         prefix, image = matrix[..., : old.prefix], matrix[..., old.prefix :]
-        scaled = F.interpolate(image.flatten(0, 1).unflatten(-1, old.grid), grid, mode="bilinear", align_corners=False)
+        image = image.flatten(0, 1).unflatten(-1, old.grid)
+        scaled = F.interpolate(image, grid, mode="bilinear", align_corners=False, antialias=True)
         scaled = scaled.flatten(-2).view(*matrix.shape[:3], -1) * (math.prod(old.grid) / math.prod(grid))
         value = torch.cat([prefix, scaled], -1)
         self.site = Site(old.heads, old.head_dim, value.shape[-1], grid, old.prefix, old.layer, old.seed, old.causal)
+        if self.dwc is not None:
+            self.dwc.site = self.site
         if isinstance(matrix, nn.Parameter):
             self.projection = nn.Parameter(value)
         else:

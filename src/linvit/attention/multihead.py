@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from linvit.attention import create_attention
 from linvit.attention.base import Attention
+from linvit.kernels.base import positive
 from linvit.registry import Spec
 
 
@@ -30,6 +31,8 @@ class MultiHead(nn.Module):
         dropout: float = 0.0,
     ):
         super().__init__()
+        positive("dim", dim, at_least=1)
+        positive("heads", heads, at_least=1)
         if head_dim is None:
             if dim % heads:
                 raise ValueError(f"dim={dim} is not a multiple of heads={heads}: give head_dim")
@@ -53,5 +56,7 @@ class MultiHead(nn.Module):
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v as (B, H, N, D)."""
+        if x.ndim != 3 or x.shape[2] != self.qkv.in_features:
+            raise ValueError(f"x has shape {tuple(x.shape)}: it must be (batch, tokens, {self.qkv.in_features})")
         b, n, _ = x.shape
         return self.qkv(x).view(b, n, 3, self.heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linvit.attention.base import Attention, Switches
+from linvit.attention.base import Attention, Switches, precise
 from linvit.attention.causal import State, causal_attention, causal_chunk
 from linvit.attention.linear import linear_attention
 from linvit.kernels.base import FeatureMap, Prepared, Site
@@ -41,20 +42,22 @@ class Performer(Attention):
         if not self.site.causal:
             raise ValueError("step() decodes causally: build the attention with causal=True")
         self._check(q, k, v, None)
-        q, k = self.normalised(q.float() if q.dtype.itemsize < 4 else q, k.float() if k.dtype.itemsize < 4 else k)
-        plan = self.prepare(q, k)
-        out, state = causal_chunk(
-            plan.q, plan.k, v.to(q).reshape(-1, *v.shape[2:]), plan.weight, plan.bias, plan.features, state
-        )
-        if not plan.features.divide:
-            out = F.rms_norm(out, out.shape[-1:])
-        return out.view(v.shape).to(v.dtype), state
+        shape, dtype = v.shape, v.dtype
+        with torch.autocast(q.device.type, enabled=False):
+            q, k, v = precise(q, k, v)
+            plan = self.prepare(*self.normalised(q, k))
+            out, state = causal_chunk(
+                plan.q, plan.k, v.reshape(-1, *shape[2:]), plan.weight, plan.bias, plan.features, state
+            )
+            if not plan.features.divide:
+                out = F.rms_norm(out, out.shape[-1:])
+        return out.view(shape).to(dtype), state
 
     def denominators(self, q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
         """Σ_j φ(q_i)·φ(k_j) as (B, H, N), in float64: how near a signed kernel comes to dividing by zero."""
-        phi_q, phi_k = (self.kernel.phi(x.double() * x.shape[-1] ** -0.25) for x in self.normalised(q, k))
+        phi_q, phi_k = (self.kernel.phi(x * self.kernel.scale) for x in self.normalised(q.double(), k.double()))
         if mask is not None:
-            phi_k = phi_k * mask[:, None, :, None]
+            phi_k = phi_k.masked_fill(~mask[:, None, :, None], 0.0)
         return (phi_q @ phi_k.sum(2, keepdim=True).transpose(2, 3)).squeeze(-1)
 
     def redraw(self, step: int) -> None:

@@ -12,5 +12,5 @@ def create_kernel(
     """`exp:m=128` → a FeatureMap for vectors of head_dim."""
     spec = parse(spec)
     kernel = KERNELS[spec.name]
-    check_options(spec, signature_options(kernel))
-    return kernel(Site(1, head_dim, 1, layer=layer, seed=seed, causal=causal), **spec.options)  # type: ignore[call-arg]
+    options = check_options(spec, signature_options(kernel))
+    return kernel(Site(1, head_dim, 1, layer=layer, seed=seed, causal=causal), **options)  # type: ignore[call-arg]

@@ -84,6 +84,7 @@ class FeatureMap(nn.Module, ABC):
     formula: ClassVar[str] = ""
     estimates: ClassVar[str] = ""
     site: Site
+    scale: float  # multiplies q and k: d^-¼, but for literal presets
     rows: int  # of Ω: what projecting one token costs, in units of head_dim
     width: int  # features
 

@@ -9,6 +9,7 @@ import math
 from typing import ClassVar, Literal
 
 import torch
+from scipy.special import hyp0f1
 from torch import Tensor
 
 from linvit.kernels.base import FeatureMap, Features, Prepared, Site, masked_mean, positive, register, square_norm
@@ -52,6 +53,11 @@ class Exponential(FeatureMap):
             raise ValueError("center=true needs the mean over all tokens, which a causal attention may not see")
         if stabilizer == "reference" and (center or projection == "none"):
             raise ValueError("stabilizer=reference goes with neither center=true nor projection=none")
+        if stabilizer == "reference" and site.causal:
+            raise ValueError("stabilizer=reference needs a maximum over all keys, which a causal attention may not see")
+        positive("eps", eps, at_least=0)
+        if clamp is not None:
+            positive("clamp", clamp)
         self.site, self.stabilizer, self.eps, self.clamp = site, stabilizer, eps, clamp
         self.scale = d**-0.25 if scale is None else scale
         natural = self.symmetric and not site.causal and stabilizer == "exact"
@@ -113,6 +119,17 @@ class Exponential(FeatureMap):
 
         return Prepared(side(q, (-1,), None), side(k, (-2, -1), keep), Features(f=torch.clone))
 
+    def exact(self, x: Tensor, y: Tensor) -> Tensor:
+        """E e^{ω·(x+y)} e^{norm(‖x‖²+‖y‖²)}: softmax for Gaussian rows and norm = −½, less than it for ‖ω‖ = √d."""
+        z = x + y
+        if self.omega is None:
+            return z.exp().sum(-1)
+        log, d = self.norm * (x.square() + y.square()).sum(-1), x.shape[-1]
+        if self.omega.norms == "chi":
+            return (log + 0.5 * z.square().sum(-1)).exp()
+        sphere = hyp0f1(d / 2, (d * z.square().sum(-1) / 4).double().cpu().numpy())
+        return torch.as_tensor(sphere).to(x) * log.exp()
+
 
 @register("exp")
 class Exp(Exponential):
@@ -121,9 +138,6 @@ class Exp(Exponential):
     formula = "m^-½ exp(Ωx − ‖x‖²/2)"
     estimates = "softmax e^{x·y}"
     deterministic = True
-
-    def exact(self, x: Tensor, y: Tensor) -> Tensor:
-        return (x + y).exp().sum(-1) if self.omega is None else (x * y).sum(-1).exp()
 
 
 @register("hyp")
@@ -134,9 +148,6 @@ class Hyp(Exponential):
     estimates = "softmax e^{x·y}"
     symmetric = True
 
-    def exact(self, x: Tensor, y: Tensor) -> Tensor:
-        return (x * y).sum(-1).exp()
-
 
 @register("smreg")
 class Smreg(Exponential):
@@ -145,13 +156,6 @@ class Smreg(Exponential):
     formula = "m^-½ exp(Ωx − ‖x‖²/2), ‖ω‖ = √d"
     estimates = "e^{−(‖x‖²+‖y‖²)/2} ₀F₁(; d/2; d‖x+y‖²/4)"
     norms_choice = "sqrt"
-
-    def exact(self, x: Tensor, y: Tensor) -> Tensor:
-        from scipy.special import hyp0f1
-
-        d = x.shape[-1]
-        sphere = hyp0f1(d / 2, (d * (x + y).square().sum(-1) / 4).double().cpu().numpy())
-        return torch.as_tensor(sphere).to(x) * torch.exp(-0.5 * (x.square() + y.square()).sum(-1))
 
 
 @register("gexp")
@@ -188,10 +192,6 @@ class Gexp(Exponential):
         u_q, u_k = (torch.logaddexp(x if omega is None else x @ omega.t(), floor) for x in plan[:2])
         return Prepared(u_q, u_k, Features())
 
-    def exact(self, x: Tensor, y: Tensor) -> Tensor:
-        z = x + y
-        return z.exp().sum(-1) if self.omega is None else (0.5 * z.square().sum(-1)).exp()
-
 
 @register("oprf")
 class Oprf(Exponential):
@@ -216,7 +216,7 @@ class Oprf(Exponential):
 
     def tilt(self, s: Tensor) -> Tensor:
         d = self.site.head_dim
-        rho = (((2 * s + d).square() + 8 * d * s).sqrt() - 2 * s - d) / (4 * s)
+        rho = 2 * d / (((2 * s + d).square() + 8 * d * s).sqrt() + 2 * s + d)  # 1 for s = 0
         return (1 - 1 / rho) / 8
 
     def phi(self, x: Tensor, s: Tensor | None = None) -> Tensor:
@@ -236,13 +236,10 @@ class Oprf(Exponential):
         else:  # mean‖x_i + y_j‖² over all pairs, from sums over tokens
             squares = masked_mean(square_norm(q) + square_norm(k), keep)
             cross = (masked_mean(q, keep) * masked_mean(k, keep)).sum(-1, keepdim=True)
-            s = (self.scale**2 * (squares + 2 * cross)).clamp_min(1e-6)
+            s = (self.scale**2 * (squares + 2 * cross)).clamp_min(0)
         a = self.tilt(s)
         stretch = (1 - 4 * a).sqrt()
         bias = 2 * a * (omega.square().sum(-1) / self.scale**2)
         weight = plan.features.norm * square_norm(k)
         weight = weight if plan.weight is None else plan.weight + weight
         return Prepared(q * stretch, k * stretch, Features(omega), weight, bias)
-
-    def exact(self, x: Tensor, y: Tensor) -> Tensor:
-        return (x * y).sum(-1).exp()

@@ -59,6 +59,7 @@ class ThetaLinear(Learned):
     ):
         super().__init__(site, scale)
         positive("m", m, at_least=1)
+        positive("eps", eps, at_least=0)
         self.eps = eps
         self.omega = None if projection == "none" else Omega(m, site.head_dim, projection, "chi", site.seed, site.layer)
         self.width = site.head_dim if self.omega is None else m
@@ -92,6 +93,8 @@ class ThetaMixture(Learned):
         scale: float | None = None,
     ):
         super().__init__(site, scale)
+        positive("tau", tau)
+        positive("clamp", clamp)
         d = site.head_dim
         source = generator("mixture", site.seed, site.layer)
         self.mlp = nn.Sequential(_linear(source, d, 2 * d), nn.LayerNorm(2 * d), nn.ReLU(), _linear(source, 2 * d, d))
@@ -155,7 +158,7 @@ class Theta(Learned):
         self.gate = nn.Parameter(torch.zeros(()))
         self.mix = nn.Parameter(torch.zeros(m))  # α = sigmoid(mix)
         self.temperature = nn.Parameter(torch.tensor(math.log(math.expm1(1 - 1e-3))))  # τ = softplus(·) + 10⁻³
-        self.width, self.rows = 2 * m, 2 * m + 2 * d + 2 * m
+        self.width, self.rows = 2 * m, m + 2 * d + 2 * m
 
     def log_parts(self, x: Tensor) -> Tensor:
         tau = F.softplus(self.temperature) + 1e-3

@@ -45,6 +45,8 @@ class Pointwise(FeatureMap):
         super().__init__()
         positive("m", m, at_least=1)
         positive("eps", eps, at_least=0)
+        if clamp is not None:
+            positive("clamp", clamp)
         if negative == "shift" and self.minimum is None:
             raise ValueError(
                 f"negative=shift: {type(self).__name__.lower()} has no minimum; choose clamp, rms or literal"
@@ -97,7 +99,12 @@ class Pointwise(FeatureMap):
         return Prepared(u_q, u_k, replace(features, omega=None, norm=0.0), weight)
 
     def exact(self, x: Tensor, y: Tensor) -> Tensor | None:
-        """E f(ω·x) f(ω·y) for ε = 0, by closed form where `moment` has one, else by Gauss–Hermite quadrature."""
+        """E f(ω·x) f(ω·y) for ε = 0, by closed form where `moment` has one, else by Gauss–Hermite quadrature.
+
+        None for rows of equal length (norms=sqrt), which are not Gaussian.
+        """
+        if self.omega is not None and self.omega.norms == "sqrt":
+            return None
         shift = -(self.minimum or 0.0) if self.negative == "shift" else 0.0
         if self.omega is None:
             return ((self.f(x.clone()) + shift) * (self.f(y.clone()) + shift)).sum(-1)
@@ -292,5 +299,5 @@ class Trig(Pointwise):
     def phi(self, x: Tensor) -> Tensor:
         return super().phi(x) * (0.5 * square_norm(x)).exp()
 
-    def exact(self, x: Tensor, y: Tensor) -> Tensor:
+    def moment(self, x: Tensor, y: Tensor) -> Tensor:
         return (x * y).sum(-1).exp()
