@@ -45,7 +45,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-HELP = """Which attention should my vision transformer use? Measure, train and compare softmax, Performers and Linformers.
+HELP = """Which attention should my vision transformer use? Train, measure and compare softmax, Performers, Linformers.
 
 Examples:
 

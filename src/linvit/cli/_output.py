@@ -75,11 +75,10 @@ def print_table(
         table.add_column(name, justify="right" if name in right else "left", no_wrap=whole or not live, overflow="fold")
     for row in rows:
         table.add_row(*(Text(str(cell)) for cell in row.values()))
-    if live:
-        console = Console()
+    console = Console() if live else Console(width=10_000, no_color=True)
+    if rows and live:
         console.print(table)
-    else:
-        console = Console(width=10_000, no_color=True)
+    elif rows:
         with console.capture() as text:
             console.print(table)
         print("\n".join(line.rstrip() for line in text.get().splitlines()))

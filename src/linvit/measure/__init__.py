@@ -1,0 +1,1 @@
+"""Measurements: each yields Records with where they come from. Nothing here prints, draws or stores."""

@@ -1,0 +1,36 @@
+# make setup && make demo
+
+BIN := .venv/bin
+export OMP_WAIT_POLICY ?= passive
+
+.PHONY: setup demo test test-all lint bench clean
+
+setup: .venv/.done
+
+# Done again only when what to install changes. Torch must never be resolved without constraints.txt.
+.venv/.done: pyproject.toml constraints.txt
+	test -x $(BIN)/python || python3 -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,peers,parquet]'
+	touch $@
+
+demo: setup
+	$(BIN)/linvit bench error --out runs/demo && $(BIN)/linvit bench speed --tokens 256 --tokens 1024 --rounds 5 --out runs/demo
+
+test: setup
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-all: setup
+	$(BIN)/python -m pytest -n 2
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+bench: setup
+	$(BIN)/linvit bench error --out runs/bench
+	$(BIN)/linvit bench speed --threads 2 --out runs/bench
+
+clean:
+	rm -rf runs build dist .pytest_cache .ruff_cache .hypothesis src/*.egg-info
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

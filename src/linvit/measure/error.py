@@ -1,0 +1,103 @@
+"""How far an attention is from exact softmax, on the same queries and keys.
+
+Every comparison needs two controls: `uniform`, which ignores q and k, and softmax's own entropy. With sharp or long
+queries a random-feature estimate can be further from softmax than uniform attention is, which an error of the output
+alone would hide.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from linvit.attention import Attention, create_attention
+from linvit.kernels.projections import generator
+from linvit.measure.provenance import Progress, ignore, provenance
+from linvit.records import Record
+
+CONTROL = "uniform"
+UNITS = {"attention_error": "", "attention_entropy": "nat", "output_error": ""}
+
+
+@torch.no_grad()
+def attention_error(
+    attention: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None
+) -> dict[str, float]:
+    """Means over rows (B, H, N) of what tells `attention` from softmax for these q, k, v; in float64.
+
+    attention_error: total variation ½ Σ_j |A_ij − softmax_ij|; 0 is equal, 1 is no overlap.
+    attention_entropy: of the row |A_i| divided by its sum, in nats; log N is uniform.
+    output_error: ‖A v − softmax v‖ / ‖softmax v‖.
+    """
+    q, k, v = q.double(), k.double(), v.double()
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    if mask is not None:
+        scores = scores.masked_fill(~mask[:, None, None, :], -torch.inf)
+    if attention.site.causal:
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
+    exact = torch.softmax(scores, -1)
+    matrix = attention.attention_matrix(q, k, mask)
+    rows = torch.ones_like(exact[..., 0], dtype=torch.bool) if mask is None else mask[:, None].expand(exact.shape[:-1])
+    weights = matrix.abs() / matrix.abs().sum(-1, keepdim=True).clamp_min(torch.finfo(matrix.dtype).tiny)
+    wanted = (exact @ v)[rows]
+    return {
+        "attention_error": (0.5 * (matrix - exact).abs().sum(-1))[rows].mean().item(),
+        "attention_entropy": torch.special.entr(weights).sum(-1)[rows].mean().item(),
+        "output_error": (((matrix @ v)[rows] - wanted).norm() / wanted.norm()).item(),
+    }
+
+
+def measure(
+    specs: Iterable[str],
+    *,
+    sigmas: Sequence[float] = (0.5, 1.0, 2.0),
+    tokens: int = 256,
+    heads: int = 4,
+    head_dim: int = 64,
+    draws: int = 4,
+    seed: int = 0,
+    progress: Progress = ignore,
+) -> Iterator[Record]:
+    """Errors for q, k ~ N(0, σ²) and v ~ N(0, 1), the same for all; a draw is a new attention with seed + 1.
+
+    A record's value is the mean over draws, `low` and `high` its extremes. The control is measured always.
+    """
+    for name, value, least in (
+        ("tokens", tokens, 2),
+        ("heads", heads, 1),
+        ("head_dim", head_dim, 1),
+        ("draws", draws, 1),
+    ):
+        if value < least:
+            raise ValueError(f"{name}={value} must be at least {least}")
+    if bad := [sigma for sigma in sigmas if not (math.isfinite(sigma) and sigma > 0)]:
+        raise ValueError(f"sigma={bad[0]} must be a positive number")
+    specs = list(dict.fromkeys([*specs, CONTROL]))
+
+    def build(spec: str, draw: int) -> Attention:
+        return create_attention(spec, heads=heads, head_dim=head_dim, tokens=tokens, seed=seed + draw).eval()
+
+    for spec in specs:
+        build(spec, 0)  # a bad spec is an error before anything is measured
+    q, k, v = torch.randn(3, 1, heads, tokens, head_dim, generator=generator("error", seed), dtype=torch.float64)
+    common = provenance(q.device, q.dtype)
+    done, total = 0, len(specs) * len(sigmas) * draws
+    for sigma in sigmas:
+        for spec in specs:
+            found: dict[str, list[float]] = {metric: [] for metric in UNITS}
+            for draw in range(draws):
+                progress(done, total, f"{spec} at σ = {sigma:g}")
+                for metric, value in attention_error(build(spec, draw), sigma * q, sigma * k, v).items():
+                    found[metric].append(value)
+                done += 1
+            for metric, values in found.items():
+                yield Record(
+                    metric, statistics.fmean(values), UNITS[metric], n=draws, **common,
+                    tags={"attention": spec, "sigma": sigma, "tokens": tokens, "heads": heads, "head_dim": head_dim,
+                          "seed": seed, "low": min(values), "high": max(values)},
+                )  # fmt: skip
+    progress(total, total, "done")
