@@ -25,7 +25,8 @@ def hostile(tmp_path_factory) -> Path:
     """Everything a user may name is an attack or an accident."""
     folder = synthetic.study(
         tmp_path_factory.mktemp("report") / "hostile", attentions=("softmax", '=cmd()|"<img src=x onerror=alert(1)>'),
-        classes=HOSTILE, name="<img src=//evil.example/x onerror=alert(1)>", warnings=["<b>bold</b> & <script>alert(2)</script>"],
+        classes=HOSTILE, name="<img src=//evil.example/x onerror=alert(1)>",
+        warnings=["<b>bold</b> & <script>alert(2)</script>"],
         command="linvit compare '</script><script>alert(3)</script>'\n```\n# head",
     )  # fmt: skip
     report.build(folder)

@@ -10,7 +10,8 @@ import numpy as np
 
 from linvit.records import Record, Records
 
-ATTENTIONS = ("softmax", "performer-exp:m=64", "performer-relu:m=64,projection=none", "performer-theta:m=32", "linformer:k=16")  # fmt: skip
+ATTENTIONS = ("softmax", "performer-exp:m=64", "performer-relu:m=64,projection=none", "performer-theta:m=32",
+              "linformer:k=16")  # fmt: skip
 TRUE = {"softmax": 0.978, "performer-exp:m=64": 0.972, "performer-relu:m=64,projection=none": 0.977,
         "performer-theta:m=32": 0.974, "linformer:k=16": 0.951}  # fmt: skip
 SPEED = {"softmax": 1.0, "performer-exp:m=64": 1.32, "performer-relu:m=64,projection=none": 1.71,
@@ -82,7 +83,8 @@ def _trained(folder, attention, seed, truth, classes, rng, artefacts, diverged) 
         matrix = rng.poisson(0.12, (len(classes), len(classes))) + np.diag(rng.poisson(35, len(classes)))
         (folder / place / "confusion.json").write_text(json.dumps({"matrix": matrix.tolist()}))
         found += [record("learning_curve", 30, attention=attention, seed=seed, artefact=f"{place}/log.jsonl"),
-                  record("confusion", 360, attention=attention, seed=seed, artefact=f"{place}/confusion.json")]  # fmt: skip
+                  record("confusion", 360, attention=attention, seed=seed,
+                         artefact=f"{place}/confusion.json")]  # fmt: skip
     return found
 
 
@@ -92,7 +94,8 @@ def _measured(attention, speed, i) -> list[Record]:
         "parameters": 201_482 + 420 * i, "macs": 3.6e6 * (1 - 0.06 * i), "inference_throughput": 5200.0 * speed,
         "inference_latency": 0.0021 / speed, "train_step_vs_softmax": speed * 0.95, "inference_vs_softmax": speed,
         "inference_vs_identity": speed / identity, "peak_memory": 231e6 - 9e6 * i,
-        "attention_error": 0.0 if attention == "softmax" else 0.08 + 0.09 * i, "attention_error_uniform": 0.31 + 0.01 * i,
+        "attention_error": 0.0 if attention == "softmax" else 0.08 + 0.09 * i,
+        "attention_error_uniform": 0.31 + 0.01 * i,
         "attention_entropy": 2.1 + 0.1 * i, "break_even_tokens": None if attention == "softmax" else 180.0 * i,
     }  # fmt: skip
     found = [record(metric, value, attention=attention) for metric, value in once.items()]

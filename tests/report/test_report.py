@@ -108,6 +108,17 @@ def test_a_diverged_variant_is_never_recommended(tmp_path):
     assert {row["verdict"] for row in rows(every)} == {"diverged"}
 
 
+def test_the_advice_in_words(tmp_path):
+    """The most accurate is also the fastest; it is far ahead; it is alone."""
+    folder = study(tmp_path / "ahead", attentions=("softmax", "linformer:k=16"), seeds=range(5), artefacts=False)
+    first, second = advice(folder).sentences
+    assert first.startswith("Use softmax: ")
+    assert "more than any other" in first
+    assert "every other variant is less accurate" in second
+    alone = advice(study(tmp_path / "alone", attentions=("softmax",), artefacts=False))
+    assert (alone.attention, alone.confidence) == ("softmax", "not compared")
+
+
 def test_controls_are_never_recommended(tmp_path):
     folder = study(tmp_path, attentions=("softmax", "uniform"), seeds=range(4), artefacts=False)
     records = Records(folder / "records.jsonl")
@@ -128,7 +139,9 @@ def test_without_speeds_the_most_accurate_is_recommended(tmp_path):
 def test_everything_a_user_names_is_escaped(hostile):
     page = (hostile / "report.html").read_text(encoding="utf-8")
     assert page.count("</script>") == page.count("<script") == 3
-    assert "<img src=x" not in page and "<img src=//" not in page and "<b>bold" not in page
+    assert "<img src=x" not in page
+    assert "<img src=//" not in page
+    assert "<b>bold" not in page
     markdown = (hostile / "report.md").read_text(encoding="utf-8")
     assert not re.search(r"(?<!\\)<(script|img|b)", markdown.split("## Run it again")[0])
     assert markdown.count("```") == 2
@@ -138,7 +151,8 @@ def test_everything_a_user_names_is_escaped(hostile):
 
 def test_json_cannot_leave_its_script():
     text = script_json({"a": "</script><!--", "b": "\u2028"})
-    assert "<" not in text and "\u2028" not in text
+    assert "<" not in text
+    assert "\u2028" not in text
     assert json.loads(text) == {"a": "</script><!--", "b": "\u2028"}
 
 
@@ -147,7 +161,8 @@ def test_missing_artefacts_are_said(copy):
         file.unlink()
     words = text_of(build(copy))
     assert "files that the records name are missing" in words
-    assert "Examples" not in words and "How they learned" not in words
+    assert "Examples" not in words
+    assert "How they learned" not in words
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1, 2", b'{"matrix": [["a"]]}', b"\xff\xfe\x00"])

@@ -32,11 +32,11 @@ records.jsonl: every record has the tag `attention` (the spec's text), but for `
     train_step                 s         low, high (quartiles)            median
     inference_throughput       images/s
     inference_latency          s                                          batch of one
-    train_step_vs_softmax      ratio                                      measured side by side; > 1: faster than softmax
+    train_step_vs_softmax      ratio                                      side by side; > 1: faster than softmax
     inference_vs_softmax       ratio                                      same
     inference_vs_identity      ratio                                      same, beside identity (the speed limit)
     peak_memory                bytes                                      in a fresh process
-    attention_error                                                       mean row total variation to softmax, trained q, k
+    attention_error                                                       mean row total variation to softmax
     attention_error_uniform                                               the control: uniform attention, same q, k
     attention_entropy
     attention_time             s         tokens, mode=forward|both        one call; the scaling curve
@@ -50,7 +50,7 @@ records.jsonl: every record has the tag `attention` (the spec's text), but for `
 
 `selection=best` is the validation-selected model, `final` the last epoch. Artefact paths are relative to the study
 folder and lie inside it. Where one thing was measured twice, the newest record counts. Metrics "once per attention" may
-carry a seed: their mean is shown.
+carry a seed: their mean is shown. Attention errors are measured on trained q, k.
 
 results.csv: one row per requested spec; its `verdict` is against the most accurate variant and is one of
 `most accurate`, `better` (it, when all others are worse), `not distinguishable`, `worse`, `not enough seeds to tell`,

@@ -24,7 +24,6 @@ class Chart:
     title: str
     spec: alt.LayerChart | alt.FacetChart
     note: str = ""
-    legend: bool = True  # does it need the shared legend?
 
     def page(self) -> dict[str, Any]:
         return self.spec.properties(width="container", autosize=alt.AutoSizeParams(type="fit-x")).to_dict() | {
@@ -32,7 +31,12 @@ class Chart:
         }
 
     def figure(self) -> dict[str, Any]:
-        return self.spec.properties(width=640, title=self.title).to_dict() | {"config": theme.config(page=False)}
+        spec: dict[str, Any] = self.spec.properties(width=640, title=self.title).to_dict()
+        spec["config"] = theme.config(page=False)
+        for layer in spec["layer"]:
+            if "name" in layer:  # the points that answer the pointer: no file needs those that are not seen
+                layer["transform"] = [{"filter": "datum.marked"}]
+        return spec
 
 
 def build(summary: Summary, chosen: str | None) -> dict[str, list[Chart]]:
@@ -162,7 +166,7 @@ def bars(summary: Summary, metric: str, title: str, text: Callable[[float | None
         base.mark_text(align="left", dx=8, dy=9, fontWeight=600).encode(x=x, text="shown:N"),
         _labels(base),
     )
-    return Chart(metric, title, layers.properties(height=ROW * len(found)), legend=False)
+    return Chart(metric, title, layers.properties(height=ROW * len(found)))
 
 
 ROW = 44
@@ -178,13 +182,13 @@ def _labels(base: alt.Chart) -> alt.Chart:
 
 
 def _nearest(rows: Rows, x: Any, y: Any, tips: list[Any], summary: Summary) -> alt.Chart:
-    """Points that appear under the pointer: a tooltip without clutter."""
+    """Points that answer the pointer. Only the marked ones are seen: they carry the variant's shape along its line."""
     hover = alt.selection_point(on="pointerover", nearest=False, empty=False, clear="pointerout")
     return (
         _data(rows)
-        .mark_point(filled=True, size=110)
+        .mark_point(filled=True, size=70)
         .encode(x=x, y=y, color=_colour(summary), shape=_shape(summary), tooltip=tips,
-                opacity=alt.when(hover).then(alt.value(1)).otherwise(alt.value(0)))
+                opacity=alt.when(hover | alt.datum.marked).then(alt.value(1)).otherwise(alt.value(0)))
         .add_params(hover)
     )  # fmt: skip
 
@@ -234,7 +238,7 @@ def learning(summary: Summary, key: str, title: str, label: str, form: str) -> C
     base = _data(rows).encode(x=x, y=y, color=_colour(summary))
     layers = alt.layer(
         base.mark_area(opacity=0.12).encode(y=alt.Y("low:Q", title=label), y2="high:Q"),
-        base.mark_line(strokeWidth=2, clip=True).encode(strokeDash=_dash(summary)),
+        base.mark_line(strokeWidth=2).encode(strokeDash=_dash(summary)),
         _nearest(rows, x, y, tips, summary),
     )
     return Chart(f"learning-{key.replace('_', '-')}", title, layers.properties(height=280))
@@ -261,8 +265,7 @@ def confusion(summary: Summary, variant: Variant) -> Chart | None:
             digits.transform_filter("datum.share >= 0.5").mark_text(fontSize=9, style="paper", fontWeight=600),
         ]
     height = min(420, max(200, 30 * len(names)))
-    return Chart(f"confusion-{variant.index}", variant.attention, alt.layer(*layers).properties(height=height),
-                 legend=False)  # fmt: skip
+    return Chart(f"confusion-{variant.index}", variant.attention, alt.layer(*layers).properties(height=height))
 
 
 def classes(summary: Summary) -> Chart | None:
@@ -301,8 +304,7 @@ def scores(summary: Summary, chosen: str | None) -> Chart | None:
         tooltip=["class:N", "metric:N", alt.Tooltip("value:Q", format=".1%")],
     )  # fmt: skip
     height = max(160, 36 * len({row["class"] for row in found}))
-    return Chart("class-scores", f"Precision, recall and F1 of {chosen}", alt.layer(spec).properties(height=height),
-                 legend=False)  # fmt: skip
+    return Chart("class-scores", f"Precision, recall and F1 of {chosen}", alt.layer(spec).properties(height=height))
 
 
 def error(summary: Summary) -> Chart | None:
@@ -328,4 +330,4 @@ def error(summary: Summary) -> Chart | None:
     )  # fmt: skip
     return Chart("attention-error", "Distance from softmax", layers.properties(height=ROW * len(rows)),
                  "The mark is uniform attention on the same queries and keys: a bar beyond it approximates softmax "
-                 "worse than ignoring the image would.", legend=False)  # fmt: skip
+                 "worse than ignoring the image would.")  # fmt: skip

@@ -13,6 +13,7 @@ from linvit.report.summary import Summary, number
 
 Rows = list[dict[str, Any]]
 POINTS = 120  # of one learning curve
+MARKS = 5  # shapes along it
 CLASSES = 20  # of one per-class chart, or one confusion matrix
 
 
@@ -23,7 +24,7 @@ def scaling(summary: Summary, mode: str) -> tuple[Rows, Rows]:
         seconds, tokens = number(r.value), number(r.tags.get("tokens"))
         if seconds and tokens and seconds > 0 and tokens > 0:
             rows.append({"attention": str(r.tags.get("attention")), "tokens": tokens, "seconds": seconds,
-                         "shown": files.seconds(seconds)})  # fmt: skip
+                         "shown": files.seconds(seconds), "marked": True})  # fmt: skip
     if not rows:
         return [], []
     low, high = min(r["tokens"] for r in rows), max(r["tokens"] for r in rows)
@@ -59,10 +60,14 @@ def learning(summary: Summary, key: str) -> Rows:
         epochs = sorted(seen)
         if len(epochs) < 2:
             continue
-        for i in np.unique(np.linspace(0, len(epochs) - 1, min(len(epochs), POINTS)).round().astype(int)):
+        last = len(epochs) - 1
+        points = np.linspace(0, last, min(last + 1, POINTS)).round().astype(int)
+        shift = variant.index / len(summary.variants)  # shapes of different lines do not cover each other
+        marks = ((np.arange(MARKS) + shift) / MARKS * last).round().astype(int)
+        for i in np.union1d(points, marks):
             values = seen[epochs[i]]
             rows.append({"attention": variant.attention, "epoch": epochs[i], "mean": sum(values) / len(values),
-                         "low": min(values), "high": max(values)})  # fmt: skip
+                         "low": min(values), "high": max(values), "marked": bool(i in marks)})  # fmt: skip
     return rows
 
 
@@ -99,8 +104,8 @@ def confusion(summary: Summary, attention: str) -> tuple[Rows, list[str]]:
         return [], []
     names = _names(summary, len(matrix))
     share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-    rows = [{"attention": attention, "true": t, "predicted": p, "count": int(matrix[i, j]), "share": round(share[i, j], 5)}
-            for i, t in enumerate(names) for j, p in enumerate(names)]  # fmt: skip
+    rows = [{"attention": attention, "true": t, "predicted": p, "count": int(matrix[i, j]),
+             "share": round(share[i, j], 5)} for i, t in enumerate(names) for j, p in enumerate(names)]  # fmt: skip
     return rows, names
 
 

@@ -10,7 +10,8 @@ from linvit.report.summary import Summary, Variant
 TIE = 1.05  # a speed difference below 5 % is no reason
 SMALL = 0.01  # an accuracy one may give up and still be sure
 
-HIGH, MODERATE, LOW = "sure", "fairly sure", statistics.UNKNOWN
+SURE = "At 95\N{NO-BREAK SPACE}% confidence"
+HIGH, MODERATE, LOW, ALONE = "sure", "fairly sure", statistics.UNKNOWN, "not compared"
 SPEEDS = {"inference_vs_softmax": "inference throughput beside softmax", "inference_throughput": "inference throughput"}
 
 
@@ -28,13 +29,14 @@ def recommend(summary: Summary) -> Recommendation:
     if not able:
         why = "every variant diverged" if any(v.diverged for v in summary.variants) else "no test accuracy was measured"
         return Recommendation(
-            None, (f"No attention can be recommended: {why}.", "Run the comparison to its end, then rebuild this page."),
+            None,
+            (f"No attention can be recommended: {why}.", "Run the comparison to its end, then rebuild this page."),
             "nothing to judge", "A recommendation needs at least one variant that trained to its end.",
         )  # fmt: skip
     best = max(able.values(), key=_accuracy)
     if verdicts.best in able:
         best = able[verdicts.best]
-    few = summary.seeds < statistics.ENOUGH
+    few = len(best.scores) < statistics.ENOUGH
     equal = [v for v in able.values() if v is best or v.verdict in (statistics.SAME, statistics.BETTER)]
     metric = next((m for m in SPEEDS if len(equal) > 1 and all(v.get(m) for v in equal)), None)
     chosen = best
@@ -43,7 +45,7 @@ def recommend(summary: Summary) -> Recommendation:
         chosen = max((v for v in equal if v.numbers[metric] * TIE >= top), key=_accuracy)
     return Recommendation(
         chosen.attention,
-        (_what(chosen, best, equal, summary, few), _how_sure(chosen, summary, few)),
+        (_what(chosen, best, metric, few, len(summary.verdicts.names)), _how_sure(chosen, summary, few)),
         LOW if few else _confidence(chosen, summary),
         _reason(metric, few),
     )
@@ -64,11 +66,11 @@ def _speed(variant: Variant) -> str:
         return ""
     if 1 / TIE < ratio < TIE:
         return "about as fast as softmax"
-    return f"{ratio:.2g}× as fast as softmax" if ratio > 1 else f"{1 / ratio:.2g}× slower than softmax"
+    return f"{ratio:.2g}× as fast as softmax"
 
 
-def _what(chosen: Variant, best: Variant, equal: list[Variant], summary: Summary, few: bool) -> str:
-    seeds = "one seed" if summary.seeds == 1 else f"{summary.seeds} seeds"
+def _what(chosen: Variant, best: Variant, metric: str | None, few: bool, compared: int) -> str:
+    seeds = "one seed" if len(best.scores) == 1 else f"{len(best.scores)} seeds"
     speed = _speed(chosen)
     if few:
         return f"{chosen.attention} is the most accurate so far, {_percent(chosen)} of the test images in {seeds}" + (
@@ -77,16 +79,16 @@ def _what(chosen: Variant, best: Variant, equal: list[Variant], summary: Summary
     if chosen is not best:
         text = f"Use {chosen.attention}: {_percent(chosen)} of the test images right, which {seeds} cannot tell from "
         return text + f"the most accurate, {best.attention} ({_percent(best)})" + (f", and {speed}." if speed else ".")
-    if len(equal) > 1:
+    if metric:
         text = f"Use {chosen.attention}: the highest accuracy, {_percent(chosen)} of the test images"
         return text + (f", and {speed}; " if speed else "; ") + "none that equals it is faster."
     text = f"Use {chosen.attention}: {_percent(chosen)} of the test images right"
-    alone = len(summary.verdicts.names) > 1
-    return text + (", more than any other" if alone else "") + (f", and {speed}." if speed else ".")
+    return text + (", more than any other" if compared > 1 else "") + (f", and {speed}." if speed else ".")
 
 
 def _confidence(chosen: Variant, summary: Summary) -> str:
-    return HIGH if summary.verdicts.loss(chosen.attention) <= SMALL else MODERATE
+    loss = summary.verdicts.loss(chosen.attention)
+    return ALONE if loss == float("inf") else HIGH if loss <= SMALL else MODERATE
 
 
 def _how_sure(chosen: Variant, summary: Summary, few: bool) -> str:
@@ -94,13 +96,13 @@ def _how_sure(chosen: Variant, summary: Summary, few: bool) -> str:
         return "Whether another is as good cannot be told from so few seeds: train three or more."
     loss = summary.verdicts.loss(chosen.attention)
     if loss == float("inf"):
-        return "Nothing was compared with it."
+        return "No other variant was trained to compare it with."
     if loss == 0:
-        return "At 95\N{NO-BREAK SPACE}% confidence every other variant is less accurate."
+        return f"{SURE} every other variant is less accurate."
     points = f"{100 * loss:.1f} points"
     if loss <= SMALL:
-        return f"At 95\N{NO-BREAK SPACE}% confidence, choosing it gives up at most {points} of accuracy."
-    return f"At 95\N{NO-BREAK SPACE}% confidence it is at most {points} behind the truly best; more seeds would narrow that."
+        return f"{SURE}, choosing it gives up at most {points} of accuracy."
+    return f"{SURE} it is at most {points} behind the truly best; more seeds would narrow that."
 
 
 def _reason(metric: str | None, few: bool) -> str:

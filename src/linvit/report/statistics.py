@@ -7,8 +7,8 @@ i and j with paired differences d_s over S shared seeds are compared by
 
 where MS is the residual mean square of the additive model `accuracy = variant + seed`, fitted to the whole study. For
 two variants 2·MS *is* var(d) and this is the paired t-test; for more, all variants help to estimate the noise (three to
-five seeds alone cannot), while a pair that is noisier than the study keeps its own, larger variance. The p-values of all
-pairs are corrected by Holm, so the most accurate variant may be picked after seeing the data.
+five seeds alone cannot), while a pair that is noisier than the study keeps its own, larger variance. The p-values of
+all pairs are corrected by Holm, so the most accurate variant may be picked after seeing the data.
 
 Seeds are what varies: a verdict holds for these test images.
 """
@@ -50,7 +50,7 @@ def interval(values: Iterable[float], confidence: float = 1 - LEVEL) -> Interval
 
 
 def holm(p: np.ndarray) -> np.ndarray:
-    """Adjusted p-values: reject where they are at most the level; the chance of any false rejection is then below it."""
+    """Adjusted p-values: reject where they are at most the level; any false rejection is then rarer than it."""
     order = np.argsort(p, kind="stable")
     adjusted = np.minimum(1, np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)))
     return adjusted[np.argsort(order, kind="stable")]
@@ -58,8 +58,8 @@ def holm(p: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All pairs of variants: `difference[i, j]` = accuracy i − j, its Holm-adjusted `p`, and `margin`, the half width of
-    simultaneous 95 % intervals (Bonferroni); infinite where nothing can be said."""
+    """All pairs of variants: `difference[i, j]` = accuracy i − j, its Holm-adjusted `p`, and `margin`, the half width
+    of simultaneous 95 % intervals (Bonferroni); infinite where nothing can be said."""
 
     difference: np.ndarray  # (variants, variants)
     p: np.ndarray
@@ -134,7 +134,7 @@ class Verdicts:
 def verdicts(
     scores: Mapping[str, Mapping[int, float]], diverged: Sequence[str] = (), resolution: float = 0.0
 ) -> Verdicts:
-    """`scores[variant][seed]` → a verdict each. A variant with a diverged seed is flagged, and compared with nothing."""
+    """`scores[variant][seed]` → a verdict each. A variant with a diverged seed is only flagged."""
     of = {name: DIVERGED if name in diverged else MISSING for name in scores}
     names = tuple(name for name in scores if scores[name] and name not in diverged)
     if not names:

@@ -47,7 +47,7 @@ def config(page: bool) -> dict[str, Any]:
         "title": {"color": ink["ink"], "fontSize": 14, "fontWeight": 600, "anchor": "start", "offset": 12},
         "legend": {
             "disable": page, "orient": "bottom", "columns": 2, "title": None, "labelColor": ink["ink"],
-            "labelFontSize": 12, "labelLimit": 300, "symbolSize": 90,
+            "labelFontSize": 12, "labelLimit": 300, "symbolSize": 90, "symbolOpacity": 1, "symbolStrokeWidth": 0,
         },
         "text": {"color": ink["ink"], "fontSize": 12},
         "rule": {"color": ink["soft"]},
