@@ -222,26 +222,29 @@ def test_identity_is_of_the_pixels_not_of_the_place(image_folder, tmp_path):
 
 
 LOAD = """
-import os, sys
+import os, sys, time
 from linvit import data
 from linvit.data import cache
-cache.CHUNK = 4
-stop = int(sys.argv[2])
+moment, cache.CHUNK, calls = sys.argv[2], 4, []
+def die(*_): os.kill(os.getpid(), 9)
 def progress(done, total):
-    if stop and done >= stop: os.kill(os.getpid(), 9)
-ds = data.load(sys.argv[1], progress=progress)
-print(ds.identity)
+    calls.append(done)
+    time.sleep(0.1 if moment == "slowly" else 0)
+    if moment == "decoding" and done >= 16: die()
+if moment == "writing labels": cache.np.save = die
+if moment == "renaming": cache.os.rename = die
+print(data.load(sys.argv[1], progress=progress).identity, len(calls))
 """
 
 
-def start(folder: Path, stop: int = 0) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", LOAD, str(folder), str(stop)], stdout=subprocess.PIPE, text=True)
+def start(folder: Path, moment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", LOAD, str(folder), moment], stdout=subprocess.PIPE, text=True)
 
 
-def test_a_kill_leaves_nothing_that_is_later_read(image_folder, own_cache):
+@pytest.mark.parametrize("moment", ["decoding", "writing labels", "renaming"])
+def test_a_kill_leaves_nothing_that_is_later_read(image_folder, own_cache, moment):
     folder = image_folder(classes={"cat": 20, "dog": 20})
-    process = start(folder, stop=16)
-    assert process.wait(timeout=60) == -signal.SIGKILL
+    assert start(folder, moment).wait(timeout=60) == -signal.SIGKILL
     assert [path.suffix for path in (own_cache / "decoded").iterdir() if path.is_dir()] == [".part"]
     loaded = data.load(folder)
     assert len(loaded.train) + len(loaded.validation) + len(loaded.test) == 40
@@ -251,12 +254,12 @@ def test_a_kill_leaves_nothing_that_is_later_read(image_folder, own_cache):
     assert (fresh.train.images == loaded.train.images).all()
 
 
-def test_two_processes_at_once_do_no_harm(image_folder, own_cache):
+def test_of_two_processes_one_decodes_and_one_waits(image_folder, own_cache):
     folder = image_folder(classes={"cat": 30, "dog": 30})
-    processes = [start(folder) for _ in range(2)]
-    identities = [process.communicate(timeout=60)[0].strip() for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
-    assert identities[0] == identities[1] == data.load(folder).identity
+    processes = [start(folder, "slowly") for _ in range(2)]
+    answers = [process.communicate(timeout=60)[0].split() for process in processes]
+    identity = data.load(folder).identity
+    assert sorted(answers) == sorted([[identity, "0"], [identity, "15"]])
     assert len([path for path in (own_cache / "decoded").iterdir() if path.is_dir()]) == 1
 
 

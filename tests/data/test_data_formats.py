@@ -357,6 +357,7 @@ def test_npz_shapes_and_types(tmp_path):
         ({"y_train": np.arange(30) % 3 - 1}, "y_train: label -1 of image 0 is out of range"),
         ({"y_test": np.full(6, 3)}, "y_test: label 3 of image 0 is out of range: labels must be 0 to 2"),
         ({"y_train": np.arange(30) % 3 + 1, "y_test": np.ones(6, int)}, "class '0' has 0 training images"),
+        ({"y_train": np.arange(30) % 2 * 2}, "class '1' has 0 training images"),  # though y_test has some
         ({"y_train": np.zeros(30, int), "y_test": np.zeros(6, int)}, "there is only one class"),
         ({"y_train": np.full(30, 0.5)}, "y_train has shape .*labels are whole numbers"),
         ({"x_train": np.zeros((30, 5, 5, 4), np.uint8)}, r"x_train has shape \(30, 5, 5, 4\)"),
