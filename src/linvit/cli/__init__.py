@@ -130,7 +130,7 @@ _UsageError: Any = typer.BadParameter.__base__  # click's, which typer carries u
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code: 0, 2 for a user's error, 130 when interrupted."""
-    words = list(sys.argv[1:] if args is None else args) or ["--help"]
+    words = [*(sys.argv[1:] if args is None else args)] or ["--help"]  # `list` is a verb here
     try:
         code = _keep_examples(typer.main.get_command(app)).main(words, prog_name="linvit", standalone_mode=False)
         sys.stdout.flush()

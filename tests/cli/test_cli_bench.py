@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from linvit import cli
+from linvit.cli import _output
+from linvit.records import Records
+
+TINY = {
+    "error": ["--tokens", "17", "--heads", "2", "--head-dim", "8", "--draws", "2", "--sigma", "1"],
+    "speed": ["--tokens", "11", "--tokens", "23", "--heads", "2", "--head-dim", "8", "--rounds", "2"],
+}
+SPECS = ["-a", "performer-exp:m=5", "-a", "linformer:k=3"]
+
+
+@pytest.mark.parametrize("which", TINY)
+def test_records_table_and_chart(capsys, tmp_path, which):
+    out = tmp_path / "new" / "folder"
+    assert cli.main(["bench", which, *TINY[which], *SPECS, "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    for name in ("performer-exp:m=5", "linformer:k=3", "uniform" if which == "error" else "identity"):
+        assert f"\n{name} " in printed
+    assert {path.name for path in out.iterdir()} == {"records.jsonl", f"{which}.html", f"{which}.png"}
+    assert (out / f"{which}.png").read_bytes().startswith(b"\x89PNG")
+    page = (out / f"{which}.html").read_text()
+    assert "performer-exp:m=5" in page
+    assert "<script src=" not in page
+    records = list(Records(out / "records.jsonl"))
+    assert records
+    assert all(r.device == "cpu" and r.threads and r.dtype and "torch" in r.versions for r in records)
+    assert all("attention" in r.tags for r in records)
+
+
+@pytest.mark.parametrize("which", TINY)
+def test_json_is_the_records(capsys, which):
+    assert cli.main(["bench", which, *TINY[which], *SPECS, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {"metric", "value", "unit", "device", "threads", "dtype", "versions", "commit", "attention"} <= set(rows[0])
+    metric = {"error": "attention_error", "speed": "attention_vs_softmax"}[which]
+    assert any(row["metric"] == metric for row in rows)
+
+
+@pytest.mark.parametrize("which", TINY)
+def test_quiet_prints_nothing(capsys, tmp_path, which):
+    assert cli.main(["bench", which, *TINY[which], *SPECS, "--quiet", "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_out_that_is_a_file(capsys, tmp_path):
+    file = tmp_path / "taken"
+    file.write_text("mine")
+    assert cli.main(["bench", "error", *TINY["error"], *SPECS, "--out", str(file)]) == 2
+    err = capsys.readouterr().err
+    assert err == f"linvit: error: {file}: File exists\n"
+    assert file.read_text() == "mine"
+
+
+def test_progress_in_a_pipe_is_lines_with_the_time_left(capsys, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with _output.progress("bench") as progress:
+        for done in range(20):
+            progress(done, 20, f"part {done}")
+            now += 1.0
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [f"bench: {t}/20, {20 - t}s left, part {t}" for t in (2, 7, 12, 17)]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0s"), (59.4, "59s"), (61, "1m01s"), (3600, "1h00m"), (7384, "2h03m")]
+)
+def test_duration(seconds, text):
+    assert _output.duration(seconds) == text

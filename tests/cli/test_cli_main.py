@@ -1,0 +1,138 @@
+"""The command line as a user meets it: help, errors in one line, exit codes, a verb in one file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from linvit import __version__, cli
+
+VERBS = cli.Verbs().list_commands(None)
+
+
+def run(capsys, *words: str) -> tuple[int, str, str]:
+    code = cli.main(words)
+    return code, *capsys.readouterr()
+
+
+@pytest.fixture
+def verb(tmp_path, monkeypatch):
+    """Write `cli/<name>.py` somewhere else, and let the command line find it."""
+
+    def write(name: str, body: str) -> str:
+        (tmp_path / f"{name}.py").write_text(body)
+        monkeypatch.setattr(cli, "__path__", [*cli.__path__, str(tmp_path)])
+        monkeypatch.delitem(sys.modules, f"linvit.cli.{name}", raising=False)
+        return name.replace("_", "-")
+
+    return write
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], [], *([verb, "--help"] for verb in VERBS)], ids=str)
+def test_help_imports_no_torch(words):
+    code = (
+        f"import sys; from linvit.cli import main; code = main({words!r} or ['--help']);"
+        "heavy = {'torch', 'altair', 'numpy', 'sklearn', 'rich'} & set(sys.modules); sys.exit(code or str(heavy or ''))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "\n") or not done.stderr.strip(), done.stderr
+    assert done.stdout
+
+
+def test_help_names_every_verb_and_keeps_examples(capsys):
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    assert all(f"\n  {verb} " in out for verb in VERBS)
+    assert "\n      linvit list attentions\n" in out
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_every_verb_has_examples(capsys, name):
+    assert f"      linvit {name} " in run(capsys, name, "--help")[1]
+
+
+def test_no_words_is_help(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["linvit"])
+    assert cli.main() == 0
+    assert "Usage: linvit" in capsys.readouterr().out
+
+
+def test_version(capsys):
+    assert run(capsys, "--version") == (0, f"linvit {__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["lits"], "unknown verb 'lits'; did you mean 'list'?"),
+        (["list"], "Missing argument"),
+        (["list", "--nonsense", "kernels"], "No such option"),
+        (["list", "nonsense"], "nothing to list under 'nonsense'; choose from: attentions, kernels"),
+        (["bench"], "Missing command"),
+        (["bench", "nonsense"], "nonsense"),
+        (["bench", "error", "--tokens", "0"], "--tokens"),
+        (["bench", "error", "--sigma", "-1"], "sigma=-1.0 must be a positive number"),
+        (["bench", "error", "-a", "performer-xep"], "did you mean 'performer-exp'?"),
+        (["bench", "speed", "-a", "performer-exp:m=0"], "m=0"),
+        (["bench", "speed", "--device", "nonsense"], "device 'nonsense' cannot be used here"),
+        (["bench", "speed", "--dtype", "int8"], "int8"),
+    ],
+    ids=" ".join,
+)
+def test_user_errors_are_one_line_and_2(capsys, words, says):
+    code, out, err = run(capsys, *words)
+    assert (code, out) == (2, "")
+    assert err.startswith("linvit: error: ")
+    assert says in err
+    assert err.count("\n") == 1
+
+
+def test_a_verb_is_one_file(capsys, verb):
+    name = verb("say_it", "def run(word: str = 'hello') -> None:\n    '''Say it.'''\n    print(word)\n")
+    assert run(capsys, name, "--word", "bye") == (0, "bye\n", "")
+    assert "say-it  Say it." in " ".join(run(capsys, "--help")[1].split("\n")).replace("   ", " ")
+
+
+@pytest.mark.parametrize(
+    ("statement", "line"),
+    [
+        ("raise ValueError('m=0 must be\\nat least 1')", "linvit: error: m=0 must be at least 1\n"),
+        ("open('no/such/file')", "linvit: error: no/such/file: No such file or directory\n"),
+        ("raise PermissionError(13, 'Permission denied', 'here')", "linvit: error: here: Permission denied\n"),
+        ("raise OSError(28, 'No space left on device', 'there')", "linvit: error: there: No space left on device\n"),
+    ],
+)
+def test_errors_of_a_verb(capsys, verb, monkeypatch, statement, line):
+    name = verb("fails", f"def run() -> None:\n    {statement}\n")
+    assert run(capsys, name) == (2, "", line)
+    monkeypatch.setenv("LINVIT_TRACEBACK", "1")
+    with pytest.raises((ValueError, OSError)):
+        cli.main([name])
+
+
+@pytest.mark.parametrize("statement", ["raise OSError('broken')", "raise KeyError('a bug')", "1 / 0"])
+def test_bugs_keep_their_traceback(verb, statement):
+    name = verb("fails", f"def run() -> None:\n    {statement}\n")
+    with pytest.raises((OSError, KeyError, ZeroDivisionError)):
+        cli.main([name])
+
+
+@pytest.mark.parametrize(
+    ("message", "line"), [("", "linvit: interrupted\n"), ("'saved'", "linvit: interrupted: saved\n")]
+)
+def test_interrupted(capsys, verb, message, line):
+    name = verb("stops", f"def run() -> None:\n    raise KeyboardInterrupt({message})\n")
+    assert run(capsys, name) == (130, "", line)
+
+
+def test_exit_code_of_a_verb(capsys, verb):
+    name = verb("leaves", "import typer\ndef run() -> None:\n    raise typer.Exit(3)\n")
+    assert run(capsys, name)[0] == 3
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    command = f"{sys.executable} -m linvit list kernels --json | head -c 10"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert (len(done.stdout), done.stderr) == (10, "")

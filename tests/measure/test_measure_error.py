@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from linvit.attention import create_attention
+from linvit.kernels.projections import generator
+from linvit.measure.error import attention_error, measure
+
+SITE = {"heads": 3, "head_dim": 5, "tokens": 11}
+
+
+def inputs(tokens: int = 11):
+    return torch.randn(3, 2, 3, tokens, 5, generator=generator("test"), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_softmax_has_no_error(causal):
+    found = attention_error(create_attention("softmax", **SITE, causal=causal), *inputs())
+    assert found["attention_error"] < 1e-12
+    assert found["output_error"] < 1e-12
+
+
+def test_uniform_has_the_greatest_entropy():
+    found = attention_error(create_attention("uniform", **SITE), *inputs())
+    assert found["attention_entropy"] == pytest.approx(math.log(11))
+    assert 0 < found["attention_error"] < 1
+
+
+def test_identity_is_a_permutation():
+    q, k, v = inputs()
+    found = attention_error(create_attention("identity", **SITE), q, 0 * k, v)
+    assert found["attention_error"] == pytest.approx(1 - 1 / 11)  # softmax of equal scores is uniform
+    assert found["attention_entropy"] == pytest.approx(0)
+
+
+@pytest.mark.parametrize("spec", ["uniform", "performer-relu:m=7"])
+def test_a_mask_equals_truncation(spec):
+    q, k, v = inputs()
+    mask = (torch.arange(11) < 7).expand(2, 11)
+    attention = create_attention(spec, **SITE)
+    masked = attention_error(attention, q, k, v, mask)
+    short = attention_error(attention, *(x[:, :, :7] for x in (q, k, v)))
+    assert masked == pytest.approx(short)
+
+
+def test_more_features_come_closer():
+    values = {r.tags["attention"]: r.value for r in measure(
+        ["performer-hyp:m=4", "performer-hyp:m=256"], sigmas=[0.7], tokens=31, heads=2, head_dim=7, draws=3,
+    ) if r.metric == "attention_error"}  # fmt: skip
+    assert values["performer-hyp:m=256"] < 0.5 * values["performer-hyp:m=4"]
+    assert values["performer-hyp:m=256"] < values["uniform"]
+
+
+def test_records_are_a_function_of_the_seed_and_carry_the_control():
+    def values(seed):
+        found = measure(["performer-exp:m=5"], sigmas=[1.0, 2.0], tokens=13, heads=2, head_dim=7, draws=2, seed=seed)
+        return [(r.metric, r.value, r.n, r.tags) for r in found]
+
+    first = values(0)
+    assert first == values(0)
+    assert first != values(1)
+    assert {tags["attention"] for _, _, _, tags in first} == {"performer-exp:m=5", "uniform"}
+    assert all(tags["low"] <= value <= tags["high"] and n == 2 for _, value, n, tags in first)
+
+
+@pytest.mark.parametrize("bad", [{"tokens": 1}, {"draws": 0}, {"sigmas": [0.0]}, {"sigmas": [math.nan]}])
+def test_bad_sizes(bad):
+    with pytest.raises(ValueError, match=next(iter(bad)).removesuffix("s")):
+        list(measure(["uniform"], **bad))
