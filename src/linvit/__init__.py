@@ -13,14 +13,16 @@ __version__ = "0.1.0"
 _HOMES = {
     "create_attention": "linvit.attention",
     "create_kernel": "linvit.kernels",
+    "create_model": "linvit.models",
     "MultiHead": "linvit.attention.multihead",
 }
-__all__ = ["MultiHead", "__version__", "create_attention", "create_kernel"]
+__all__ = ["MultiHead", "__version__", "create_attention", "create_kernel", "create_model"]
 
 if TYPE_CHECKING:
     from linvit.attention import create_attention
     from linvit.attention.multihead import MultiHead
     from linvit.kernels import create_kernel
+    from linvit.models import create_model
 
 
 def __getattr__(name: str):

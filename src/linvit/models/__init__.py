@@ -1,0 +1,41 @@
+"""Models: one vision transformer with any stem, any attention per layer, and sizes in one table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from linvit.models.sizes import SIZES
+from linvit.models.vit import ModelConfig, VisionTransformer, clear
+from linvit.registry import choices
+
+__all__ = ["SIZES", "ModelConfig", "VisionTransformer", "create_model", "match_parameters", "model_config"]
+
+
+def model_config(size: str | None = None, **options: Any) -> ModelConfig:
+    """The named size with these options over it, checked."""
+    if size is not None and size not in SIZES:
+        raise ValueError(f"unknown size '{size}'" + choices(size, SIZES))
+    unknown = set(options) - set(ModelConfig.model_fields)
+    if unknown:
+        name = sorted(unknown)[0]
+        raise ValueError(f"a model has no option '{name}'" + choices(name, ModelConfig.model_fields))
+    try:
+        return ModelConfig(**({} if size is None else SIZES[size]) | options)
+    except ValidationError as error:
+        raise clear(error) from None
+
+
+def create_model(size: str | None = None, **options: Any) -> VisionTransformer:
+    """A vision transformer: `create_model(image_size=32, patch_size=4, classes=10, attention="performer-exp:m=64")`."""
+    return VisionTransformer(model_config(size, **options))
+
+
+def match_parameters(config: ModelConfig, target: int) -> ModelConfig:
+    """The same model with its MLP widened or narrowed so that it has `target` parameters, as nearly as that can do."""
+    have = VisionTransformer(config).parameter_count()
+    per_unit = config.depth * (2 * config.dim + 1)
+    if not per_unit:
+        return config
+    return config.model_copy(update={"mlp_dim": max(1, config.mlp_dim + round((target - have) / per_unit))})

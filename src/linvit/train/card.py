@@ -1,0 +1,37 @@
+"""The model card beside every model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from linvit.data import Dataset
+from linvit.train.experiment import Experiment
+
+
+def model_card(experiment: Experiment, dataset: Dataset, facts: dict[str, Any]) -> str:
+    config, recipe = experiment.model, experiment.recipe
+    shown = dataset.classes[:20]
+    more = f" and {len(dataset.classes) - 20} more" if len(dataset.classes) > 20 else ""
+    length = f"{recipe.epochs:g} epochs" if recipe.steps is None else f"{recipe.steps} steps"
+    numbers = "\n".join(f"| {key.replace('_', ' ')} | {_number(value)} |" for key, value in facts.items())
+    return f"""# {dataset.name}: vision transformer with {config.attention}
+
+| | |
+|---|---|
+{numbers}
+| test images | {len(dataset.test)} |
+| seeds | 1 (seed {experiment.seed}) |
+
+Input: {config.channels} × {config.image_size} × {config.image_size}. Classes: {", ".join(shown)}{more}.
+Trained for {length} with {recipe.optimizer}, lr {recipe.lr}, batch {recipe.batch_size}.
+Chosen on validation data; test data were seen once.
+
+```python
+import linvit
+model = linvit.load("path/to/this/folder")
+```
+"""
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,33 @@
+"""What a newcomer gets without asking: sizes and recipes by data set, tuned on validation accuracy alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from linvit.data import Dataset
+
+ATTENTION = "performer-relu:m=32"
+
+# data set → options of the model and of the recipe
+TUNED: dict[str, dict[str, Any]] = {
+    "digits": {"patch_size": 2, "dim": 64, "depth": 4, "heads": 4, "mlp_dim": 128, "epochs": 60, "batch_size": 64,
+               "lr": 2e-3, "pad_crop": 1},
+    "mnist": {"stem": "conv", "trunk": (32, 64), "dim": 64, "depth": 3, "heads": 4, "mlp_dim": 128, "epochs": 6,
+              "batch_size": 128, "lr": 2e-3, "pad_crop": 2},
+    "cifar10": {"stem": "conv", "dim": 128, "depth": 4, "heads": 4, "mlp_dim": 256, "epochs": 30, "batch_size": 128,
+                "lr": 2e-3, "pad_crop": 4, "flip": "random"},
+}  # fmt: skip
+TUNED["fashion-mnist"] = TUNED["mnist"] | {"flip": "random"}
+TUNED["cifar100"] = TUNED["cifar10"]
+
+
+def defaults(dataset: Dataset) -> dict[str, Any]:
+    """The tuned options of a known set; for any other, those of the nearest in size."""
+    if dataset.name in TUNED:
+        return dict(TUNED[dataset.name])
+    size = dataset.image_size
+    nearest = "digits" if size < 16 else "mnist" if dataset.channels == 1 and size <= 32 else "cifar10"
+    options = dict(TUNED[nearest])
+    if size > 48:
+        options |= {"trunk": (32, 64, 128, 256), "pools": 3 if size <= 96 else 4}
+    return options

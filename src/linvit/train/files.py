@@ -1,0 +1,121 @@
+"""Files that a crash cannot harm: written under another name, synced, renamed; folders locked by their process."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+
+def write_atomically(path: Path, content: bytes | str) -> None:
+    """The file is there whole, or as it was before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")  # the folder is locked: one writer at a time
+    with open(part, "wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One process at a time in a folder. The lock dies with its process, however that ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"{folder} is in use by another linvit process: wait for it, or choose another --out"
+            ) from None
+        yield
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], **facts: Any) -> None:
+    """One safetensors file that carries its own checksum and facts, in its only metadata entry (more would be written
+    in random order, and equal weights should be equal bytes)."""
+    tensors = {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
+    entry = json.dumps(facts | {"sha256": _checksum(tensors)}, sort_keys=True)
+    write_atomically(path, save(tensors, {"linvit": entry}))
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and facts; a ValueError that names the file if it is not whole."""
+    try:
+        with safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            facts = json.loads((file.metadata() or {}).get("linvit", "{}"))
+    except FileNotFoundError:
+        raise ValueError(f"{path} does not exist") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ValueError(f"{path} is damaged ({error})") from None
+    if (expected := facts.pop("sha256", None)) is not None and expected != _checksum(tensors):
+        raise ValueError(f"{path} is damaged: its checksum does not match its content")
+    return tensors, facts
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> str:
+    sha = hashlib.sha256()
+    for name in sorted(tensors):
+        value = tensors[name].contiguous()
+        sha.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        sha.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()
+
+
+@contextlib.contextmanager
+def interrupted() -> Iterator[Callable[[], bool]]:
+    """Hold back Ctrl-C and a polite kill until the step is whole; a second Ctrl-C is not held back."""
+    asked: list[int] = []
+
+    def note(number: int, frame: Any) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    old = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def append_line(path: Path, row: Mapping[str, Any]) -> None:
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a JSON-lines file; a torn last one is left out."""
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8")
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]

@@ -1,0 +1,96 @@
+"""Recipe: how a model is trained. The learning rate is a pure function of the step, so a resumed run needs no state."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import nn
+
+from linvit.models.vit import clear
+from linvit.registry import choices
+
+
+class Recipe(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    epochs: float = Field(20, gt=0)
+    steps: int | None = Field(None, ge=1)  # instead of epochs
+    batch_size: int = Field(128, ge=1)
+    optimizer: Literal["adam", "adamw", "sgd"] = "adamw"
+    lr: float = Field(1e-3, gt=0)
+    weight_decay: float = Field(0.05, ge=0)
+    momentum: float = Field(0.9, ge=0, lt=1)  # of sgd, with Nesterov's correction
+    betas: tuple[float, float] = (0.9, 0.99)
+    schedule: Literal["constant", "cosine", "step", "restarts", "onecycle"] = "cosine"
+    warmup: float = Field(0.05, ge=0, lt=1)  # fraction of all steps
+    final_lr: float = Field(0.0, ge=0, le=1)  # fraction of lr at the end of cosine, restarts and onecycle
+    step_epochs: float = Field(5, gt=0)  # schedule=step: the rate is multiplied by step_factor every so many epochs
+    step_factor: float = Field(0.5, gt=0, le=1)
+    restart_epochs: float = Field(10, gt=0)  # schedule=restarts: length of the first cycle; each next is twice as long
+    clip_norm: float = Field(1.0, ge=0)  # 0: no clipping
+    label_smoothing: float = Field(0.1, ge=0, lt=1)
+    ema: float = Field(0.0, ge=0, lt=1)  # decay of the averaged weights that are evaluated and kept; 0: none
+    patience: int = Field(0, ge=0)  # stop after so many epochs without a lower validation loss; 0: never
+    redraw: int = Field(1000, ge=0)  # new random features every so many steps; 0: never
+    pad_crop: int = Field(0, ge=0)
+    flip: Literal["none", "random", "alternating"] = "none"
+    cutout: int = Field(0, ge=0)
+    mixup: float = Field(0.0, ge=0)
+    cutmix: float = Field(0.0, ge=0)
+    randaugment: int = Field(0, ge=0)
+    amp: Literal["off", "bf16", "fp16"] = "off"
+    compile: bool = False
+
+    def augmentation(self) -> dict[str, Any]:
+        return self.model_dump(include={"pad_crop", "flip", "cutout", "mixup", "cutmix", "randaugment"})
+
+
+def create_recipe(base: Recipe | None = None, **options: Any) -> Recipe:
+    """A recipe with these options over the base, checked."""
+    if unknown := set(options) - set(Recipe.model_fields):
+        name = sorted(unknown)[0]
+        raise ValueError(f"a recipe has no option '{name}'" + choices(name, Recipe.model_fields))
+    try:
+        return Recipe(**((base.model_dump() if base else {}) | options))
+    except ValidationError as error:
+        raise clear(error) from None
+
+
+def learning_rate(recipe: Recipe, step: int, total: int, steps_per_epoch: int) -> float:
+    """The rate of step 0 … total−1."""
+    warmup = round(recipe.warmup * total)
+    if step < warmup:
+        return recipe.lr * (step + 1) / (warmup + 1)
+    done = (step - warmup) / max(1, total - warmup)
+    match recipe.schedule:
+        case "constant":
+            return recipe.lr
+        case "step":
+            return recipe.lr * recipe.step_factor ** int(step / (recipe.step_epochs * steps_per_epoch))
+        case "onecycle":  # a straight line down after the warm-up, which is then usually long
+            return recipe.lr * (1 + (recipe.final_lr - 1) * done)
+        case "restarts":
+            position, length = step - warmup, recipe.restart_epochs * steps_per_epoch
+            while position >= length:
+                position, length = position - length, 2 * length
+            done = position / length
+    low = recipe.final_lr
+    return recipe.lr * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def make_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
+    """Weight decay for matrices and filters alone: not for biases, norms, positions or learned kernels."""
+    decayed, plain = [], []
+    for name, parameter in model.named_parameters():
+        free = parameter.ndim < 2 or name in ("cls", "position") or ".kernel." in name
+        (plain if free else decayed).append(parameter)
+    groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    groups = [group for group in groups if group["params"]]
+    if recipe.optimizer == "sgd":
+        nesterov = recipe.momentum > 0
+        return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum, nesterov=nesterov, fused=True)
+    kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
+    return kind(groups, lr=recipe.lr, betas=recipe.betas, fused=True)
