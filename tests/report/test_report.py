@@ -12,7 +12,6 @@ import sys
 
 import numpy as np
 import pytest
-import synthetic
 from synthetic import ATTENTIONS, record, study
 
 from linvit import report
@@ -255,4 +254,3 @@ def test_imports_neither_torch_nor_the_rest_of_linvit():
     assert not [
         name for name in loaded if not name.startswith("linvit.report") and name not in ("linvit", "linvit.records")
     ]
-    assert synthetic.ATTENTIONS
