@@ -28,6 +28,7 @@ lint: setup
 	$(BIN)/pyright
 
 bench: setup
+	$(BIN)/python benchmarks/peers.py --out docs/benchmarks
 	$(BIN)/linvit bench error --out runs/bench
 	$(BIN)/linvit bench speed --threads 2 --out runs/bench
 

@@ -1,0 +1,394 @@
+"""linvit's linear attention beside performer-pytorch, PyTorch's fused softmax, and the matrix products it cannot avoid.
+
+    python benchmarks/peers.py --out docs/benchmarks       # about fifteen minutes on two cores; --quick: two
+
+Every number is a ratio of CPU times measured side by side in one process: in each round every contestant runs once, in
+random order, and the median over rounds of the round's ratio is reported. Our output and gradients are first compared
+with float64, and no op that is wrong is timed. Memory is the peak of a fresh process minus what it held before.
+Writes peers.md and peers.json.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: threads that wait must not count as work
+
+import argparse
+import json
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from linvit.attention import Attention, create_attention
+from linvit.attention.linear import BLOCK
+from linvit.measure.speed import wrong
+from linvit.records import commit, versions
+
+HEADS = 8
+GOALS = {  # (kernel, m) → how many times faster than performer-pytorch, forward+backward, d = 64, L ≥ 256
+    ("exp", 256): 2.5, ("exp", 64): 1.6, ("exp", 16): 1.2, ("relu", 256): 2.0, ("relu", 64): 1.2, ("relu", 16): 1.0,
+}  # fmt: skip
+Call = Callable[[], object]
+
+
+def race(calls: dict[str, Call], rounds: int, shortest: float = 0.02) -> dict[str, list[float]]:
+    """CPU seconds per call of each contestant, one entry a round."""
+    repeat = {}
+    for name, call in calls.items():
+        call()
+        start = time.process_time()
+        call()
+        repeat[name] = max(1, round(shortest / max(time.process_time() - start, 1e-6)))
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    order = random.Random(0)
+    for _ in range(rounds):
+        names = list(calls)
+        order.shuffle(names)
+        for name in names:
+            start = time.process_time()
+            for _ in range(repeat[name]):
+                calls[name]()
+            times[name].append((time.process_time() - start) / repeat[name])
+    return times
+
+
+def ratio(times: dict[str, list[float]], over: str, under: str) -> dict[str, float]:
+    """Median and quartiles of over/under, round by round."""
+    low, middle, high = statistics.quantiles(
+        [a / b for a, b in zip(times[over], times[under], strict=True)], n=4, method="inclusive"
+    )
+    return {"median": round(middle, 3), "low": round(low, 3), "high": round(high, 3)}
+
+
+def both(function: Callable[..., Tensor], inputs: list[Tensor], gradient: Tensor) -> Call:
+    return lambda: torch.autograd.grad(function(*inputs), inputs, gradient)
+
+
+def forward(function: Callable[..., Tensor], inputs: list[Tensor]) -> Call:
+    def call() -> object:
+        with torch.no_grad():
+            return function(*inputs)
+
+    return call
+
+
+def ours(kernel: str, m: int, d: int, tokens: int, causal: bool = False) -> Attention:
+    return create_attention(f"performer-{kernel}:m={m}", heads=HEADS, head_dim=d, tokens=tokens, causal=causal)
+
+
+def peer(kernel: str, m: int, d: int, causal: bool = False) -> Callable[..., Tensor]:
+    from performer_pytorch.performer_pytorch import FastAttention
+
+    return FastAttention(d, m, causal=causal, generalized_attention=kernel == "relu")
+
+
+def checked(attention: Attention, inputs: list[Tensor], gradient: Tensor) -> Attention:
+    q, k, v = inputs
+    if why := wrong(attention, q, k, v, gradient):
+        raise SystemExit(f"refused to time {attention}: {why}")
+    return attention
+
+
+def data(tokens: int, d: int, batch: int = 1, heads: int = HEADS) -> tuple[list[Tensor], Tensor]:
+    torch.manual_seed(0)
+    inputs = [torch.randn(batch, heads, tokens, d, requires_grad=True) for _ in range(3)]
+    return inputs, torch.randn(batch, heads, tokens, d)
+
+
+def floor(tokens: int, d: int, m: int) -> Call:
+    """The ten products of forward and backward and nothing else, into memory that is there, in blocks like ours."""
+    heads = min(HEADS, max(1, BLOCK["cpu"] // (tokens * m)))
+    x, y, v, g = (torch.randn(HEADS, tokens, d) for _ in range(4))
+    omega, u, w = torch.randn(m, d), torch.randn(heads, tokens, m), torch.randn(heads, tokens, m)
+    s, ds = torch.randn(heads, m, d), torch.randn(heads, m, d)
+    out = torch.empty(heads, tokens, d)
+
+    def call() -> None:
+        for h in range(0, HEADS, heads):
+            at = slice(h, h + heads)
+            for rows in (x, y):  # Ωq, Ωk
+                torch.mm(rows[at].flatten(0, 1), omega.t(), out=u.view(-1, m))
+            torch.bmm(u.transpose(1, 2), v[at], out=s)
+            torch.bmm(u, s, out=out)
+            torch.bmm(u.transpose(1, 2), g[at], out=ds)
+            for a, b in ((g, s), (v, ds)):  # gradients of features, and of q and k
+                torch.bmm(a[at], b.transpose(1, 2), out=w)
+                torch.mm(w.view(-1, m), omega, out=out.view(-1, d))
+            torch.bmm(u, ds, out=out)
+
+    return call
+
+
+def table_cells(quick: bool, rounds: int) -> list[dict]:
+    rows = []
+    lengths = (64, 256) if quick else (64, 256, 1024, 4096)
+    for d in (64, 32):
+        for kernel in ("exp", "relu"):
+            for m in (16, 64, 256):
+                for tokens in lengths:
+                    inputs, gradient = data(tokens, d)
+                    mine = checked(ours(kernel, m, d, tokens), inputs, gradient)
+                    other = peer(kernel, m, d)
+                    n = rounds if tokens * m < 1 << 19 else max(5, rounds // 2)
+                    contest = {
+                        "ours both": both(mine, inputs, gradient), "peer both": both(other, inputs, gradient),
+                        "ours forward": forward(mine, inputs), "peer forward": forward(other, inputs),
+                        "floor": floor(tokens, d, m),
+                    }  # fmt: skip
+                    times = race(contest, n)
+                    row = {
+                        "kernel": kernel, "d": d, "m": m, "tokens": tokens, "rounds": n,
+                        "both": ratio(times, "peer both", "ours both"),
+                        "forward": ratio(times, "peer forward", "ours forward"),
+                        "floor": ratio(times, "ours both", "floor"),
+                        "ours_ms": round(statistics.median(times["ours both"]) * 1e3, 3),
+                    }  # fmt: skip
+                    print(json.dumps(row), flush=True)
+                    rows.append(row)
+    return rows
+
+
+def causal_cells(quick: bool, rounds: int) -> list[dict]:
+    rows = []
+    for kernel in ("exp", "relu"):
+        for m in (64, 256):
+            for tokens in (256,) if quick else (256, 1024, 4096):
+                inputs, gradient = data(tokens, 64)
+                mine = checked(ours(kernel, m, 64, tokens, causal=True), inputs, gradient)
+                n = max(3, rounds // 4) if tokens > 1024 else max(3, rounds // 2)
+                contest = {
+                    "ours": both(mine, inputs, gradient),
+                    "peer": both(peer(kernel, m, 64, causal=True), inputs, gradient),
+                }
+                times = race(contest, n)
+                row = {"kernel": kernel, "m": m, "tokens": tokens, "rounds": n, "both": ratio(times, "peer", "ours")}
+                print(json.dumps(row), flush=True)
+                rows.append(row)
+    return rows
+
+
+def flatness(quick: bool, rounds: int) -> list[dict]:
+    """Cost of equal numbers of tokens as sequences grow, relative to the shortest."""
+    lengths = (1024, 4096) if quick else (1024, 4096, 16384, 65536)
+    rows = []
+    for kernel in ("exp", "relu"):
+        calls = {}
+        for tokens in lengths:
+            inputs, gradient = data(tokens, 64, batch=lengths[-1] // tokens, heads=2)
+            mine = create_attention(f"performer-{kernel}:m=64", heads=2, head_dim=64, tokens=tokens)
+            calls[str(tokens)] = both(mine, inputs, gradient)
+        times = race(calls, max(5, rounds // 2))
+        for tokens in lengths[1:]:
+            row = {"kernel": kernel, "tokens": tokens, "cost": ratio(times, str(tokens), str(lengths[0]))}
+            print(json.dumps(row), flush=True)
+            rows.append(row)
+    return rows
+
+
+def against_softmax(quick: bool, rounds: int) -> list[dict]:
+    rows = []
+    for kernel in ("exp", "relu"):
+        for tokens in (1024,) if quick else (1024, 4096):
+            inputs, gradient = data(tokens, 64)
+            mine = checked(ours(kernel, 64, 64, tokens), inputs, gradient)
+            softmax = torch.nn.functional.scaled_dot_product_attention
+            contest = {"ours": both(mine, inputs, gradient), "softmax": both(softmax, inputs, gradient)}
+            times = race(contest, max(5, rounds // 3))
+            row = {"kernel": kernel, "m": 64, "tokens": tokens, "both": ratio(times, "softmax", "ours")}
+            print(json.dumps(row), flush=True)
+            rows.append(row)
+    return rows
+
+
+MEMORY = """
+import resource, sys, torch
+sys.path.insert(0, {here!r})
+import peers
+torch.set_num_threads({threads})
+inputs, gradient = peers.data({tokens}, 64)
+small, small_gradient = peers.data(64, 64)
+make = lambda n: peers.ours({kernel!r}, {m}, 64, n) if {who!r} == "ours" else peers.peer({kernel!r}, {m}, 64)
+peers.both(make(64), small, small_gradient)()  # libraries load their own memory here
+attention = make({tokens})
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+peers.both(attention, inputs, gradient)()
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+
+
+def memory(quick: bool, threads: int) -> list[dict]:
+    rows = []
+    tokens = 1024 if quick else 4096
+    for kernel in ("exp", "relu"):
+        for m in (64, 256):
+            peak = {}
+            for who in ("ours", "peer"):
+                script = MEMORY.format(
+                    here=str(Path(__file__).parent), threads=threads, tokens=tokens, kernel=kernel, m=m, who=who
+                )
+                done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+                peak[who] = int(done.stdout.split()[-1])
+            row = {"kernel": kernel, "m": m, "tokens": tokens, **peak, "ratio": round(peak["ours"] / peak["peer"], 3)}
+            print(json.dumps(row), flush=True)
+            rows.append(row)
+    return rows
+
+
+def goals(found: dict) -> list[tuple[str, str, str, bool]]:
+    """(case, goal, measured, reached)."""
+    cells, rows = found["cells"], []
+
+    def cell(test: Callable[[dict], bool], key: str) -> list[tuple[float, dict]]:
+        return sorted(((row[key]["median"], row) for row in cells if test(row)), key=lambda pair: pair[0])
+
+    def at(row: dict) -> str:
+        return f"{row['kernel']}, d = {row['d']}, m = {row['m']}, L = {row['tokens']}"
+
+    for (kernel, m), goal in GOALS.items():
+        each = cell(
+            lambda r, k=kernel, w=m: r["d"] == 64 and r["kernel"] == k and r["m"] == w and r["tokens"] >= 256, "both"
+        )
+        span = f"{each[0][0]:.2f}–{each[-1][0]:.2f}×"
+        rows.append(
+            (
+                f"performer-{kernel} vs performer-pytorch, d = 64, L ≥ 256, m = {m}",
+                f"≥ {goal}×",
+                span,
+                each[0][0] >= goal,
+            )
+        )
+    slowest = min(cell(lambda r: True, "both")[0], cell(lambda r: True, "forward")[0], key=lambda pair: pair[0])
+    rows.append(
+        ("slowest of all cells, forward or both", "≥ 1×", f"{slowest[0]:.2f}× ({at(slowest[1])})", slowest[0] >= 1)
+    )
+    for kernel, goal in (("exp", 1.7), ("relu", 1.5)):
+        each = cell(
+            lambda r, k=kernel: r["kernel"] == k and r["m"] >= 64 and r["d"] == 64 and r["tokens"] >= 256, "floor"
+        )
+        span = f"{each[0][0]:.2f}–{each[-1][0]:.2f}×"
+        rows.append(
+            (f"{kernel} against the GEMM floor, m ≥ 64, d = 64, L ≥ 256", f"≤ {goal}×", span, each[-1][0] <= goal)
+        )
+    for row in found["memory"]:
+        if row["m"] == 256:
+            text = f"{row['ratio']:.2f}× ({row['ours'] / 2**20:.0f} of {row['peer'] / 2**20:.0f} MiB)"
+            rows.append(
+                (
+                    f"{row['kernel']}: peak extra memory, L = {row['tokens']}, m = 256",
+                    "≤ 0.2×",
+                    text,
+                    row["ratio"] <= 0.2,
+                )
+            )
+    slow = min(found["causal"], key=lambda row: row["both"]["median"])
+    fast = max(found["causal"], key=lambda row: row["both"]["median"])
+    span = f"{slow['both']['median']:.1f}–{fast['both']['median']:.1f}×"
+    rows.append(("causal vs performer-pytorch's fallback, m ≥ 64", "≥ 8×", span, slow["both"]["median"] >= 8))
+    worst = max(found["flatness"], key=lambda row: abs(row["cost"]["median"] - 1))
+    text = f"{worst['cost']['median']:.2f}× at most ({worst['kernel']}, L = {worst['tokens']})"
+    rows.append(
+        ("cost per token, from L = 1,024 to 65,536", "within 20 %", text, abs(worst["cost"]["median"] - 1) <= 0.2)
+    )
+    for row in found["softmax"]:
+        if row["tokens"] == 4096:
+            text = f"{row['both']['median']:.1f}×"
+            rows.append(
+                (f"{row['kernel']} vs fused softmax, L = 4096, m = 64", "≥ 18×", text, row["both"]["median"] >= 18)
+            )
+    return rows
+
+
+def markdown(found: dict) -> str:
+    about = found["about"]
+    lines = [
+        "# Beside its peers",
+        "",
+        f"Measured on {about['cpu']}, {about['threads']} threads, {about['dtype']}, {about['versions']},",
+        f"performer-pytorch {about['performer-pytorch']}, commit {about['commit']}. Made by `{about['command']}`.",
+        "Ratios of CPU times side by side in one process, medians over rounds; H = 8 heads, batch 1.",
+        "",
+        "| case (forward + backward) | goal | measured | reached |",
+        "|---|---|---|---|",
+        *(f"| {case} | {goal} | {text} | {'yes' if good else '**no**'} |" for case, goal, text, good in goals(found)),
+        "",
+        "## Every cell: how many times faster than performer-pytorch",
+        "",
+        "Median (quartiles). The last column is our forward+backward over the ten matrix products alone.",
+        "",
+        "| kernel | d | m | L | forward + backward | forward | ÷ GEMM floor |",
+        "|---|---|---|---|---|---|---|",
+    ]
+
+    def show(cell: dict) -> str:
+        return f"{cell['median']:.2f} ({cell['low']:.2f}–{cell['high']:.2f})"
+
+    for row in found["cells"]:
+        parts = (
+            row["kernel"],
+            row["d"],
+            row["m"],
+            row["tokens"],
+            *(show(row[k]) for k in ("both", "forward", "floor")),
+        )
+        lines.append("| " + " | ".join(map(str, parts)) + " |")
+    lines += [
+        "",
+        "## Causal, beside performer-pytorch's fallback",
+        "",
+        "| kernel | m | L | times faster |",
+        "|---|---|---|---|",
+    ]
+    lines += [f"| {r['kernel']} | {r['m']} | {r['tokens']} | {show(r['both'])} |" for r in found["causal"]]
+    lines += ["", "## Cost of equal numbers of tokens", "", "| kernel | L | relative to L = 1,024 |", "|---|---|---|"]
+    lines += [f"| {r['kernel']} | {r['tokens']} | {show(r['cost'])} |" for r in found["flatness"]]
+    return "\n".join(lines) + "\n"
+
+
+def cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def main() -> None:
+    from importlib.metadata import version
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/bench"))
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--quick", action="store_true", help="short lengths only")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    found = {
+        "about": {
+            "cpu": cpu_name(), "threads": options.threads, "dtype": "float32", "versions": versions(),
+            "performer-pytorch": version("performer-pytorch"), "commit": commit(), "rounds": options.rounds,
+            "command": "python benchmarks/peers.py",
+        },
+        "memory": memory(options.quick, options.threads),
+        "softmax": against_softmax(options.quick, options.rounds),
+        "causal": causal_cells(options.quick, options.rounds),
+        "flatness": flatness(options.quick, options.rounds),
+        "cells": table_cells(options.quick, options.rounds),
+    }  # fmt: skip
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "peers.json").write_text(json.dumps(found, indent=1) + "\n")
+    (options.out / "peers.md").write_text(markdown(found))
+    for case, goal, text, good in goals(found):
+        print(f"{'  ' if good else '✗ '}{case}: {text} (goal {goal})")
+
+
+if __name__ == "__main__":
+    main()
