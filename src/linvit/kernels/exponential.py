@@ -114,7 +114,8 @@ class Exponential(FeatureMap):
             x = x * self.scale
             u = self._clamped(x @ omega.to(x).t())
             seen = u if kept is None else u.masked_fill(~kept.bool(), -torch.inf)
-            top = seen.amax(axes, keepdim=True).detach().clamp_min(torch.finfo(u.dtype).min)
+            top = seen.amax(axes, keepdim=True).detach()
+            top = top.masked_fill(top == -torch.inf, 0.0)  # every key is masked
             return torch.exp(u + self.norm * square_norm(x) - top) + self.eps
 
         return Prepared(side(q, (-1,), None), side(k, (-2, -1), keep), Features(f=torch.clone))

@@ -1,0 +1,125 @@
+"""What the common tests run on: everything registered, with each choice an option offers.
+
+A variant is a spec that differs from the default in one option. Lists come from the registry and from signatures, so
+that a kernel or an attention registered tomorrow, and each of its choices, is tested tomorrow.
+"""
+
+from __future__ import annotations
+
+import typing
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from linvit.attention import ATTENTIONS, attention_names, attention_options, create_attention
+from linvit.attention.base import Attention
+from linvit.attention.performer import Performer
+from linvit.registry import Spec, Value, parse
+
+SMALL = {"m": 11, "k": 5}  # primes; whoever has these options gets them small
+SITE = {"heads": 3, "head_dim": 7, "tokens": 13}
+BATCH = 2
+
+# Facts that no signature tells.
+ORDERED = {"linformer"}  # tokens have places: not permutation-equivariant
+NOT_AVERAGES = {"linformer"}  # rows of the matrix need not sum to one
+
+
+def spec_of(name: str, **options: object) -> str:
+    allowed = attention_options(name)
+    chosen = {key: value for key, value in SMALL.items() if key in allowed} | options
+    pairs = ",".join(
+        f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in chosen.items()
+    )
+    return f"{name}:{pairs}" if pairs else name
+
+
+@cache
+def specs() -> list[str]:
+    """Every attention by its default, and by each value of each option that is a choice."""
+    found: list[str] = []
+    for name in attention_names():
+        candidates = [spec_of(name)]
+        for key, parameter in attention_options(name).items():
+            for value in _choices(parameter.annotation):
+                if value not in (parameter.default, "auto"):  # auto is another name for one of the others
+                    candidates.append(spec_of(name, **{key: value}))
+        found += [spec for spec in dict.fromkeys(candidates) if can(spec)]
+    return found
+
+
+def _choices(annotation: object) -> list[object]:
+    parts = typing.get_args(annotation)
+    if typing.get_origin(annotation) is typing.Literal:
+        return list(parts)
+    return [value for part in parts for value in _choices(part)]
+
+
+def build(spec: str, **site: object) -> Attention:
+    return create_attention(spec, **(SITE | site))  # type: ignore[arg-type]
+
+
+@cache
+def can(spec: str, causal: bool = False) -> bool:
+    """Whether this can be built: a choice may be refused, as a ValueError."""
+    try:
+        build(spec, causal=causal)
+    except ValueError:
+        return False
+    return True
+
+
+def modes() -> list[tuple[str, bool]]:
+    """(spec, causal) for all that can be built."""
+    return [(spec, causal) for spec in specs() for causal in (False, True) if can(spec, causal)]
+
+
+def performers() -> list[tuple[str, bool]]:
+    return [(spec, causal) for spec, causal in modes() if parse(spec).name not in ATTENTIONS]
+
+
+def inputs(
+    seed: int = 0,
+    *,
+    sigma: float = 1.0,
+    dtype: torch.dtype = torch.float64,
+    batch: int = BATCH,
+    heads: int = SITE["heads"],
+    tokens: int = SITE["tokens"],
+    head_dim: int = SITE["head_dim"],
+    grad: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    source = torch.Generator().manual_seed(seed)
+    shape = batch, heads, tokens, head_dim
+    q, k, v = (torch.randn(shape, generator=source, dtype=torch.float64) * s for s in (sigma, sigma, 1.0))
+    q, k, v = (x.to(dtype).requires_grad_(grad) for x in (q, k, v))
+    return q, k, v
+
+
+def ragged(batch: int = BATCH, tokens: int = SITE["tokens"]) -> Tensor:
+    """A mask that drops the first tokens of one row and scattered ones of the others."""
+    mask = torch.ones(batch, tokens, dtype=torch.bool)
+    mask[0, :3] = False
+    mask[1:, 1::3] = False
+    return mask
+
+
+def is_rms(attention: Attention) -> bool:
+    """Whether the output is an RMS norm of Av instead of Av."""
+    return isinstance(attention, Performer) and getattr(attention.kernel, "negative", "") == "rms"
+
+
+def rounding(attention: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> float:
+    """How far two float64 ways to the same output may be apart.
+
+    The error of the float32 computation against the float64 one shows how ill-conditioned these inputs are (signed
+    kernels divide by sums that nearly vanish). It shrinks with the machine epsilon; 100 is for another order of sums.
+    """
+    with torch.no_grad():
+        fine = attention(q.double(), k.double(), v.double(), mask)
+        coarse = attention(q.float(), k.float(), v.float(), mask)
+    epsilon = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
+    floor = epsilon[torch.float32] * float(fine.abs().max())
+    worst = max(float((fine - coarse).abs().max()), floor)
+    return 100 * worst * epsilon[torch.float64] / epsilon[torch.float32]
