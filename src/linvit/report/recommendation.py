@@ -47,7 +47,7 @@ def recommend(summary: Summary) -> Recommendation:
         chosen.attention,
         (_what(chosen, best, metric, few, len(summary.verdicts.names)), _how_sure(chosen, summary, few)),
         LOW if few else _confidence(chosen, summary),
-        _reason(metric, few, len(equal)),
+        _reason(metric, few, len(equal), len(summary.verdicts.names)),
     )
 
 
@@ -105,7 +105,9 @@ def _how_sure(chosen: Variant, summary: Summary, few: bool) -> str:
     return f"{SURE} it is at most {points} behind the truly best; more seeds would narrow that."
 
 
-def _reason(metric: str | None, few: bool, equal: int) -> str:
+def _reason(metric: str | None, few: bool, equal: int, compared: int) -> str:
+    if compared < 2:
+        return "It is the only variant that was trained to its end."
     if few:
         return "With fewer than three seeds the most accurate is named, and nothing is claimed about the others."
     if equal == 1:
