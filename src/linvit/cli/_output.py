@@ -76,6 +76,8 @@ def print_table(
     for row in rows:
         table.add_row(*(Text(str(cell)) for cell in row.values()))
     console = Console() if live else Console(width=10_000, no_color=True)
+    if live and len(right) == len(table.columns) - 1:  # numbers alone: rather a line too long than a number cut short
+        console.width = max(console.width, console.measure(table, options=console.options.update(width=10_000)).maximum)
     if rows and live:
         console.print(table)
     elif rows:

@@ -23,7 +23,7 @@ HeadDim = Annotated[int, typer.Option(min=1)]
 
 @app.callback()
 def bench() -> None:
-    """Measure attentions on this machine: their error against softmax, their speed.
+    """Measure attentions here: distance from softmax, and speed.
 
     Examples:
 
@@ -163,6 +163,9 @@ def _flat(record: Record) -> dict[str, Any]:
     return json.loads(record.line())
 
 
+HEADINGS = {"attention_error": "TV", "attention_entropy": "H", "output_error": "out"}
+
+
 def _error_table(records: list[Record]) -> None:
     from linvit.cli._output import print_table
 
@@ -174,18 +177,14 @@ def _error_table(records: list[Record]) -> None:
     for name in sorted(names, key=lambda name: found["attention_error", sigmas[len(sigmas) // 2], name].value or 0.0):
         row = {"attention": name}
         for sigma in sigmas:
-            for metric, heading in (
-                ("attention_error", "TV"),
-                ("attention_entropy", "entropy"),
-                ("output_error", "output"),
-            ):
+            for metric, heading in HEADINGS.items():
                 value = found[metric, sigma, name].value
                 worse = metric == "attention_error" and name != "uniform" and (value or 0) >= (control[sigma] or 0)
                 row[f"{heading} σ={sigma:g}"] = f"{value:.3f}" + ("*" if worse else " ")
         rows.append(row)
     first = records[0]
     notes = [
-        "TV: total variation to softmax, mean over rows. entropy in nats. output: relative error of A·v. "
+        "TV: total variation to softmax, mean over rows. H: entropy of rows in nats. out: relative error of A·v. "
         "* not closer to softmax than uniform attention.",
         f"{first.tags['tokens']} tokens, {first.tags['heads']} heads, head_dim {first.tags['head_dim']}, "
         f"mean of {first.n} draws, seed {first.tags['seed']}; {first.versions}.",
@@ -207,10 +206,8 @@ def _speed_tables(records: list[Record]) -> None:
             for n in lengths:
                 time = found["attention_time", mode, n, name]
                 ratio = found.get(("attention_vs_softmax", mode, n, name))
-                row[f"N={n} ms"] = "refused" if time.value is None else f"{1e3 * time.value:.3g}"
-                row["×softmax" + " " * lengths.index(n)] = (
-                    f"{ratio.value:.2f} ({ratio.tags['low']:.2f}–{ratio.tags['high']:.2f})" if ratio else ""
-                )
+                row[f"N={n} ms"] = "refused" if time.value is None else _short(1e3 * time.value)
+                row["×softmax" + " " * lengths.index(n)] = f"{ratio.value:.2f} ±{_half(ratio):.2f}" if ratio else ""
             even = found.get(("break_even_tokens", mode, None, name))
             row["faster from N"] = "" if even is None else "–" if even.value is None else f"{even.value:.0f}"
             rows.append(row)
@@ -220,8 +217,20 @@ def _speed_tables(records: list[Record]) -> None:
     notes = [f"refused: {name} at N={n}: {why}" for name, n, why in sorted(refused, key=str)]
     notes += [
         f"×softmax: how many times faster than fused softmax, by {clock.replace('cpu', 'CPU')} time; "
-        f"median (quartiles) of {first.n} interleaved rounds. ms: wall time.",
+        f"median ± half the interquartile range of {first.n} interleaved rounds. ms: wall time, median.",
         f"batch {first.tags['batch']}, {first.tags['heads']} heads, head_dim {first.tags['head_dim']}; "
         f"{first.device}, {first.threads} threads, {first.dtype}, {first.versions}.",
     ]
     print_table([], notes=notes)
+
+
+def _half(record: Record) -> float:
+    low, high = record.tags["low"], record.tags["high"]
+    assert isinstance(low, float)
+    assert isinstance(high, float)
+    return 0.5 * (high - low)
+
+
+def _short(value: float) -> str:
+    """Three digits, without an exponent."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
