@@ -210,7 +210,8 @@ def against_softmax(quick: bool, rounds: int) -> list[dict]:
 
 
 MEMORY = """
-import resource, sys, torch
+import sys, torch
+from linvit.measure.models import extra_memory
 sys.path.insert(0, {here!r})
 import peers
 torch.set_num_threads({threads})
@@ -219,9 +220,7 @@ small, small_gradient = peers.data(64, 64)
 make = lambda n: peers.ours({kernel!r}, {m}, 64, n) if {who!r} == "ours" else peers.peer({kernel!r}, {m}, 64)
 peers.both(make(64), small, small_gradient)()  # libraries load their own memory here
 attention = make({tokens})
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-peers.both(attention, inputs, gradient)()
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+print(extra_memory(peers.both(attention, inputs, gradient)))
 """
 
 

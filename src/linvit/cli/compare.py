@@ -1,0 +1,98 @@
+"""`linvit compare`: from images to a recommendation."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import Annotated
+
+import typer
+
+from linvit.cli import _options as options
+
+
+def run(
+    data: Annotated[
+        str, typer.Argument(help="A data set's name, or the path of an image folder, .npz or .parquet.")
+    ] = "digits",
+    attention: Annotated[
+        list[str] | None,
+        typer.Option("--attention", "-a", metavar="SPEC", help="A variant; repeat it. Default: five that answer most."),
+    ] = None,
+    epochs: Annotated[
+        float | None, typer.Option(min=0, help="Epochs of every run; default: the data set's own.")
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Time for all of it, e.g. 10m: equal steps that fit.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each variant, with seeds SEED … SEED+K−1.")] = 3,
+    seed: options.Seed = 0,
+    size: Annotated[str | None, typer.Option(help="A model size by name; see `linvit list sizes`.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any other option of the model or the recipe; repeat it."),
+    ] = None,
+    image_size: Annotated[int | None, typer.Option(min=4, help="Resize images to this side.")] = None,
+    limit: Annotated[int | None, typer.Option(min=2, help="At most so many images in each split.")] = None,
+    match: Annotated[bool, typer.Option(help="Match parameters by the width of the MLP.")] = True,
+    skip_bad: Annotated[bool, typer.Option(help="Leave unreadable images out and count them.")] = False,
+    out: options.Out = None,
+    threads: options.Threads = 0,
+    device: options.Device = "auto",
+    data_root: options.DataRoot = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Train several attentions on your images and say which to use.
+
+    Every variant gets the same data, steps and parameters; accuracy, speed and memory are measured here. The same
+    command again goes on where it stopped, and another variant or seed runs only what is new.
+
+    Examples:
+
+        linvit compare digits
+
+        linvit compare path/to/images --budget 30m --out runs/mine
+
+        linvit compare cifar10 -a softmax -a performer-relu:m=32,dwc=5 -a linformer:k=32 --epochs 10 --seeds 5
+    """
+    import torch
+
+    from linvit import report
+    from linvit.cli._study import live
+    from linvit.registry import _literal as literal
+    from linvit.study import ATTENTIONS, compare
+
+    if threads:
+        torch.set_num_threads(threads)
+    extra = {}
+    for pair in set_ or []:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise ValueError(f"--set {pair} is not KEY=VALUE, e.g. --set dim=128")
+        extra[key.replace("-", "_")] = literal(value)
+    if size is not None:
+        extra["size"] = size
+    with live(quiet or json) as (watch, decoding):
+        folder = compare(
+            data,
+            attentions=attention or ATTENTIONS,
+            seeds=seeds,
+            seed=seed,
+            epochs=epochs,
+            budget=budget,
+            out=out,
+            device=device,
+            data_root=data_root,
+            image_size=image_size,
+            limit=limit,
+            skip_bad=skip_bad,
+            match=match,
+            command="linvit " + shlex.join(sys.argv[1:]),
+            watch=watch,
+            decoding=decoding,
+            **extra,
+        )
+    from linvit.cli._study import show
+
+    show(report.summarise(report.load(folder)), folder, json, quiet)

@@ -1,0 +1,31 @@
+"""`linvit report`: rebuild or merge the pages of studies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from linvit.cli import _options as options
+
+
+def run(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR…", help="Folders that `linvit compare` wrote.")],
+    out: options.Out = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Rebuild a study's page from its records, or merge several studies of the same data.
+
+    Examples:
+
+        linvit report runs/mine
+
+        linvit report runs/monday runs/tuesday --out runs/both
+    """
+    from linvit import report
+    from linvit.cli._study import show
+
+    page = report.build(folders, out)
+    show(report.summarise(report.load(folders)), page.parent, json, quiet)
