@@ -15,7 +15,7 @@ from torch import Tensor
 from linvit.attention import ATTENTIONS, attention_names, attention_options, create_attention
 from linvit.attention.base import Attention
 from linvit.attention.performer import Performer
-from linvit.registry import Spec, Value, parse
+from linvit.registry import parse
 
 SMALL = {"m": 11, "k": 5}  # primes; whoever has these options gets them small
 SITE = {"heads": 3, "head_dim": 7, "tokens": 13}

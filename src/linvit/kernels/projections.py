@@ -47,7 +47,12 @@ def draw(m: int, d: int, projection: Projection, norms: Norms, source: torch.Gen
         return rows if norms == "chi" else rows * (math.sqrt(d) / rows.norm(dim=1, keepdim=True))
     size = d if projection == "orthogonal" else 1 << (d - 1).bit_length()  # hadamard pads d to a power of two
     make = _haar if projection == "orthogonal" else _hadamard
-    rows = torch.cat([make(size, source) for _ in range(-(-m // size))])[:m, :d]
+
+    def block() -> Tensor:
+        rows = make(size, source)[:, :d]
+        return rows if rows.any(1).all() else block()  # a padded row may lie in the padding alone
+
+    rows = torch.cat([block() for _ in range(-(-m // size))])[:m]
     if norms == "sqrt":
         return rows * (math.sqrt(d) / rows.norm(dim=1, keepdim=True))
     return rows * torch.randn(m, size, generator=source, dtype=torch.float64).norm(dim=1, keepdim=True)
