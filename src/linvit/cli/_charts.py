@@ -23,7 +23,9 @@ def save(chart: Any, stem: Path) -> list[Path]:
 
     chart = chart.properties(config=theme.config(page=False))
     spec = chart.to_dict()
-    contents = {".html": chart.to_html(inline=True).encode(), ".png": vl_convert.vegalite_to_png(spec, scale=2)}
+    menu = {"actions": {"export": True, "source": False, "compiled": False, "editor": False}}
+    page = chart.to_html(inline=True, embed_options=menu)
+    contents = {".html": page.encode(), ".png": vl_convert.vegalite_to_png(spec, scale=2)}
     stem.parent.mkdir(parents=True, exist_ok=True)
     written = []
     for suffix, content in contents.items():
