@@ -14,20 +14,24 @@ _HOMES = {
     "create_attention": "linvit.attention",
     "create_kernel": "linvit.kernels",
     "create_model": "linvit.models",
+    "load": "linvit.train",
+    "train": "linvit.train",  # the package itself, which can be called
     "MultiHead": "linvit.attention.multihead",
 }
-__all__ = ["MultiHead", "__version__", "create_attention", "create_kernel", "create_model"]
+__all__ = ["MultiHead", "__version__", "create_attention", "create_kernel", "create_model", "load", "train"]
 
 if TYPE_CHECKING:
     from linvit.attention import create_attention
     from linvit.attention.multihead import MultiHead
     from linvit.kernels import create_kernel
     from linvit.models import create_model
+    from linvit.train import load, train
 
 
 def __getattr__(name: str):
     if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        home = importlib.import_module(_HOMES[name])
+        return home if home.__name__ == f"linvit.{name}" else getattr(home, name)
     raise AttributeError(f"module 'linvit' has no attribute '{name}'")
 
 

@@ -18,3 +18,27 @@ DataRoot = Annotated[Path | None, typer.Option(help="Where named data sets lie. 
 Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the results.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of tables.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no tables; errors only.")]
+Data = Annotated[str, typer.Argument(metavar="DATA", help="A data set's name, or the path of a folder or file.")]
+ImageSize = Annotated[int | None, typer.Option(metavar="PIXELS", help="Side of the images. [default: the set's own]")]
+Limit = Annotated[int | None, typer.Option(metavar="N", help="At most so many images in each split.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave unreadable images out, and count them.")]
+
+
+def again(ctx: typer.Context) -> str:
+    """The command line that was given, as a shell takes it."""
+    import shlex
+
+    words, last = ctx.command_path.split(), []
+    for parameter in ctx.command.params:
+        name, value = str(parameter.name), ctx.params.get(str(parameter.name))
+        source = ctx.get_parameter_source(name)
+        if source is None or source.name != "COMMANDLINE":
+            continue
+        values = [str(one) for one in value] if isinstance(value, (list, tuple)) else [str(value)]
+        if parameter.param_type_name == "argument":
+            last += values
+        elif value is True:
+            words.append(parameter.opts[0])
+        else:
+            words += [word for one in values for word in (parameter.opts[0], one)]
+    return shlex.join(words + (["--", *last] if any(word.startswith("-") for word in last) else last))

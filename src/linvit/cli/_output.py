@@ -86,3 +86,21 @@ def print_table(
         print("\n".join(line.rstrip() for line in text.get().splitlines()))
     for note in notes:
         console.print(Text(note), style="dim" if live else "", soft_wrap=not live)
+
+
+@contextmanager
+def warnings_in_one_line() -> Iterator[None]:
+    """What the library warns its user about, as one line each on stderr; other packages' warnings as they come."""
+    import warnings
+
+    show = warnings.showwarning
+
+    def print_line(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
+        if category is UserWarning and "linvit" in filename:
+            print("linvit: warning: " + " ".join(str(message).split()), file=sys.stderr, flush=True)
+        else:
+            show(message, category, filename, lineno, file, line)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = print_line
+        yield

@@ -56,3 +56,11 @@ def evaluate(
     model.train(was_training)
     n = max(1, len(split))
     return Evaluation(loss / n, split.labels, np.concatenate(predictions), np.concatenate(confidence), classes)
+
+
+def wilson(accuracy: float, n: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of an accuracy over n images: what another test set of this size could have given."""
+    from scipy.stats import binomtest
+
+    interval = binomtest(round(accuracy * n), n).proportion_ci(method="wilson")
+    return float(interval.low), float(interval.high)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -91,6 +91,7 @@ class VisionTransformer(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
+        self.about: dict[str, Any] = {}  # of a trained one: name of the data, classes, mean and std
         self.stem = _stem(config)
         prefix = 1 if config.pool == "cls" else 0
         tokens = prefix + math.prod(self.stem.grid)
@@ -199,7 +200,7 @@ def _sincos(grid: tuple[int, int], dim: int, prefix: int) -> Tensor:
 
 def _share_layerwise(attentions: list[Attention]) -> None:
     """Layerwise Linformer projections belong to the model: the first layer owns them."""
-    layers = [a for a in attentions if isinstance(a, Linformer) and a.sharing == "layerwise"]
+    layers: list[Linformer] = [a for a in attentions if isinstance(a, Linformer) and a.sharing == "layerwise"]
     for other in layers[1:]:
         other.share(layers[0])
 
@@ -225,7 +226,10 @@ def initialise(model: VisionTransformer, seed: int) -> None:
     for name in ("cls", "position"):
         value = getattr(model, name)
         if isinstance(value, nn.Parameter):
-            value.copy_(0.02 * torch.randn(value.shape, generator=generator("init", seed, name)))
+            spread = (
+                0.7 if name == "position" else 0.02
+            )  # positions as loud as content: mean pooling forgets quiet ones
+            value.copy_(spread * torch.randn(value.shape, generator=generator("init", seed, name)))
     if isinstance(model.head, nn.Linear):
         model.head.weight.mul_(0.1)  # first predictions near uniform
 

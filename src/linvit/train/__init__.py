@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+import re
+import sys
+import types
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from linvit import data as data_package
 from linvit.data import Dataset
-from linvit.models import ModelConfig, VisionTransformer, model_config
+from linvit.measure.provenance import pick_device
+from linvit.models import VisionTransformer
 from linvit.records import Record
-from linvit.registry import choices
 from linvit.train.checkpoint import load, read_config
-from linvit.train.defaults import ATTENTION, defaults
-from linvit.train.experiment import Experiment
+from linvit.train.defaults import ATTENTION
+from linvit.train.experiment import Experiment, design
 from linvit.train.loop import Event, Progress, run
 from linvit.train.recipe import Recipe, create_recipe
 
@@ -33,48 +35,23 @@ class Trained:
     folder: Path
     records: Sequence[Record]
     model: VisionTransformer | None  # None: it diverged before there was one
+    data: Dataset
     diverged: str = ""  # the layer that gave a number that is not finite
 
-    def value(self, metric: str, selection: str | None = None) -> float | None:
+    def find(self, metric: str, selection: str | None = None) -> Record | None:
         for record in self.records:
             if record.metric == metric and selection in (None, record.tags.get("selection")):
-                return record.value
+                return record
         return None
+
+    def value(self, metric: str, selection: str | None = None) -> float | None:
+        found = self.find(metric, selection)
+        return None if found is None else found.value
 
     @property
     def test_accuracy(self) -> float | None:
         """Of the model chosen on validation data."""
         return self.value("test_accuracy", "best")
-
-
-def pick_device(name: str = "auto") -> torch.device:
-    """auto: the first of cuda, mps and cpu that is there."""
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if name == "auto":
-        return torch.device(next(kind for kind, found in there.items() if found))
-    kind = name.split(":")[0]
-    if kind not in there:
-        raise ValueError(f"unknown device '{name}'" + choices(name, ["auto", *there]))
-    if not there[kind]:
-        raise ValueError(f"device '{name}' is not available on this machine; use auto or cpu")
-    return torch.device(name)
-
-
-def design(dataset: Dataset, attention: str, seed: int = 0, **options: Any) -> Experiment:
-    """The experiment for a data set: its tuned defaults with `options` of the model and the recipe over them."""
-    merged = defaults(dataset) | {key: value for key, value in options.items() if value is not None}
-    size = merged.pop("size", None)
-    if size is not None:  # a named size replaces the tuned one
-        merged = {k: v for k, v in merged.items() if k in options or k not in ModelConfig.model_fields}
-    known = [*ModelConfig.model_fields, *Recipe.model_fields]
-    if unknown := set(merged) - set(known):
-        name = sorted(unknown)[0]
-        raise ValueError(f"unknown option '{name}'" + choices(name, known))
-    facts = {"image_size": dataset.image_size, "channels": dataset.channels, "classes": len(dataset.classes)}
-    shape = {key: value for key, value in merged.items() if key in ModelConfig.model_fields}
-    model = model_config(size, **shape | facts | {"attention": attention, "seed": seed})
-    recipe = create_recipe(**{key: value for key, value in merged.items() if key in Recipe.model_fields})
-    return Experiment.of(dataset, model, recipe, seed)
 
 
 def train(
@@ -89,23 +66,43 @@ def train(
     limit: int | None = None,
     skip_bad: bool = False,
     progress: Progress | None = None,
+    decode_progress: Callable[[int, int], None] | None = None,
     checkpoint_seconds: float = 30.0,
     **options: Any,
 ) -> Trained:
     """Train on a named data set or a path; the same call again goes on where it stopped, or returns what it left.
 
-    options: any of ModelConfig's and Recipe's, e.g. epochs=10, lr=1e-3, dim=128, size="001-I".
+    options: any of ModelConfig's and Recipe's, e.g. epochs=10, lr=1e-3, dim=128, and size="001-I" for a named size.
     """
+    place = pick_device(device)
+    source = None
     if not isinstance(data, Dataset):
-        patch = options.get("patch_size") or 4
-        data = data_package.load(
-            data, root=data_root, image_size=image_size, multiple_of=patch, limit=limit, skip_bad=skip_bad
-        )
+        asked = {"image_size": image_size, "multiple_of": options.get("patch_size") or 4, "limit": limit}
+        named = isinstance(data, str) and data.partition(":")[0] in data_package.DATASETS
+        source = asked | {"data": str(data) if named else _absolute(data), "skip_bad": skip_bad}
+        source["root"] = _absolute(data_root) if data_root is not None else None
+        data = data_package.load(data, root=data_root, skip_bad=skip_bad, progress=decode_progress, **asked)
     experiment = design(data, attention, seed, **options)
-    folder = Path(out) if out is not None else Path("runs") / f"{data.name}-{experiment.id}"
+    name = re.sub(r"[^\w.-]+", "-", data.name)
+    folder = Path(out) if out is not None else Path("runs") / f"{name}-{experiment.id}"
     records = run(
-        experiment, data, folder, device=pick_device(device), progress=progress, checkpoint_seconds=checkpoint_seconds
+        experiment, data, folder, device=place, progress=progress, checkpoint_seconds=checkpoint_seconds, source=source
     )
     diverged = next((str(r.tags.get("layer")) for r in records if r.metric == "diverged"), "")
     has_model = (folder / "best" / "model.safetensors").exists()
-    return Trained(folder, records, load(folder / "best") if has_model else None, diverged)
+    return Trained(folder, records, load(folder / "best") if has_model else None, data, diverged)
+
+
+def _absolute(place: str | Path) -> str:
+    return str(Path(place).expanduser().resolve())
+
+
+class _Callable(types.ModuleType):
+    """`linvit.train` is this package, since a submodule's name is an attribute of its parent; calling it is `train`.
+    So `linvit.train("digits")` and `from linvit.train import Recipe` both hold, in whatever order they come."""
+
+    __call__ = staticmethod(train)
+    __signature__ = inspect.signature(train)
+
+
+sys.modules[__name__].__class__ = _Callable

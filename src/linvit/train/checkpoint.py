@@ -102,5 +102,5 @@ def load(path: str | Path) -> VisionTransformer:
     except RuntimeError as error:
         first = str(error).splitlines()[-1].strip()
         raise ValueError(f"{folder / 'model.safetensors'} does not fit its config.json: {first}") from None
-    model.about = about["data"]  # type: ignore[assignment]
+    model.about = about["data"]
     return model.eval()

@@ -43,6 +43,8 @@ class Event:
     eta: float
     row: dict[str, Any] | None = None
     message: str = ""
+    epoch: float = 0.0  # how many are done
+    epochs: float = 0.0  # how many there will be
 
 
 Progress = Callable[[Event], None]
@@ -74,10 +76,11 @@ def run(
     device: torch.device,
     progress: Progress | None = None,
     checkpoint_seconds: float = 30.0,
+    source: dict[str, Any] | None = None,
 ) -> list[Record]:
-    """Train the experiment in its folder, or go on with it, and return its records."""
+    """Train the experiment in its folder, or go on with it, and return its records. `source`: where its data lie."""
     with locked(folder):
-        experiment.claim(folder)
+        experiment.claim(folder, source)
         records = Records(folder / "records.jsonl")
         if not any(record.metric in ("test_accuracy", "diverged") for record in records):
             records.append(
@@ -172,9 +175,10 @@ def _run(
             speed = (state.step - first_step) / (time.perf_counter() - first_time)
             accuracy = state.correct / state.seen if state.seen else row["train_accuracy"] if row else 0.0
             left = (total - state.step) / speed
-            progress(Event(state.step, total, value, accuracy, speed * batch, left, row))
+            epochs = state.step / steps_per_epoch, total / steps_per_epoch
+            progress(Event(state.step, total, value, accuracy, speed * batch, left, row, "", *epochs))
             if stop():
-                raise KeyboardInterrupt
+                raise KeyboardInterrupt(f"saved at step {state.step} of {total} in {folder}")
     return _finish(experiment, dataset, averaged, state, folder, device)
 
 

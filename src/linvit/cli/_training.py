@@ -1,0 +1,153 @@
+"""What `linvit train` shows: images being decoded, steps being made, and in the end what came of it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from linvit.cli._output import duration, progress
+
+if TYPE_CHECKING:
+    from linvit.train import Event, Trained
+
+Decode = Callable[[int, int], None]
+
+
+class Watch:
+    """Counts the events of a training, and passes on what it has to say; subclasses show the rest."""
+
+    def __init__(self) -> None:
+        self.events = 0
+
+    def __call__(self, event: Event) -> None:
+        if event.message:
+            self.say(event.message)
+        else:
+            self.events += 1
+            self.show(event)
+
+    def say(self, message: str) -> None:
+        print(f"linvit: {message}", file=sys.stderr, flush=True)
+
+    def show(self, event: Event) -> None:
+        """Nothing: quiet."""
+
+
+class Lines(Watch):
+    """One plain line per epoch."""
+
+    def show(self, event: Event) -> None:
+        if (row := event.row) is not None:
+            print(
+                f"epoch {_epochs(event)}, step {event.step}/{event.total}, loss {row['train_loss']:.4f}, "
+                f"accuracy {row['train_accuracy']:.4f}, validation accuracy {row['validation_accuracy']:.4f}, "
+                f"{event.images_per_second:.0f} images/s, {duration(event.eta)} left",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+class Bar(Watch):
+    """A live line: the bar, and the numbers of the running epoch."""
+
+    def __init__(self, live: Any):
+        super().__init__()
+        self.live, self.task, self.validation = live, None, ""
+
+    def say(self, message: str) -> None:
+        self.live.console.print(f"linvit: {message}", markup=False, highlight=False)
+
+    def show(self, event: Event) -> None:
+        if event.row is not None:
+            self.validation = f", validation {event.row['validation_accuracy']:.4f}"
+        numbers = (
+            f"epoch {_epochs(event)}, loss {event.loss:.4f}, accuracy {event.accuracy:.4f}{self.validation}, "
+            f"{event.images_per_second:.0f} images/s, {duration(event.eta)} left"
+        )
+        if self.task is None:
+            self.task = self.live.add_task("training", numbers=numbers)
+        self.live.update(self.task, completed=event.step, total=event.total, numbers=numbers)
+
+
+def _epochs(event: Event) -> str:
+    return f"{event.epoch:.4g}/{event.epochs:.4g}" if event.row else f"{int(event.epoch) + 1}/{event.epochs:.4g}"
+
+
+@contextmanager
+def shown(quiet: bool) -> Iterator[tuple[Watch, Decode]]:
+    """(called with every event of the training, called while images are decoded)."""
+    if quiet:
+        yield Watch(), lambda done, total: None
+    elif not sys.stderr.isatty():
+        with progress("decoding") as lines:
+            yield Lines(), lambda done, total: lines(done, total, "images")
+    else:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[numbers]}"),
+        )
+        with Progress(*columns, console=Console(stderr=True), transient=True) as live:
+            tasks: list[Any] = []
+
+            def decode(done: int, total: int) -> None:
+                if not tasks:
+                    tasks.append(live.add_task("decoding images", numbers=""))
+                live.update(tasks[0], completed=done, total=total, visible=done < total)
+
+            yield Bar(live), decode
+
+
+def summary(trained: Trained) -> dict[str, Any]:
+    import json
+
+    return {
+        "folder": str(trained.folder),
+        "test_accuracy": trained.test_accuracy,
+        "test_accuracy_final": trained.value("test_accuracy", "final"),
+        "validation_accuracy": trained.value("validation_accuracy"),
+        "diverged": trained.diverged or None,
+        "skipped": trained.data.skipped,
+        "records": [json.loads(record.line()) for record in trained.records],
+    }
+
+
+def print_summary(trained: Trained, already: bool) -> None:
+    from linvit.measure.accuracy import wilson
+
+    folder = trained.folder
+    if already:
+        print(f"{folder}: this experiment is finished; nothing was left to do")
+    if trained.data.skipped:
+        print(f"skipped        {trained.data.skipped} unreadable images")
+    best, final = trained.find("test_accuracy", "best"), trained.find("test_accuracy", "final")
+    if best is None or final is None or best.value is None:
+        return
+    low, high = wilson(best.value, best.n)
+    print(
+        f"test accuracy  {best.value:.4f} [{low:.4f}, {high:.4f}], n = {best.n}, one seed: the best model on validation"
+    )
+    print(f"               {final.value:.4f}: after the last step")
+    seconds = duration(trained.value("train_seconds") or 0)
+    print(f"model          {best.tags['attention']}, {trained.value('parameters'):,} parameters, trained in {seconds}")
+    print(f"folder         {folder} (the model: {folder / 'best'})")
+    print(f"use it         linvit predict IMAGE --model {folder}")
+    print(f"               linvit evaluate {folder} · linvit.load('{folder}') in Python")
+
+
+def explain_divergence(trained: Trained) -> int:
+    """What to try, and the exit code."""
+    step = trained.value("diverged")
+    kept = f"the best model until then is in {trained.folder / 'best'}" if trained.model else "no epoch was finished"
+    print(
+        f"linvit: diverged at step {step:.0f}: {trained.diverged} gave a number that is not finite; {kept}. "
+        "Try a lower --lr, --set warmup=0.1, --set clip_norm=0.5 or an attention with qk_norm=true; choose another --out",
+        file=sys.stderr,
+    )
+    return 1

@@ -1,0 +1,152 @@
+"""A trained model put to use: its accuracy on a data set, and predictions for images."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from linvit import data as data_package
+from linvit.data import Dataset, Split, normalise, read_image
+from linvit.data.decode import SUFFIXES, BadImage
+from linvit.measure.accuracy import Evaluation, evaluate
+from linvit.measure.provenance import pick_device
+from linvit.models import VisionTransformer
+from linvit.train.checkpoint import load, read_config
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    folder: Path  # of the model
+    data: str
+    split: str
+    result: Evaluation
+    changed: bool = False  # the data are not those the model was trained on
+
+
+def evaluate_folder(
+    folder: str | Path,
+    data: str | Path | Dataset | None = None,
+    *,
+    split: str = "test",
+    device: str = "auto",
+    data_root: str | Path | None = None,
+    limit: int | None = None,
+    skip_bad: bool = False,
+    batch: int = 256,
+    progress: Progress | None = None,
+) -> Evaluated:
+    """The accuracy of a trained model, by default on the data set that it was trained on."""
+    if split not in ("test", "validation"):
+        raise ValueError(f"split '{split}' is not one of test, validation")
+    home, _ = read_config(folder)
+    model = load(home)
+    config, identity = model.config, ""
+    if isinstance(data, Dataset):
+        dataset = data
+    elif data is not None:
+        dataset = data_package.load(
+            data, root=data_root, image_size=config.image_size, channels=config.channels, limit=limit,
+            skip_bad=skip_bad, progress=progress,
+        )  # fmt: skip
+    else:
+        asked, identity = _trained_on(home)
+        changes = {"root": data_root, "limit": limit, "skip_bad": skip_bad or None, "progress": progress}
+        asked |= {key: value for key, value in changes.items() if value is not None}
+        dataset = data_package.load(asked.pop("data"), **asked)
+    wanted, found = (config.channels, config.image_size), (dataset.channels, dataset.image_size)
+    if wanted != found:
+        raise ValueError(f"the images of {dataset.name} have (channels, size) {found}, but the model takes {wanted}")
+    chosen = _relabelled(getattr(dataset, split), dataset, model)
+    if not len(chosen):
+        raise ValueError(f"{dataset.name} has no {split} images")
+    place = pick_device(device)
+    about = model.about
+    result = evaluate(model.to(place), chosen, about["classes"], about["mean"], about["std"], place, batch)
+    changed = bool(identity) and limit is None and dataset.identity != identity
+    return Evaluated(home, dataset.name, split, result, changed)
+
+
+def _trained_on(home: Path) -> tuple[dict[str, Any], str]:
+    """How the data of the run were found, and their identity."""
+    for path in (home / "experiment.json", home.parent / "experiment.json"):
+        try:
+            there = json.loads(path.read_text(encoding="utf-8"))
+            return dict(there["source"]), there["data"]["identity"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    raise ValueError(f"{home}: which data the model was trained on is not stored beside it: name a data set or a path")
+
+
+def _relabelled(split: Split, dataset: Dataset, model: VisionTransformer) -> Split:
+    """Labels as the model numbers its classes, found by name."""
+    known = {name: i for i, name in enumerate(model.about["classes"])}
+    if strange := [name for name in dataset.classes if name not in known]:
+        raise ValueError(
+            f"{dataset.name} has the class '{strange[0]}', which the model does not know "
+            f"(it knows {', '.join(list(known)[:8])}{', …' if len(known) > 8 else ''})"
+        )
+    number = np.array([known[name] for name in dataset.classes])
+    return replace(split, labels=number[split.labels])
+
+
+@dataclass(frozen=True)
+class Prediction:
+    image: str
+    top: list[tuple[str, float]]  # (class, probability), the likeliest first
+
+
+def find_images(paths: Sequence[str | Path]) -> list[Path]:
+    """Files as they are, and every image below a folder, in order."""
+    found: list[Path] = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+            if not inside:
+                raise ValueError(f"{path}: there are no images in this folder")
+            found += inside
+        elif not path.exists():
+            raise ValueError(f"{path}: there is no such file or folder: check the path")
+        else:
+            found.append(path)
+    return found
+
+
+@torch.inference_mode()
+def predict(
+    model: VisionTransformer,
+    images: Sequence[str | Path],
+    *,
+    top: int = 5,
+    skip: Callable[[BadImage], None] | None = None,
+    batch: int = 64,
+    progress: Progress | None = None,
+) -> Iterator[Prediction]:
+    """The likeliest classes of image files. An unreadable one is an error, or given to `skip`."""
+    config, about = model.config, model.about
+    device = next(model.parameters()).device
+    for start in range(0, len(images), batch):
+        names, pixels = [], []
+        for path in images[start : start + batch]:
+            try:
+                pixels.append(read_image(Path(path), config.image_size, config.channels))
+                names.append(str(path))
+            except BadImage as error:
+                if skip is None:
+                    raise
+                skip(error)
+        if pixels:
+            x = normalise(torch.from_numpy(np.stack(pixels)).to(device), about["mean"], about["std"])
+            best = model(x).float().softmax(-1).topk(min(top, len(about["classes"])))
+            for name, values, indices in zip(names, best.values.tolist(), best.indices.tolist(), strict=True):
+                classes = (about["classes"][i] for i in indices)
+                yield Prediction(name, list(zip(classes, values, strict=True)))
+        if progress:
+            progress(min(start + batch, len(images)), len(images))
