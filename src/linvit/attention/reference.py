@@ -21,7 +21,8 @@ def reference_attention(plan: Prepared, v: Tensor, causal: bool = False) -> Tens
     if φ.exponential:
         pairs = (u_q + (0.0 if bias is None else bias))[:, :, None] + u_k[:, None]
         logs = (pairs.logsumexp(-1) + w.transpose(1, 2)).masked_fill(late, -torch.inf)
-        return torch.softmax(logs, -1).nan_to_num(0.0) @ v
+        empty = (logs == -torch.inf).all(-1, keepdim=True)
+        return torch.softmax(logs.masked_fill(empty, 0.0), -1).masked_fill(empty, 0.0) @ v
     assert φ.f is not None
     f_q, f_k = φ.f(u_q.clone()) + φ.floor, φ.f(u_k.clone()) + φ.floor
     logs = (w * torch.ones_like(k[..., :1])).transpose(1, 2).expand(-1, q.shape[1], -1).masked_fill(late, -torch.inf)

@@ -95,7 +95,7 @@ class Exponential(FeatureMap):
             q, k = q - q_mean, k - masked_mean(k, keep)
         if omega is None:  # φ(x) = exp(x)
             return Prepared(self._clamped(q * scale), self._clamped(k * scale), Features(), weight)
-        omega, norm = (scale * omega).to(q), self.norm * scale**2
+        omega, norm = scale * omega.to(q), self.norm * scale**2
         if self.clamp is None:
             return Prepared(q, k, Features(omega, norm=norm), weight)
         norms = norm * square_norm(k)
@@ -240,7 +240,9 @@ class Oprf(Exponential):
             s = (self.scale**2 * (squares + 2 * cross)).clamp_min(0)
         a = self.tilt(s)
         stretch = (1 - 4 * a).sqrt()
-        bias = 2 * a * (omega.square().sum(-1) / self.scale**2)
+        bias = (
+            2 * a * (omega.square().sum(-1) / self.scale**2 - q.shape[-1])
+        )  # less d, its mean: small numbers round less
         weight = plan.features.norm * square_norm(k)
         weight = weight if plan.weight is None else plan.weight + weight
         return Prepared(q * stretch, k * stretch, Features(omega), weight, bias)

@@ -81,7 +81,7 @@ class Pointwise(FeatureMap):
 
     def prepare(self, q: Tensor, k: Tensor, keep: Tensor | None) -> Prepared:
         features = Features(
-            omega=None if self.omega is None else (self.scale * self.omega.rows).to(q),
+            omega=None if self.omega is None else self.scale * self.omega.rows.to(q),
             f=self.f,
             pull=self.pull,
             floor=self.floor,
