@@ -17,8 +17,8 @@ Backward, with r_i = ∂out_i·out_i and ∂S = Q'ᵀ∂out:
 
     ∂ℓq = Q' ⊙ (∂out Sᵀ − r)      ∂ℓk = K' ⊙ (v ∂Sᵀ − Q'ᵀr)      ∂v = K' ∂S
 
-**Other features** (relu, …) need no such care; f(u) + floor is kept as f(u) and a rank-one correction. The gradient has
-the same form with the denominator D = φ(q)·z written out.
+**Other features** (relu, …) need no such care. The gradient has the same form with the denominator D = φ(q)·z written
+out. In both, what belongs to the denominator rides along as one more column of ∂out and of S.
 
 Features are made in blocks that stay in the cache and are made again for the backward pass when there are many of
 them: reading them back from memory costs more than the product that makes them. The ten-line oracle for all of this is
@@ -133,11 +133,21 @@ def _lowest(x: Tensor) -> float:
     return torch.finfo(x.dtype).min
 
 
-def _inverse(d: Tensor, least: Tensor) -> Tensor:
+def _inverse(d: Tensor, least: Tensor | float) -> Tensor:
     """1/d with |d| moved up to `least`; 0 where nothing is left to divide by (every key masked)."""
-    size = torch.maximum(d.abs(), least)
+    size = d.abs().clamp_min(least)
     empty = size == 0
     return (torch.where(d < 0, -1.0, 1.0) / size.masked_fill(empty, 1.0)).masked_fill(empty, 0.0)
+
+
+def _features(φ: Features, u: Tensor) -> Tensor:
+    assert φ.f is not None
+    h = φ.f(u)
+    return h if not φ.floor else h.add_(φ.floor) if not h.requires_grad else h + φ.floor
+
+
+def _with_column(x: Tensor, column: Tensor) -> Tensor:
+    return torch.cat([x, column], -1)
 
 
 def _again(role: str, x: Tensor, φ: Features, at: tuple[slice, slice], block: _Blocks, kept: dict | None) -> Tensor:
@@ -148,14 +158,13 @@ def _again(role: str, x: Tensor, φ: Features, at: tuple[slice, slice], block: _
 
 
 def _pullback(u: Tensor, φ: Features, kept: bool) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """f(u) and the map from its gradient to u's."""
-    assert φ.f is not None
+    """φ(u) and the map from its gradient to u's."""
     if φ.pull is not None:
-        h, pull = u if kept else φ.f(u), φ.pull
+        h, pull = u if kept else _features(φ, u), φ.pull
         return h, lambda dh: pull(dh, h)
     with torch.enable_grad():
         u = u.detach().requires_grad_()
-        h = φ.f(u)
+        h = _features(φ, u)
     return h.detach(), lambda dh: torch.autograd.grad(h, u, dh)[0]
 
 
@@ -170,6 +179,14 @@ def _full_precision(backward):
     return run
 
 
+def _gradient_and_r(dout: Tensor, factor: Tensor | None, out: Tensor) -> Tensor:
+    """(∂out·factor, −r) side by side, r_i = ∂out_i·out_i being what the denominator takes back."""
+    both = dout.new_empty(*dout.shape[:-1], dout.shape[-1] + 1)
+    gradient = both[..., :-1].copy_(dout) if factor is None else torch.mul(dout, factor, out=both[..., :-1])
+    torch.neg(torch.linalg.vecdot(gradient, out), out=both[..., -1])
+    return both
+
+
 class _Exponential(torch.autograd.Function):
     """out = softmax_f(Ωq + λ + bias) · softmax_j(Ωk + w)ᵀ v."""
 
@@ -181,7 +198,6 @@ class _Exponential(torch.autograd.Function):
         out = torch.empty_like(v)
         state = v.new_zeros(g, width, v.shape[-1])  # S = K'ᵀv
         shift = v.new_empty(g, 1, width)  # λ
-        scale = v.new_empty(g, n, 1)  # of query features: their sum if kept, minus its logarithm if made again
         for heads, chunks in block:
             s, mass, top = state[heads], 0.0, None
             for tokens in chunks:
@@ -204,11 +220,8 @@ class _Exponential(torch.autograd.Function):
                 λ = λ + bias.expand(g, 1, width)[heads]
             for tokens in chunks:
                 u = _project(q[heads, tokens], φ.omega, block.features("q", heads, tokens)).add_(λ)
-                high = u.amax(-1, keepdim=True)
-                total = u.sub_(high).exp_().sum(-1, keepdim=True)  # the denominator: at least one
-                torch.bmm(u, s, out=out[heads, tokens]).div_(total)
-                scale[heads, tokens] = total if block.kept is not None else high.add_(total.log_()).neg_()
-        ctx.save_for_backward(q, k, v, w, bias, out, state, shift, scale)
+                torch.bmm(torch.softmax(u, -1, out=u), s, out=out[heads, tokens])
+        ctx.save_for_backward(q, k, v, w, bias, out, state, shift)
         ctx.φ, ctx.kept = φ, block.kept
         return out
 
@@ -216,41 +229,41 @@ class _Exponential(torch.autograd.Function):
     @once_differentiable
     @_full_precision
     def backward(ctx, dout):  # pyright: ignore[reportIncompatibleMethodOverride]
-        q, k, v, w, bias, out, state, shift, scale = ctx.saved_tensors
+        q, k, v, w, bias, out, state, shift = ctx.saved_tensors
         g, width, φ, kept = len(q), state.shape[1], ctx.φ, ctx.kept
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         dw = None if w is None else torch.empty_like(w)
         dbias = None if bias is None else v.new_zeros(g, 1, width)
-        dout = dout / scale if kept is not None else dout.contiguous()
-        r = torch.linalg.vecdot(dout, out).unsqueeze_(-1).neg_()
+        dout = _gradient_and_r(dout, None, out)
         block = _Blocks(q, width)
         for heads, chunks in block:
-            s, λ = state[heads], shift[heads]
+            s, λ = _with_column(state[heads], torch.ones_like(state[heads, :, :1])), shift[heads]
             full = λ if bias is None else λ + bias.expand(g, 1, width)[heads]
-            ds, dz = torch.zeros_like(s), torch.zeros_like(λ)
+            ds = torch.zeros_like(s)
             for tokens in chunks:
-                at, dy, ry = (heads, tokens), dout[heads, tokens], r[heads, tokens]
+                at, dy = (heads, tokens), dout[heads, tokens]
                 if kept is not None:
                     u = kept["q", heads.start, tokens.start]
                 else:
-                    u = _project(q[at], φ.omega, block.features("q", *at), full, scale[at]).exp_()
+                    u = _project(q[at], φ.omega, block.features("q", *at)).add_(full)
+                    torch.softmax(u, -1, out=u)
                 ds.baddbmm_(u.transpose(1, 2), dy)
-                dz.baddbmm_(ry.transpose(1, 2), u)
-                du = torch.baddbmm(ry, dy, s.transpose(1, 2), out=block.gradient(*at)).mul_(u)
+                du = torch.bmm(dy, s.transpose(1, 2), out=block.gradient(*at)).mul_(u)
                 _unproject(du, φ.omega, dq[at])
                 if dbias is not None:
                     dbias[heads] += du.sum(1, keepdim=True)
             for tokens in chunks:
-                at, dsu, dzu = (heads, tokens), ds, dz
+                at, dsu = (heads, tokens), ds
                 if kept is not None:
                     u = kept["k", heads.start, tokens.start]
-                    factor = (kept["top", heads.start, tokens.start] - λ).exp_()  # on the small matrices, not on u
-                    dsu, dzu = ds * factor.transpose(1, 2), dz * factor
+                    factor = (kept["top", heads.start, tokens.start] - λ).exp_()  # on the small matrix, not on u
+                    dsu = ds * factor.transpose(1, 2)
                 else:
                     start = λ.new_zeros(()).expand(*k[at].shape[:2], 1) if w is None else w[at]
                     u = _project(k[at], φ.omega, block.features("k", *at), -λ, start).exp_()
+                dsu, dz = dsu[..., :-1], dsu[..., -1:].transpose(1, 2)
                 torch.bmm(u, dsu, out=dv[at])
-                du = torch.baddbmm(dzu, v[at], dsu.transpose(1, 2), out=block.gradient(*at)).mul_(u)
+                du = torch.baddbmm(dz, v[at], dsu.transpose(1, 2), out=block.gradient(*at)).mul_(u)
                 _unproject(du, φ.omega, dk[at])
                 if dw is not None:
                     torch.sum(du, -1, keepdim=True, out=dw[at])
@@ -262,7 +275,7 @@ class _Exponential(torch.autograd.Function):
 
 
 class _Pointwise(torch.autograd.Function):
-    """out = φ(q) [φ(k)ᵀv] / φ(q) [φ(k)ᵀ1] with φ = f(Ω·) + floor; the floor is a rank-one term of every product."""
+    """out = φ(q) [φ(k)ᵀv] / φ(q) [φ(k)ᵀ1] with φ = f(Ω·) + floor."""
 
     @staticmethod
     def forward(ctx, q, k, v, weight, φ: Features):  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -273,24 +286,29 @@ class _Pointwise(torch.autograd.Function):
             w = (w - w.amax(1, keepdim=True).clamp_min_(_lowest(w))).exp_()
         vw = v if w is None else v * w
         out, over = torch.empty_like(v), v.new_ones(g, n, 1)
-        count = v.new_full((g, 1, 1), n) if w is None else w.sum(1, keepdim=True)
         states = []
         for heads, chunks in block:
-            s = z = 0.0
+            s = z = None
             for tokens in chunks:
-                h = φ.f(_project(k[heads, tokens], φ.omega, block.features("k", heads, tokens)))  # type: ignore[misc]
+                h = _features(φ, _project(k[heads, tokens], φ.omega, block.features("k", heads, tokens)))
                 mass = h.sum(1, keepdim=True) if w is None else torch.bmm(w[heads, tokens].transpose(1, 2), h)
-                s, z = torch.bmm(h.transpose(1, 2), vw[heads, tokens]) + s, mass + z
-            s, z = s + φ.floor * vw[heads].sum(1, keepdim=True), z + φ.floor * count[heads]
+                part = torch.bmm(h.transpose(1, 2), vw[heads, tokens])
+                s, z = (part, mass) if s is None or z is None else (s.add_(part), z.add_(mass))
+            assert s is not None  # there is at least one chunk
+            assert z is not None
             for tokens in chunks:
-                h = φ.f(_project(q[heads, tokens], φ.omega, block.features("q", heads, tokens)))  # type: ignore[misc]
-                y = torch.bmm(h, s, out=out[heads, tokens]).add_(φ.floor * s.sum(1, keepdim=True))
+                h = _features(φ, _project(q[heads, tokens], φ.omega, block.features("q", heads, tokens)))
+                y = torch.bmm(h, s, out=out[heads, tokens])
                 if φ.divide:
-                    d = torch.bmm(h, z.transpose(1, 2)).add_(φ.floor * z.sum(-1, keepdim=True))
-                    over[heads, tokens] = _inverse(d, φ.least * z.shape[-1] * count[heads])
-                    y *= over[heads, tokens]
+                    d = torch.bmm(h, z.transpose(1, 2))
+                    if φ.least or w is not None:
+                        d = _inverse(d, φ.least * z.shape[-1] * (n if w is None else w[heads].sum(1, keepdim=True)))
+                    else:
+                        d.reciprocal_()
+                    y *= d
+                    over[heads, tokens] = d
             states += [s, z]
-        ctx.save_for_backward(q, k, v, w, out, over, count, *states)
+        ctx.save_for_backward(q, k, v, w, out, over, *states)
         ctx.φ, ctx.kept = φ, block.kept
         return out
 
@@ -298,45 +316,45 @@ class _Pointwise(torch.autograd.Function):
     @once_differentiable
     @_full_precision
     def backward(ctx, dout):  # pyright: ignore[reportIncompatibleMethodOverride]
-        q, k, v, w, out, over, count, *states = ctx.saved_tensors
+        q, k, v, w, out, over, *states = ctx.saved_tensors
         φ, kept = ctx.φ, ctx.kept
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         vw = v if w is None else v * w
         dw = None if w is None else torch.empty_like(w)
-        dout = dout * over if φ.divide else dout.contiguous()
-        r = torch.linalg.vecdot(dout, out).unsqueeze_(-1).neg_()  # the denominator's gradient
-        dcount = None
+        dout = _gradient_and_r(dout, over if φ.divide else None, out)
+        r, dcount = dout[..., -1:], None
         if not φ.divide:
             r.zero_()
         elif φ.least:  # a denominator that was moved to ±least·count passes its gradient to the count
-            least = φ.least * states[1].shape[-1]
+            least, count = φ.least * states[1].shape[-1], q.shape[1] if w is None else w.sum(1, keepdim=True)
             moved = over.abs() * (least * count) >= 1 - 1e-6
             dcount = (least * r * over.sign()).masked_fill_(~moved, 0.0).sum(1, keepdim=True)
             r.masked_fill_(moved, 0.0)
         block = _Blocks(q, _width(q, φ))
         for i, (heads, chunks) in enumerate(block):
             s, z = states[2 * i], states[2 * i + 1]
-            ds = φ.floor * dout[heads].sum(1, keepdim=True).expand_as(s)
-            dz = φ.floor * r[heads].sum(1, keepdim=True).expand_as(z)
+            s, ds = _with_column(s, z.transpose(1, 2)), None
             for tokens in chunks:
-                at, dy, ry = (heads, tokens), dout[heads, tokens], r[heads, tokens]
+                at, dy = (heads, tokens), dout[heads, tokens]
                 u = _again("q", q, φ, at, block, kept)
                 h, pull = _pullback(u, φ, kept is not None)
-                ds = torch.baddbmm(ds, h.transpose(1, 2), dy)
-                dz = torch.baddbmm(dz, ry.transpose(1, 2), h)
-                dh = torch.mul(ry, z, out=block.gradient(heads, tokens, h.shape[-1]))
-                _unproject(pull(dh.baddbmm_(dy, s.transpose(1, 2))), φ.omega, dq[at])
+                part = torch.bmm(h.transpose(1, 2), dy)
+                ds = part if ds is None else ds.add_(part)
+                dh = torch.bmm(dy, s.transpose(1, 2), out=block.gradient(heads, tokens, h.shape[-1]))
+                _unproject(pull(dh), φ.omega, dq[at])
+            assert ds is not None
+            ds, dz = ds[..., :-1], ds[..., -1:].transpose(1, 2)
             for tokens in chunks:
                 at = heads, tokens
                 u = _again("k", k, φ, at, block, kept)
                 h, pull = _pullback(u, φ, kept is not None)
-                torch.bmm(h, ds, out=dv[at]).add_(φ.floor * ds.sum(1, keepdim=True))
+                torch.bmm(h, ds, out=dv[at])
                 dh = block.gradient(heads, tokens, h.shape[-1])
                 if w is None or dw is None:
                     dh.copy_(dz.expand_as(dh))
                 else:
                     torch.mul(w[at], dz, out=dh)
-                    pushed = torch.bmm(h, dz.transpose(1, 2)).add_(φ.floor * dz.sum(-1, keepdim=True))
+                    pushed = torch.bmm(h, dz.transpose(1, 2))
                     dw[at] = w[at] * (pushed + torch.linalg.vecdot(v[at], dv[at]).unsqueeze(-1))
                 _unproject(pull(dh.baddbmm_(vw[at], ds.transpose(1, 2))), φ.omega, dk[at])
         if w is not None and dw is not None:

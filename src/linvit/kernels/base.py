@@ -56,7 +56,7 @@ class Features:
 
     omega: Tensor | None = None  # (F, d), scale included; None: the inputs are Ωx already
     f: Callable[[Tensor], Tensor] | None = None  # elementwise, or widening the last axis
-    # (∂f, f) → ∂u in place, where f's value tells its derivative; f may then overwrite u. None: by autograd.
+    # (∂φ, f + floor) → ∂u in place, where f's value tells its derivative; f may then overwrite u. None: by autograd.
     pull: Callable[[Tensor, Tensor], Tensor] | None = None
     floor: float = 0.0
     norm: float = 0.0

@@ -240,9 +240,8 @@ class Oprf(Exponential):
             s = (self.scale**2 * (squares + 2 * cross)).clamp_min(0)
         a = self.tilt(s)
         stretch = (1 - 4 * a).sqrt()
-        bias = (
-            2 * a * (omega.square().sum(-1) / self.scale**2 - q.shape[-1])
-        )  # less d, its mean: small numbers round less
+        # less d, the mean of ‖ω‖²: a constant cancels, and small numbers round less
+        bias = 2 * a * (omega.square().sum(-1) / self.scale**2 - q.shape[-1])
         weight = plan.features.norm * square_norm(k)
         weight = weight if plan.weight is None else plan.weight + weight
         return Prepared(q * stretch, k * stretch, Features(omega), weight, bias)

@@ -147,9 +147,8 @@ class Relu(Pointwise):
     def f(self, u: Tensor) -> Tensor:
         return u.relu() if u.requires_grad else u.relu_()
 
-    @staticmethod
-    def pull(gradient: Tensor, value: Tensor) -> Tensor:
-        return torch.ops.aten.threshold_backward.grad_input(gradient, value, 0, grad_input=gradient)
+    def pull(self, gradient: Tensor, value: Tensor) -> Tensor:
+        return torch.ops.aten.threshold_backward.grad_input(gradient, value, self.floor, grad_input=gradient)
 
     def moment(self, x: Tensor, y: Tensor) -> Tensor:
         lengths, c = _angle(x, y)
