@@ -14,6 +14,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import math
 import os
 import pkgutil
 import sys
@@ -49,7 +50,9 @@ class Spec:
 
 
 def _text(value: Value) -> str:
-    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()
+    return str(value).replace("e+", "e") if isinstance(value, float) else str(value)  # a + joins layers
 
 
 def _literal(text: str) -> Value:
@@ -58,9 +61,9 @@ def _literal(text: str) -> Value:
         return {"true": True, "false": False, "none": "none"}[lowered]
     try:
         value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
         return text
-    return value if isinstance(value, (int, float, str)) else text
+    return value if isinstance(value, (int, float)) and math.isfinite(value) else text
 
 
 def parse(text: str | Spec) -> Spec:
@@ -70,6 +73,8 @@ def parse(text: str | Spec) -> Spec:
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"spec {text!r} is empty: write name[:key=value,…], e.g. performer-exp:m=128")
     name, colon, rest = text.strip().partition(":")
+    if not name.strip():
+        raise ValueError(f"spec '{text}' has no name: write name[:key=value,…], e.g. performer-exp:m=128")
     options: dict[str, Value] = {}
     for part in rest.split(",") if colon else []:
         key, equals, value = (piece.strip() for piece in part.partition("="))

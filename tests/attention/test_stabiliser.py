@@ -45,7 +45,7 @@ def test_float32_equals_log_space(spec, causal, sigma):
     expected = reference_attention(plan, v.double().flatten(0, 1), causal).view_as(v)
     assert (attention(q, k, v) - expected).abs().max() <= 1e-4
     if sigma == 6:  # and the test is about something: attention is far from uniform
-        assert expected.std() > 3 / math.sqrt(TOKENS)
+        assert expected.std() > 2 / math.sqrt(TOKENS)
 
 
 @pytest.mark.parametrize("sigma", [1, 6, 20])
@@ -54,7 +54,7 @@ def test_denominators_are_at_least_one(spec, sigma):
     q, k, v = inputs(sigma=sigma, dtype=torch.float32, heads=HEADS, tokens=TOKENS, head_dim=D, grad=True)
     out = linear_attention(performer(spec, False).prepare(q, k), v.flatten(0, 1))
     assert out.grad_fn is not None
-    totals = out.grad_fn.saved_tensors[8]  # type: ignore[attr-defined]
+    totals = out.grad_fn.saved_tensors[-1]  # type: ignore[attr-defined]
     assert totals.shape == (2 * HEADS, TOKENS, 1)
     assert totals.min() >= 1
     assert totals.isfinite().all()

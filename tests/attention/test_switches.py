@@ -1,0 +1,171 @@
+"""The switches of every attention: qk_norm, dwc, exact_cls, debug; and MultiHead around them."""
+
+from __future__ import annotations
+
+import cases
+import pytest
+import torch
+import torch.nn.functional as F
+from cases import build, inputs, rounding
+from torch import nn
+from torch.func import functional_call
+
+import linvit
+from linvit.attention import attention_names
+from linvit.attention.multihead import MultiHead
+
+GRID, PREFIX, TOKENS = (3, 5), 2, 17
+NAMES = attention_names()
+every_name = pytest.mark.parametrize("name", NAMES)
+
+
+def switched(name: str, switch: str, **site: object):
+    spec = cases.spec_of(name)
+    return build(spec + ("," if ":" in spec else ":") + switch, grid=GRID, prefix=PREFIX, tokens=TOKENS, **site)
+
+
+def plain(name: str):
+    return build(cases.spec_of(name), grid=GRID, prefix=PREFIX, tokens=TOKENS)
+
+
+@every_name
+def test_exact_cls(name):
+    """Softmax for the prefix's queries, the attention's own for the rest."""
+    q, k, v = inputs(tokens=TOKENS)
+    attention = switched(name, "exact_cls=true")
+    out = attention(q, k, v)
+    torch.testing.assert_close(out[:, :, :PREFIX], build("softmax", tokens=TOKENS)(q, k, v)[:, :, :PREFIX])
+    assert torch.equal(out[:, :, PREFIX:], plain(name)(q, k, v)[:, :, PREFIX:])
+    matrix = attention.attention_matrix(q, k)
+    torch.testing.assert_close(matrix[:, :, :PREFIX].sum(-1), torch.ones(2, 3, PREFIX, dtype=q.dtype))
+
+
+def test_exact_cls_needs_a_prefix():
+    for site in ({"prefix": 0}, {"prefix": 1, "causal": True}):
+        with pytest.raises(ValueError, match=r"exact_cls=true.*prefix"):
+            build("softmax:exact_cls=true", **site)
+
+
+@every_name
+def test_qk_norm(name):
+    """RMS norms of q and k with gains; their size no longer matters."""
+    q, k, v = inputs(tokens=TOKENS)
+    attention = switched(name, "qk_norm=true").double()
+    gains = {name: torch.linspace(0.5, 2, 7, dtype=torch.float64) * s for name, s in (("q_norm", 1), ("k_norm", 3))}
+    out = functional_call(attention, gains, (q, k, v))
+    inner = plain(name).double()
+    expected = inner(F.rms_norm(q, (7,)) * gains["q_norm"], F.rms_norm(k, (7,)) * gains["k_norm"], v)
+    tolerance = rounding(inner, F.rms_norm(q, (7,)) * gains["q_norm"], F.rms_norm(k, (7,)) * gains["k_norm"], v)
+    assert (out - expected).abs().max() <= tolerance
+    assert {"q_norm", "k_norm"} <= set(attention.state_dict())
+
+
+@every_name
+def test_dwc(name):
+    """A depthwise convolution of v's image is added; prefix tokens are passed by."""
+    q, k, v = inputs(tokens=TOKENS)
+    attention = switched(name, "dwc=3").double()
+    weight = dict(attention.named_parameters())["dwc.weight"]
+    assert weight.shape == (21, 1, 3, 3)
+    image = v[:, :, PREFIX:].transpose(2, 3).reshape(2, 21, *GRID)
+    local = F.conv2d(image, weight, padding=1, groups=21).reshape(2, 3, 7, 15).transpose(2, 3)
+    inner = plain(name).double()
+    expected = inner(q, k, v).clone()
+    expected[:, :, PREFIX:] += local
+    assert (attention(q, k, v) - expected).abs().max() <= rounding(attention, q, k, v)
+    assert torch.equal(attention.attention_matrix(q, k), inner.attention_matrix(q, k))
+
+
+@every_name
+def test_switches_together(name):
+    """Masks, gradients and state with everything on."""
+    attention = switched(name, "dwc=3,qk_norm=true,exact_cls=true").double()
+    q, k, v = inputs(tokens=TOKENS)
+    mask = torch.arange(TOKENS) < torch.tensor([[13], [TOKENS]])
+    padded = [x.masked_fill(~mask[:, None, :, None], float("nan")) for x in (q, k, v)]
+    short = attention(*(x[:1, :, :13] for x in (q, k, v)))
+    tolerance = rounding(attention, *(x[:1, :, :13] for x in (q, k, v)))
+    assert (attention(*padded, mask)[:1, :, :13] - short).abs().max() <= tolerance
+    names, values = zip(*attention.named_parameters(), strict=True)
+    tensors = *inputs(3, tokens=TOKENS, grad=True), *(p.detach().clone().requires_grad_() for p in values)
+
+    def run(q, k, v, *parameters):
+        return functional_call(attention, dict(zip(names, parameters, strict=True)), (q, k, v))
+
+    assert torch.autograd.gradcheck(run, tensors, fast_mode=True, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("switch", "site", "message"), [
+    ("dwc=4", {"grid": (1, 13)}, "dwc=4 must be an odd size"), ("dwc=-3", {"grid": (1, 13)}, "dwc=-3"),
+    ("dwc=3", {}, "dwc=3.*grid"), ("dwc=3", {"grid": (1, 13), "causal": True}, "dwc=3.*later tokens"),
+])  # fmt: skip
+def test_impossible_convolutions(switch, site, message):
+    with pytest.raises(ValueError, match=message):
+        build(f"softmax:{switch}", **site)
+
+
+def test_more_tokens_than_the_grid():
+    with pytest.raises(ValueError, match=r"19 tokens do not fit grid=\(3, 5\)"):
+        switched("softmax", "dwc=3")(*inputs(tokens=19))
+
+
+@pytest.mark.parametrize("which", ["q", "k", "v"])
+@pytest.mark.parametrize(("value", "word"), [(float("nan"), "NaN"), (float("inf"), "infinity")])
+def test_debug_names_the_input_that_is_not_finite(which, value, word):
+    tensors = dict(zip("qkv", inputs(), strict=True))
+    tensors[which][1, 2, 5, 3] = value
+    with pytest.raises(ValueError, match=rf"^{which} holds {word} \(layer 4\)"):
+        build("performer-exp:m=11,debug=true", layer=4)(**tensors)
+    build("performer-exp:m=11")(**tensors)
+    mask = torch.ones(2, 13, dtype=torch.bool)
+    mask[1, 5] = False  # what padding holds does not matter
+    assert build("performer-exp:m=11,debug=true")(**tensors, mask=mask).isfinite().all()
+
+
+# MultiHead
+
+
+@every_name
+def test_multihead_has_the_same_names_for_every_attention(name):
+    torch.manual_seed(0)
+    module = MultiHead(23, heads=3, head_dim=7, tokens=13, attention=cases.spec_of(name))
+    shared = {"qkv.weight", "qkv.bias", "proj.weight", "proj.bias"}
+    assert {key for key in module.state_dict() if not key.startswith("attention.")} == shared
+    assert module.qkv.weight.shape == (63, 23)
+    x = torch.randn(2, 13, 23)
+    out = module(x)
+    assert out.shape == x.shape
+    q, k, v = (y.view(2, 13, 3, 7).transpose(1, 2) for y in (x @ module.qkv.weight.t() + module.qkv.bias).chunk(3, -1))
+    expected = module.proj(module.attention(q, k, v).transpose(1, 2).reshape(2, 13, 21))
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+    mask = torch.arange(13) < torch.tensor([[11], [7]])
+    torch.testing.assert_close(module(x, mask)[:1, :11], module(x[:1, :11]), rtol=1e-3, atol=1e-4)
+
+
+def test_multihead_takes_a_module_and_drops_out():
+    attention = build("softmax")
+    module = MultiHead(21, heads=3, tokens=13, attention=attention, dropout=0.5, qkv_bias=False)
+    assert module.attention is attention
+    assert module.qkv.bias is None
+    x = torch.randn(2, 13, 21)
+    assert not torch.equal(module(x), module(x))
+    assert torch.equal(module.eval()(x), module(x))
+    assert linvit.MultiHead is MultiHead
+    assert isinstance(module, nn.Module)
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"dim": 22, "heads": 3}, "dim=22 is not a multiple of heads=3"), ({"dim": 21, "heads": 0}, "heads=0"),
+    ({"dim": 0, "heads": 3}, "dim=0"), ({"dim": 21, "heads": 3, "head_dim": 0}, "head_dim=0"),
+    ({"dim": 21, "heads": 3, "attention": "sofmax"}, "did you mean 'softmax'"),
+])  # fmt: skip
+def test_impossible_multiheads(options, message):
+    with pytest.raises(ValueError, match=message):
+        MultiHead(options.pop("dim"), tokens=13, **options)
+
+
+def test_multihead_refuses_other_shapes():
+    module = MultiHead(21, heads=3, tokens=13)
+    for shape in ((13, 21), (2, 13, 19), (2, 3, 13, 21)):
+        with pytest.raises(ValueError, match=r"x has shape .* must be \(batch, tokens, 21\)"):
+            module(torch.zeros(shape))
