@@ -133,6 +133,13 @@ def _lowest(x: Tensor) -> float:
     return torch.finfo(x.dtype).min
 
 
+def _column_max(u: Tensor) -> Tensor:
+    """(g, t, F) → (g, 1, F). Narrow columns are taken several tokens at a time: their reduction is not vectorised."""
+    g, t, width = u.shape
+    fold = min(t & -t, max(1, 256 // width))  # a power of two that divides t
+    return u.view(g, t // fold, fold * width).amax(1).view(g, fold, width).amax(1, keepdim=True)
+
+
 def _inverse(d: Tensor, least: Tensor | float) -> Tensor:
     """1/d with |d| moved up to `least`; 0 where nothing is left to divide by (every key masked)."""
     size = d.abs().clamp_min(least)
@@ -204,7 +211,7 @@ class _Exponential(torch.autograd.Function):
                 u = _project(k[heads, tokens], φ.omega, block.features("k", heads, tokens))
                 if w is not None:
                     u += w[heads, tokens]
-                high = u.amax(1, keepdim=True).clamp_min_(_lowest(u))  # finite where every key is masked
+                high = _column_max(u).clamp_min_(_lowest(u))  # finite where every key is masked
                 if top is not None:  # bring what was summed to the new maximum
                     high = torch.maximum(high, top)
                     fade = (top - high).exp_()
@@ -239,7 +246,7 @@ class _Exponential(torch.autograd.Function):
         for heads, chunks in block:
             s, λ = _with_column(state[heads], torch.ones_like(state[heads, :, :1])), shift[heads]
             full = λ if bias is None else λ + bias.expand(g, 1, width)[heads]
-            ds = torch.zeros_like(s)
+            ds, dz = torch.zeros_like(state[heads]), torch.zeros_like(λ)
             for tokens in chunks:
                 at, dy = (heads, tokens), dout[heads, tokens]
                 if kept is not None:
@@ -247,23 +254,23 @@ class _Exponential(torch.autograd.Function):
                 else:
                     u = _project(q[at], φ.omega, block.features("q", *at)).add_(full)
                     torch.softmax(u, -1, out=u)
-                ds.baddbmm_(u.transpose(1, 2), dy)
+                ds.baddbmm_(u.transpose(1, 2), dy[..., :-1])
+                dz.baddbmm_(dy[..., -1:].transpose(1, 2), u)
                 du = torch.bmm(dy, s.transpose(1, 2), out=block.gradient(*at)).mul_(u)
                 _unproject(du, φ.omega, dq[at])
                 if dbias is not None:
                     dbias[heads] += du.sum(1, keepdim=True)
             for tokens in chunks:
-                at, dsu = (heads, tokens), ds
+                at, dsu, dzu = (heads, tokens), ds, dz
                 if kept is not None:
                     u = kept["k", heads.start, tokens.start]
-                    factor = (kept["top", heads.start, tokens.start] - λ).exp_()  # on the small matrix, not on u
-                    dsu = ds * factor.transpose(1, 2)
+                    factor = (kept["top", heads.start, tokens.start] - λ).exp_()  # on the small matrices, not on u
+                    dsu, dzu = ds * factor.transpose(1, 2), dz * factor
                 else:
                     start = λ.new_zeros(()).expand(*k[at].shape[:2], 1) if w is None else w[at]
                     u = _project(k[at], φ.omega, block.features("k", *at), -λ, start).exp_()
-                dsu, dz = dsu[..., :-1], dsu[..., -1:].transpose(1, 2)
                 torch.bmm(u, dsu, out=dv[at])
-                du = torch.baddbmm(dz, v[at], dsu.transpose(1, 2), out=block.gradient(*at)).mul_(u)
+                du = torch.bmm(v[at], dsu.transpose(1, 2), out=block.gradient(*at)).add_(dzu).mul_(u)
                 _unproject(du, φ.omega, dk[at])
                 if dw is not None:
                     torch.sum(du, -1, keepdim=True, out=dw[at])
@@ -333,30 +340,30 @@ class _Pointwise(torch.autograd.Function):
         block = _Blocks(q, _width(q, φ))
         for i, (heads, chunks) in enumerate(block):
             s, z = states[2 * i], states[2 * i + 1]
-            s, ds = _with_column(s, z.transpose(1, 2)), None
+            s, ds, dz = _with_column(s, z.transpose(1, 2)), None, None
             for tokens in chunks:
                 at, dy = (heads, tokens), dout[heads, tokens]
                 u = _again("q", q, φ, at, block, kept)
                 h, pull = _pullback(u, φ, kept is not None)
-                part = torch.bmm(h.transpose(1, 2), dy)
-                ds = part if ds is None else ds.add_(part)
+                parts = torch.bmm(h.transpose(1, 2), dy[..., :-1]), torch.bmm(dy[..., -1:].transpose(1, 2), h)
+                ds, dz = parts if ds is None or dz is None else (ds.add_(parts[0]), dz.add_(parts[1]))
                 dh = torch.bmm(dy, s.transpose(1, 2), out=block.gradient(heads, tokens, h.shape[-1]))
                 _unproject(pull(dh), φ.omega, dq[at])
             assert ds is not None
-            ds, dz = ds[..., :-1], ds[..., -1:].transpose(1, 2)
+            assert dz is not None
             for tokens in chunks:
                 at = heads, tokens
                 u = _again("k", k, φ, at, block, kept)
                 h, pull = _pullback(u, φ, kept is not None)
                 torch.bmm(h, ds, out=dv[at])
-                dh = block.gradient(heads, tokens, h.shape[-1])
+                dh = torch.bmm(vw[at], ds.transpose(1, 2), out=block.gradient(heads, tokens, h.shape[-1]))
                 if w is None or dw is None:
-                    dh.copy_(dz.expand_as(dh))
+                    dh += dz
                 else:
-                    torch.mul(w[at], dz, out=dh)
+                    dh.addcmul_(w[at], dz)
                     pushed = torch.bmm(h, dz.transpose(1, 2))
                     dw[at] = w[at] * (pushed + torch.linalg.vecdot(v[at], dv[at]).unsqueeze(-1))
-                _unproject(pull(dh.baddbmm_(vw[at], ds.transpose(1, 2))), φ.omega, dk[at])
+                _unproject(pull(dh), φ.omega, dk[at])
         if w is not None and dw is not None:
             dv *= w
             if dcount is not None:
