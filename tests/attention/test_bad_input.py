@@ -40,7 +40,7 @@ every_name = pytest.mark.parametrize("name", attention_names())
     ("performer-exp:clamp=0", ["clamp=0", "above 0"]),
     ("performer-relu:clamp=-1", ["clamp=-1", "above 0"]),
     ("performer-relu:eps=-1", ["eps=-1", "at least 0"]),
-    ("performer-relu:eps=1e999", ["eps=inf"]),
+    ("performer-relu:eps=1e999", ["eps=1e999", "a number"]),
     ("performer-gexp:eps=-1", ["eps=-1", "at least 0"]),
     ("performer-exp:eps=-1,stabilizer=reference", ["eps=-1", "at least 0"]),
     ("performer-elu:alpha=0", ["alpha=0", "above 0"]),
