@@ -14,7 +14,7 @@ setup: .venv/.done
 	touch $@
 
 demo: setup
-	$(BIN)/linvit bench error --out runs/demo && $(BIN)/linvit bench speed --tokens 256 --tokens 1024 --rounds 5 --out runs/demo
+	$(BIN)/linvit compare digits --out runs/demo
 
 test: setup
 	$(BIN)/python -m pytest -n 2 -m "not slow"

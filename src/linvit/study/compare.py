@@ -8,6 +8,7 @@ goes on where it stopped, and a new variant or seed runs only what is new.
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import re
@@ -208,8 +209,8 @@ def _steps_within(
     one_each = sum(step[name] for name in configs) * seeds * 1.1  # validation and augmentation beside the step
     steps = int(seconds(budget) * MARGIN / one_each)
     if steps < 1:
-        need = one_each / MARGIN
-        raise ValueError(f"budget {budget} is too small for one step of each run: at least {need:.0f}s are needed")
+        need = math.ceil(one_each / MARGIN)
+        raise ValueError(f"budget {budget} is too small for one step of each run: at least {need}s are needed")
     return steps
 
 
