@@ -22,14 +22,14 @@ class Watch:
         self.events = 0
 
     def __call__(self, event: Event) -> None:
-        if event.message:
-            self.say(event.message)
-        else:
-            self.events += 1
+        self.events += 1
+        if not event.message:
             self.show(event)
+        elif not event.message.startswith("diverged"):  # which is explained in the end
+            self.say(event.message)
 
     def say(self, message: str) -> None:
-        print(f"linvit: {message}", file=sys.stderr, flush=True)
+        """Nothing: quiet."""
 
     def show(self, event: Event) -> None:
         """Nothing: quiet."""
@@ -37,6 +37,9 @@ class Watch:
 
 class Lines(Watch):
     """One plain line per epoch."""
+
+    def say(self, message: str) -> None:
+        print(f"linvit: {message}", file=sys.stderr, flush=True)
 
     def show(self, event: Event) -> None:
         if (row := event.row) is not None:
@@ -146,8 +149,8 @@ def explain_divergence(trained: Trained) -> int:
     step = trained.value("diverged")
     kept = f"the best model until then is in {trained.folder / 'best'}" if trained.model else "no epoch was finished"
     print(
-        f"linvit: diverged at step {step:.0f}: {trained.diverged} gave a number that is not finite; {kept}. "
-        "Try a lower --lr, --set warmup=0.1, --set clip_norm=0.5 or an attention with qk_norm=true; choose another --out",
+        f"linvit: diverged at step {step:.0f}: {trained.diverged} is not finite; {kept}. "
+        "Try a lower --lr, --set warmup=0.1, --set clip_norm=0.5 or an attention with qk_norm=true; and another --out",
         file=sys.stderr,
     )
     return 1

@@ -26,7 +26,11 @@ class PatchStem(Stem):
     def __init__(self, image_size: int, patch_size: int, channels: int, dim: int):
         super().__init__()
         if image_size % patch_size:
-            raise ValueError(f"patch_size={patch_size} does not divide image_size={image_size}")
+            fit = ", ".join(str(p) for p in range(2, image_size) if image_size % p == 0) or "1"
+            raise ValueError(
+                f"patch_size={patch_size} does not divide image_size={image_size}: choose a patch_size of {fit}, or "
+                "another image_size"
+            )
         self.patch_size, side = patch_size, image_size // patch_size
         self.grid = (side, side)
         self.embed = nn.Linear(channels * patch_size**2, dim)
@@ -58,8 +62,8 @@ class ConvStem(Stem):
         super().__init__()
         if not 0 <= pools <= len(widths):
             raise ValueError(f"pools={pools} must be between 0 and the number of convolutions, {len(widths)}")
-        side = image_size >> pools
-        if side < 1 or image_size % (1 << pools):
+        side = image_size >> pools  # an odd map loses its last row and column to a pool
+        if side < 1:
             raise ValueError(f"image_size={image_size} cannot be halved pools={pools} times")
         self.grid, self.pools, self.image_size = (side, side), pools, image_size
         self.layers = nn.ModuleList(_Convolution(a, b) for a, b in zip((channels, *widths), widths, strict=False))
@@ -128,18 +132,19 @@ class ResNetStem(Stem):
 class PixelStem(Stem):
     """Every value of every channel is a token (3,072 for CIFAR): a long-sequence task on small images.
 
-    Positions are shared by the channels, which have a map of their own each.
+    Learned positions are shared by the channels, which have a map of their own each.
     """
 
-    def __init__(self, image_size: int, channels: int, dim: int):
+    def __init__(self, image_size: int, channels: int, dim: int, positions: bool = True):
         super().__init__()
         self.grid = (channels * image_size, image_size)
         self.weight = nn.Parameter(torch.empty(channels, 1, dim))
         self.bias = nn.Parameter(torch.zeros(channels, 1, dim))
-        self.position = nn.Parameter(torch.empty(image_size**2, dim))
+        self.position = nn.Parameter(torch.empty(image_size**2, dim)) if positions else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return (x.flatten(2).unsqueeze(-1) * self.weight + self.bias + self.position).flatten(1, 2)
+        tokens = x.flatten(2).unsqueeze(-1) * self.weight + self.bias  # (B, C, H·W, dim)
+        return (tokens if self.position is None else tokens + self.position).flatten(1, 2)
 
     def macs(self) -> int:
         return self.grid[0] * self.grid[1] * self.weight.shape[-1]

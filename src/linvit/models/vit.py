@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 from torch import Tensor, nn
 
 from linvit.attention import attention_options
@@ -27,14 +27,14 @@ from linvit.registry import check_options, parse_layers
 class ModelConfig(BaseModel):
     """Everything that rebuilds a model."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     image_size: int = Field(32, ge=4)
     channels: int = Field(3, ge=1)
     classes: int = Field(10, ge=1)
     stem: Literal["patch", "conv", "resnet", "pixel", "length-one"] = "patch"
     patch_size: int = Field(4, ge=1)
-    trunk: tuple[int, ...] | None = None  # widths of a conv or resnet stem
+    trunk: tuple[PositiveInt, ...] | None = Field(None, min_length=1)  # widths of a conv or resnet stem
     pools: int = Field(2, ge=0)  # of a conv stem
     dim: int = Field(128, ge=1)
     depth: int = Field(6, ge=0)
@@ -55,6 +55,8 @@ class ModelConfig(BaseModel):
     def _check(self) -> ModelConfig:
         for spec in parse_layers(self.attention, self.depth) or parse_layers(self.attention.split("@")[0], 1):
             check_options(spec, attention_options(spec.name))
+        if self.depth == 0 and self.pool == "cls":
+            raise ValueError("depth=0 leaves a cls token that has seen no image: use pool=mean")
         if self.head_dim is None and self.dim % self.heads:
             raise ValueError(f"dim={self.dim} is not a multiple of heads={self.heads}: give head_dim")
         return self
@@ -88,6 +90,7 @@ class Block(nn.Module):
 
 
 class VisionTransformer(nn.Module):
+    @torch.random.fork_rng([])  # PyTorch's own initialisation, soon overwritten, must not use the caller's numbers
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
@@ -173,7 +176,7 @@ def _stem(config: ModelConfig) -> Stem:
         case "resnet":
             return ResNetStem(size, channels, dim, config.trunk or (32, 64, 128))
         case "pixel":
-            return PixelStem(size, channels, dim)
+            return PixelStem(size, channels, dim, positions=config.positions == "learned")
         case "length-one":
             return LengthOneStem(size, channels, dim)
 
@@ -222,7 +225,8 @@ def initialise(model: VisionTransformer, seed: int) -> None:
                 module.bias.zero_()
         elif isinstance(module, PixelStem):
             module.weight.copy_(torch.randn(module.weight.shape, generator=source))
-            module.position.copy_(0.02 * torch.randn(module.position.shape, generator=source))
+            if module.position is not None:
+                module.position.copy_(0.02 * torch.randn(module.position.shape, generator=source))
     for name in ("cls", "position"):
         value = getattr(model, name)
         if isinstance(value, nn.Parameter):

@@ -24,7 +24,7 @@ def model_card(experiment: Experiment, dataset: Dataset, facts: dict[str, Any]) 
 
 Input: {config.channels} × {config.image_size} × {config.image_size}. Classes: {", ".join(shown)}{more}.
 Trained for {length} with {recipe.optimizer}, lr {recipe.lr}, batch {recipe.batch_size}.
-Chosen on validation data; test data were seen once.
+Chosen on validation data; test data {"were seen once" if "test_accuracy" in facts else "have not been seen"}.
 
 ```python
 import linvit

@@ -14,18 +14,22 @@ from linvit.models import ModelConfig, VisionTransformer, model_config
 from linvit.train.files import load_tensors, save_tensors, write_atomically
 
 KEPT = 2  # checkpoints of a running training
+FACTS = ("name", "classes", "mean", "std")  # of the data, for whoever uses the model
 
 
 def save_checkpoint(
     folder: Path, step: int, modules: dict[str, nn.Module], optimizer: torch.optim.Optimizer, facts: dict[str, Any]
 ) -> None:
-    """Everything a run needs to go on from `step`, in one file; the two newest are kept."""
+    """Everything a run needs to go on from `step`, in one file; the two newest are kept, and none from after `step`:
+    those were damaged, or the run would have gone on from them."""
     tensors = {f"{name}.{key}": value for name, module in modules.items() for key, value in module.state_dict().items()}
     for index, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{key}": v for key, v in state.items() if isinstance(v, Tensor)}
     save_tensors(folder / f"step-{step:09d}.safetensors", tensors, step=step, **facts)
-    for old in sorted(folder.glob("step-*.safetensors"))[:-KEPT]:
-        old.unlink()
+    others = sorted(folder.glob("step-*.safetensors"), reverse=True)
+    here = next(i for i, path in enumerate(others) if path.name == f"step-{step:09d}.safetensors")
+    for path in others[:here] + others[here + KEPT :]:
+        path.unlink()
 
 
 def load_checkpoint(
@@ -39,20 +43,25 @@ def load_checkpoint(
         except ValueError as error:
             complaints.append(str(error))
             continue
-        for name, module in modules.items():
-            prefix = f"{name}."
-            own = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-            module.load_state_dict(own)
+        try:
+            for name, module in modules.items():
+                module.load_state_dict(_below(name, tensors))
+        except RuntimeError as error:
+            why = str(error).splitlines()[-1].strip()
+            raise ValueError(f"{path} does not fit its experiment ({why}): delete {folder} to start again") from None
         state: dict[int, dict[str, Tensor]] = {}
-        for key, value in tensors.items():
-            if key.startswith("optimizer."):
-                _, index, field = key.split(".")
-                state.setdefault(int(index), {})[field] = value
+        for key, value in _below("optimizer", tensors).items():
+            index, _, field = key.partition(".")
+            state.setdefault(int(index), {})[field] = value
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
         return facts, complaints
     if complaints:
         raise ValueError(f"no checkpoint is whole: {complaints[0]}; delete {folder} to start again")
     return None
+
+
+def _below(name: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {key.removeprefix(f"{name}."): value for key, value in tensors.items() if key.startswith(f"{name}.")}
 
 
 def save_model(folder: Path, model: VisionTransformer, **facts: Any) -> None:
@@ -64,12 +73,7 @@ def save_config(folder: Path, config: ModelConfig, dataset: Dataset) -> None:
     about = {
         "format": 1,
         "model": config.model_dump(mode="json"),
-        "data": {
-            "name": dataset.name,
-            "classes": dataset.classes,
-            "mean": list(dataset.mean),
-            "std": list(dataset.std),
-        },
+        "data": {fact: getattr(dataset, fact) for fact in FACTS},
     }
     write_atomically(folder / "config.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
 
@@ -83,7 +87,7 @@ def read_config(path: str | Path) -> tuple[Path, dict[str, Any]]:
         folder = folder / "best"
     try:
         about = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        if about["format"] != 1 or not isinstance(about["model"], dict) or not isinstance(about["data"], dict):
+        if about["format"] != 1 or not isinstance(about["model"], dict) or not {*FACTS} <= set(about["data"]):
             raise KeyError("format")
     except FileNotFoundError:
         raise ValueError(f"{folder} holds no model: config.json is missing") from None
@@ -95,7 +99,12 @@ def read_config(path: str | Path) -> tuple[Path, dict[str, Any]]:
 def load(path: str | Path) -> VisionTransformer:
     """The trained model of a folder, in evaluation mode; its classes and statistics are in `model.about`."""
     folder, about = read_config(path)
-    model = VisionTransformer(model_config(**about["model"]))
+    if not (folder / "model.safetensors").exists():
+        raise ValueError(f"{folder} holds no model yet: its training has not finished an epoch")
+    try:
+        model = VisionTransformer(model_config(**about["model"]))
+    except ValueError as error:
+        raise ValueError(f"{folder / 'config.json'}: {error}") from None
     tensors, _ = load_tensors(folder / "model.safetensors")
     try:
         model.load_state_dict(tensors)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -21,14 +22,38 @@ from torch import Tensor
 
 def write_atomically(path: Path, content: bytes | str) -> None:
     """The file is there whole, or as it was before."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")  # the folder is locked: one writer at a time
-    with open(part, "wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
-    sync_folder(path.parent)
+    with named(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(part, "wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)  # a full disk needs the room
+            raise
+        sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def named(path: Path) -> Iterator[None]:
+    """An error of the file system says which file it is about, and what is to be done."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        hint = ": what was saved before is whole; make room and give the same command again" if full else ""
+        raise OSError(error.errno, f"cannot be written ({error.strerror}){hint}", str(path)) from error
+
+
+def remove_parts(*folders: Path) -> None:
+    """What a killed process had not finished writing; the folder is locked."""
+    for folder in folders:
+        for part in folder.glob(".*.part"):
+            part.unlink()
 
 
 def sync_folder(folder: Path) -> None:
@@ -42,14 +67,18 @@ def sync_folder(folder: Path) -> None:
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """One process at a time in a folder. The lock dies with its process, however that ends."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "a") as file:
+    with named(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open(folder / ".lock", "a")  # noqa: SIM115 (closed below)
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(
                 f"{folder} is in use by another linvit process: wait for it, or choose another --out"
             ) from None
+        except OSError as error:
+            raise ValueError(f"{folder} cannot be locked ({error.strerror}): choose another --out") from None
         yield
 
 
@@ -57,23 +86,29 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], **facts: Any) -> Non
     """One safetensors file that carries its own checksum and facts, in its only metadata entry (more would be written
     in random order, and equal weights should be equal bytes)."""
     tensors = {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
-    entry = json.dumps(facts | {"sha256": _checksum(tensors)}, sort_keys=True)
-    write_atomically(path, save(tensors, {"linvit": entry}))
+    seals = {"sha256": _checksum(tensors), "facts_sha256": _checksum_of(facts)}
+    write_atomically(path, save(tensors, {"linvit": json.dumps(facts | seals, sort_keys=True)}))
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and facts; a ValueError that names the file if it is not whole."""
     try:
         with safe_open(path, "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dict)
             facts = json.loads((file.metadata() or {}).get("linvit", "{}"))
     except FileNotFoundError:
         raise ValueError(f"{path} does not exist") from None
     except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(f"{path} is damaged ({error})") from None
-    if (expected := facts.pop("sha256", None)) is not None and expected != _checksum(tensors):
+    sums = facts.pop("sha256", None), facts.pop("facts_sha256", None)
+    found = _checksum(tensors), _checksum_of(facts)
+    if any(wanted not in (None, have) for wanted, have in zip(sums, found, strict=True)):
         raise ValueError(f"{path} is damaged: its checksum does not match its content")
     return tensors, facts
+
+
+def _checksum_of(facts: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def _checksum(tensors: Mapping[str, Tensor]) -> str:
@@ -107,7 +142,7 @@ def interrupted() -> Iterator[Callable[[], bool]]:
 
 
 def append_line(path: Path, row: Mapping[str, Any]) -> None:
-    with open(path, "a", encoding="utf-8") as file:
+    with named(path), open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
         file.flush()
         os.fsync(file.fileno())
@@ -117,5 +152,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """The whole lines of a JSON-lines file; a torn last one is left out."""
     if not path.exists():
         return []
-    text = path.read_text(encoding="utf-8")
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    text = path.read_bytes()
+    try:
+        return [json.loads(line) for line in text[: text.rfind(b"\n") + 1].splitlines()]
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): remove the damaged line") from None

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linvit.data import Dataset
+from linvit.data import Augment, Dataset
 from linvit.kernels.projections import generator
 from linvit.measure.accuracy import Evaluation, evaluate
 from linvit.models import VisionTransformer
@@ -27,8 +27,16 @@ from linvit.records import Record, Records
 from linvit.train.card import model_card
 from linvit.train.checkpoint import load_checkpoint, save_checkpoint, save_config, save_model
 from linvit.train.experiment import Experiment
-from linvit.train.files import append_line, interrupted, load_tensors, locked, read_lines, write_atomically
-from linvit.train.recipe import learning_rate, make_optimizer
+from linvit.train.files import (
+    append_line,
+    interrupted,
+    load_tensors,
+    locked,
+    read_lines,
+    remove_parts,
+    write_atomically,
+)
+from linvit.train.recipe import check_amp, learning_rate, make_optimizer
 
 
 @dataclass(frozen=True)
@@ -79,28 +87,34 @@ def run(
     source: dict[str, Any] | None = None,
 ) -> list[Record]:
     """Train the experiment in its folder, or go on with it, and return its records. `source`: where its data lie."""
+    for split in ("train", "validation", "test"):
+        if not len(getattr(dataset, split)):
+            raise ValueError(f"{dataset.name} has no {split} images, and training needs some")
+    check_amp(experiment.recipe.amp, device)
+    augment = dataset.augment(**experiment.recipe.augmentation())
+    model = VisionTransformer(experiment.model).to(device)  # what cannot be built leaves nothing in the folder
     with locked(folder):
         experiment.claim(folder, source)
+        remove_parts(folder, folder / "best", folder / "last")
         records = Records(folder / "records.jsonl")
         if not any(record.metric in ("test_accuracy", "diverged") for record in records):
-            records.append(
-                _run(experiment, dataset, folder, device, progress or (lambda event: None), checkpoint_seconds)
-            )
+            quiet = progress or (lambda event: None)
+            made = _run(experiment, dataset, augment, model, folder, device, quiet, checkpoint_seconds)
+            write_atomically(records.path, "".join(record.line() + "\n" for record in [*records, *made]))
         return list(records)
 
 
 def _run(
-    experiment: Experiment, dataset: Dataset, folder: Path, device: torch.device, progress: Progress, every: float
-) -> list[Record]:
+    experiment: Experiment, dataset: Dataset, augment: Augment, model: VisionTransformer, folder: Path,
+    device: torch.device, progress: Progress, every: float,
+) -> list[Record]:  # fmt: skip
     recipe, seed = experiment.recipe, experiment.seed
-    model = VisionTransformer(experiment.model).to(device)
     optimizer = make_optimizer(recipe, model)
     averaged = copy.deepcopy(model).requires_grad_(False) if recipe.ema else model
     modules: dict[str, nn.Module] = {"model": model, "average": averaged} if recipe.ema else {"model": model}
     forward = torch.compile(model) if recipe.compile else model
     scaler = torch.amp.GradScaler(device.type, enabled=recipe.amp == "fp16")
-    cast = {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[recipe.amp]
-    augment = dataset.augment(**recipe.augmentation())
+    cast = torch.float16 if recipe.amp == "fp16" else torch.bfloat16
     batch, steps_per_epoch, total = experiment.plan(len(dataset.train))
 
     state = State()
@@ -111,7 +125,8 @@ def _run(
         if state.scaler:
             scaler.load_state_dict(state.scaler)
         for complaint in complaints:
-            progress(Event(state.step, total, 0, 0, 0, 0, message=f"{complaint}; went on from an older checkpoint"))
+            progress(_message(f"{complaint}; going on from an older checkpoint", state.step, total))
+        progress(_message(f"going on from step {state.step} of {total}", state.step, total))
     log = folder / "log.jsonl"
     rows = [row for row in read_lines(log) if row["step"] <= state.step]
     write_atomically(log, "".join(json.dumps(row) + "\n" for row in rows))
@@ -128,7 +143,8 @@ def _run(
         facts = {key: value for key, value in vars(state).items() if key != "step"}
         save_checkpoint(folder / "last", state.step, modules, optimizer, facts)
 
-    with interrupted() as stop:
+    cuda = [device] if device.type == "cuda" else []
+    with interrupted() as stop, torch.random.fork_rng(cuda):  # the caller's random numbers stay as they were
         while state.step < total and not state.stopped:
             epoch, position = divmod(state.step, steps_per_epoch)
             if epoch != order_epoch:
@@ -139,7 +155,8 @@ def _run(
                 group["lr"] = rate
             if recipe.redraw and state.step and state.step % recipe.redraw == 0:
                 model.redraw(state.step)
-            torch.manual_seed(generator("step", seed, state.step).initial_seed())  # dropout and stochastic depth
+            dice = generator("step", seed, state.step).initial_seed()
+            torch.manual_seed(dice)  # dropout and stochastic depth
 
             chosen = order[position * batch : (position + 1) * batch]
             images, labels = dataset.train.batch(chosen)
@@ -154,7 +171,10 @@ def _run(
             scaler.unscale_(optimizer)
             norm = nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_norm or math.inf).item()
             if not math.isfinite(value) or (not math.isfinite(norm) and recipe.amp != "fp16"):
-                return [_diverged(experiment, model, x, state.step, device, progress)]
+                torch.manual_seed(dice)
+                with torch.autocast(device.type, cast, enabled=recipe.amp != "off"):
+                    layer = first_non_finite(model, x)
+                return [_diverged(experiment, layer, state.step, total, device, progress)]
             scaler.step(optimizer)
             scaler.update()
             if recipe.ema:
@@ -168,8 +188,11 @@ def _run(
             if state.step % steps_per_epoch == 0 or state.step == total:
                 row = _end_epoch(experiment, dataset, averaged, state, folder, device, rate, steps_per_epoch)
                 row["seconds"] = round(time.perf_counter() - started, 3)
+                if not math.isfinite(row["validation_loss"]):
+                    return [_diverged(experiment, "the validation loss", state.step, total, device, progress)]
                 append_line(log, row)
-            if stop() or state.step == total or time.perf_counter() - saved > every:
+            stopping = stop()  # asked once: what is said to be saved must be
+            if stopping or state.stopped or state.step == total or time.perf_counter() - saved > every:
                 save()
                 saved = time.perf_counter()
             speed = (state.step - first_step) / (time.perf_counter() - first_time)
@@ -177,7 +200,7 @@ def _run(
             left = (total - state.step) / speed
             epochs = state.step / steps_per_epoch, total / steps_per_epoch
             progress(Event(state.step, total, value, accuracy, speed * batch, left, row, "", *epochs))
-            if stop():
+            if stopping:
                 raise KeyboardInterrupt(f"saved at step {state.step} of {total} in {folder}")
     return _finish(experiment, dataset, averaged, state, folder, device)
 
@@ -198,9 +221,11 @@ def _end_epoch(
         "learning_rate": rate,
     }
     state.loss_sum, state.correct, state.seen = 0.0, 0, 0
-    if (seen.accuracy, -seen.loss) > (state.best_accuracy, -state.best_loss):
+    if math.isfinite(seen.loss) and (seen.accuracy, -seen.loss) > (state.best_accuracy, -state.best_loss):
         state.best_accuracy, state.best_loss, state.best_step = seen.accuracy, seen.loss, state.step
-        save_model(folder / "best", model, step=state.step, validation_accuracy=seen.accuracy)
+        facts = {"step": state.step, "validation_accuracy": seen.accuracy}
+        save_model(folder / "best", model, **facts)
+        write_atomically(folder / "best" / "README.md", model_card(experiment, dataset, facts))
     improved = seen.loss < state.lowest_loss
     state.lowest_loss, state.stale = min(seen.loss, state.lowest_loss), 0 if improved else state.stale + 1
     state.stopped = bool(experiment.recipe.patience) and state.stale >= experiment.recipe.patience
@@ -258,13 +283,15 @@ def _average(averaged: nn.Module, model: nn.Module, decay: float) -> None:
 
 
 def _diverged(
-    experiment: Experiment, model: nn.Module, x: Tensor, step: int, device: torch.device, progress: Progress
+    experiment: Experiment, layer: str, step: int, total: int, device: torch.device, progress: Progress
 ) -> Record:
     """The record of a run that ended in a number that is not finite, and the layer it came from."""
-    layer = first_non_finite(model, x)
-    message = f"diverged at step {step}: {layer} gave a value that is not finite; try a lower --lr"
-    progress(Event(step, step, math.nan, 0, 0, 0, message=message))
+    progress(_message(f"diverged at step {step}: {layer} is not finite; try a lower --lr", step, total))
     return experiment.record("diverged", step, device).tagged(layer=layer)
+
+
+def _message(text: str, step: int, total: int) -> Event:
+    return Event(step, total, math.nan, 0, 0, 0, message=text)
 
 
 def first_non_finite(model: nn.Module, x: Tensor) -> str:

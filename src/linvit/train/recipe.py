@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -12,9 +12,11 @@ from torch import nn
 from linvit.models.vit import clear
 from linvit.registry import choices
 
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
 
 class Recipe(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     epochs: float = Field(20, gt=0)
     steps: int | None = Field(None, ge=1)  # instead of epochs
@@ -22,17 +24,17 @@ class Recipe(BaseModel):
     optimizer: Literal["adam", "adamw", "sgd"] = "adamw"
     lr: float = Field(1e-3, gt=0)
     weight_decay: float = Field(0.05, ge=0)
-    momentum: float = Field(0.9, ge=0, lt=1)  # of sgd, with Nesterov's correction
-    betas: tuple[float, float] = (0.9, 0.99)
+    momentum: Fraction = 0.9  # of sgd, with Nesterov's correction
+    betas: tuple[Fraction, Fraction] = (0.9, 0.99)
     schedule: Literal["constant", "cosine", "step", "restarts", "onecycle"] = "cosine"
-    warmup: float = Field(0.05, ge=0, lt=1)  # fraction of all steps
+    warmup: Fraction = 0.05  # fraction of all steps
     final_lr: float = Field(0.0, ge=0, le=1)  # fraction of lr at the end of cosine, restarts and onecycle
     step_epochs: float = Field(5, gt=0)  # schedule=step: the rate is multiplied by step_factor every so many epochs
     step_factor: float = Field(0.5, gt=0, le=1)
     restart_epochs: float = Field(10, gt=0)  # schedule=restarts: length of the first cycle; each next is twice as long
     clip_norm: float = Field(1.0, ge=0)  # 0: no clipping
-    label_smoothing: float = Field(0.1, ge=0, lt=1)
-    ema: float = Field(0.0, ge=0, lt=1)  # decay of the averaged weights that are evaluated and kept; 0: none
+    label_smoothing: Fraction = 0.1
+    ema: Fraction = 0.0  # decay of the averaged weights that are evaluated and kept; 0: none
     patience: int = Field(0, ge=0)  # stop after so many epochs without a lower validation loss; 0: never
     redraw: int = Field(1000, ge=0)  # new random features every so many steps; 0: never
     pad_crop: int = Field(0, ge=0)
@@ -81,11 +83,21 @@ def learning_rate(recipe: Recipe, step: int, total: int, steps_per_epoch: int) -
     return recipe.lr * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * done)))
 
 
+def check_amp(amp: str, device: torch.device) -> None:
+    """Refuse half precision where it would not work, or crawl."""
+    if amp == "fp16" and device.type != "cuda":
+        raise ValueError(f"amp=fp16 needs a CUDA device, not {device.type}: choose amp=off")
+    if amp == "bf16" and device.type == "cpu":
+        has = torch.cpu.get_capabilities()
+        if has.get("architecture") == "x86_64" and not (has.get("avx512_bf16") or has.get("amx_bf16")):
+            raise ValueError("amp=bf16: this CPU has no native bfloat16 and would take many times longer: use amp=off")
+
+
 def make_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
     """Weight decay for matrices and filters alone: not for biases, norms, positions or learned kernels."""
     decayed, plain = [], []
     for name, parameter in model.named_parameters():
-        free = parameter.ndim < 2 or name in ("cls", "position") or ".kernel." in name
+        free = parameter.ndim < 2 or name.split(".")[-1] in ("cls", "position", "bias") or ".kernel." in name
         (plain if free else decayed).append(parameter)
     groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": plain, "weight_decay": 0.0}]
     groups = [group for group in groups if group["params"]]

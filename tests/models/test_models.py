@@ -1,0 +1,221 @@
+"""Models: every attention and every stem trains, costs are counted as PyTorch counts them, sizes build and match."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cases import spec_of
+from torch.utils.flop_counter import FlopCounterMode
+
+from linvit.attention import attention_names
+from linvit.models import SIZES, ModelConfig, VisionTransformer, create_model, match_parameters, model_config
+
+SMALL = {"image_size": 8, "patch_size": 2, "classes": 3, "dim": 12, "depth": 2, "heads": 3, "mlp_dim": 7}
+STEMS = {
+    "patch": {},
+    "conv": {"trunk": (5, 7)},
+    "conv of odd images": {"stem": "conv", "trunk": (5, 7, 11), "image_size": 13},
+    "resnet": {"trunk": (3, 5)},
+    "resnet of odd images": {"stem": "resnet", "trunk": (3, 5, 7), "image_size": 13},
+    "pixel": {},
+    "length-one": {},
+}
+
+
+def small(**options) -> VisionTransformer:
+    return create_model(**{**SMALL, **options})
+
+
+def stem_options(name: str) -> dict:
+    return {"stem": name.split()[0]} | STEMS[name]
+
+
+def backward(model: VisionTransformer) -> list[str]:
+    """The names of parameters that get no gradient in two steps; one is not enough for what lies behind a layer that
+    starts at zero."""
+    config = model.config
+    source = torch.Generator().manual_seed(1)
+    x = torch.randn(5, config.channels, config.image_size, config.image_size, generator=source)
+    missed = set(dict(model.named_parameters()))
+    for _ in range(2):
+        model.zero_grad()
+        F.cross_entropy(model(x), torch.arange(5) % config.classes).backward()
+        missed -= {n for n, p in model.named_parameters() if p.grad is not None and (p.grad != 0).any()}
+        with torch.no_grad():
+            for p in model.parameters():
+                p -= 0.1 * p.grad
+    return sorted(missed)
+
+
+@pytest.mark.parametrize("pool", ["mean", "cls"])
+@pytest.mark.parametrize("name", attention_names())
+def test_every_parameter_of_every_attention_gets_a_gradient(name, pool):
+    if (name, pool) == ("identity", "cls"):
+        pytest.skip("a cls token never sees the image: that is what the control is for")
+    model = small(attention=spec_of(name), pool=pool)
+    assert backward(model) == []
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:stem=length-one")
+@pytest.mark.parametrize("stem", STEMS)
+def test_every_parameter_of_every_stem_gets_a_gradient(stem):
+    attention = "identity" if stem == "length-one" else "softmax"  # one token: softmax has nothing to choose
+    assert backward(small(**stem_options(stem), attention=attention)) == []
+
+
+@pytest.mark.parametrize("positions", ["learned", "sincos", "none"])
+@pytest.mark.parametrize("stem", ["patch", "pixel"])
+def test_positions(stem, positions):
+    """Without positions a mean over tokens cannot tell where they were; with them it can."""
+    model = small(stem=stem, positions=positions, pool="mean").eval()
+    x = torch.randn(2, 3, 8, 8)
+    moved = x.roll((2, 2), (2, 3))  # whole patches, whole pixels
+    same = torch.allclose(model(x), model(moved), atol=1e-5)
+    assert same == (positions == "none")
+
+
+@pytest.mark.parametrize("options", [{"head": "wide"}, {"qkv_bias": False}, {"head_dim": 5}, {"channels": 1}], ids=str)
+def test_options(options):
+    assert backward(small(**options)) == []
+
+
+def test_layers_of_their_own():
+    model = small(depth=4, attention="softmax@2+performer-relu:m=5@1+linformer:k=3")
+    kinds = [type(attention).__name__ for attention in model.attentions()]
+    assert kinds[0] == kinds[1] != kinds[2] != kinds[3]
+    assert backward(model) == []
+    with pytest.raises(ValueError, match="describes 3 layers, but the model has depth=4"):
+        model_config(depth=4, attention="softmax@2+linformer:k=3")
+
+
+def test_layerwise_linformers_store_their_projections_once():
+    one, three = (small(depth=d, attention="linformer:k=3,sharing=layerwise") for d in (1, 3))
+    names = [name for name in three.state_dict() if "projection" in name]
+    assert names == [name for name in one.state_dict() if "projection" in name]
+    again = small(depth=3, attention="linformer:k=3,sharing=layerwise", seed=9)
+    again.load_state_dict(three.state_dict())
+    x = torch.randn(2, 3, 8, 8)
+    assert torch.equal(again.eval()(x), three.eval()(x))
+
+
+@pytest.mark.parametrize("stem", ["patch", "conv", "resnet", "pixel"])
+def test_depth_zero_is_the_stem_alone(stem):
+    model = small(depth=0, stem=stem)
+    assert backward(model) == []
+    assert not model.attentions()
+    with pytest.raises(ValueError, match="pool=mean"):
+        small(depth=0, pool="cls")
+
+
+@pytest.mark.filterwarnings("ignore:stem=length-one")
+@pytest.mark.parametrize("pool", ["mean", "cls"])
+@pytest.mark.parametrize("stem", STEMS)
+def test_macs_are_what_pytorch_counts(stem, pool):
+    model = small(**stem_options(stem), pool=pool, attention="identity").eval()
+    x = torch.randn(1, 3, model.config.image_size, model.config.image_size)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(x)
+    elementwise = model.stem.macs() if stem == "pixel" else 0  # a product with one number, which is no matrix product
+    assert 2 * (model.macs() - elementwise) == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("head", ["linear", "wide"])
+@pytest.mark.parametrize("attention", ["performer-relu:m=5", "linformer:k=3"])
+def test_macs_of_linear_attentions(attention, head):
+    """Their own count bounds PyTorch's: normalisers and stabilisers are counted by one and not by the other."""
+    model = small(attention=attention, head=head, image_size=32, depth=1).eval()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.randn(1, 3, 32, 32))
+    assert 2 * model.macs() == pytest.approx(counter.get_total_flops(), rel=0.1)
+
+
+@pytest.mark.filterwarnings("ignore:stem=length-one")
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_build(name):
+    patch = SIZES[name].get("patch_size", 4)
+    model = create_model(name, image_size=4 * patch, attention="performer-relu:m=4")
+    model.eval()
+    assert model(torch.randn(1, 3, 4 * patch, 4 * patch)).shape == (1, 10)
+    assert model.parameter_count() > 0
+    assert model.macs() > 0
+
+
+def test_the_length_one_preset_warns():
+    with pytest.warns(UserWarning, match="sequence of one token"):
+        model = create_model("002-literal", dim=16, mlp_dim=8)
+    assert model.tokens == 1
+
+
+@pytest.mark.parametrize("attention", ["performer-theta:m=16", "linformer:k=16", "performer-exp:m=64", "uniform"])
+@pytest.mark.parametrize("size", ["nano", "tiny", "001-I"])
+def test_parameters_can_be_matched(size, attention):
+    target = create_model(size, attention="softmax").parameter_count()
+    matched = match_parameters(model_config(size, attention=attention), target)
+    assert VisionTransformer(matched).parameter_count() == pytest.approx(target, rel=0.02)
+
+
+def test_common_weights_start_equal():
+    one, other = small(attention="softmax", seed=5), small(attention="performer-theta:m=4", seed=5)
+    mine, theirs = one.state_dict(), other.state_dict()
+    common = mine.keys() & theirs.keys()
+    assert {"stem.embed.weight", "blocks.0.attn.qkv.weight", "head.weight", "position"} <= common
+    assert all(torch.equal(mine[key], theirs[key]) for key in common)
+    assert not torch.equal(mine["head.weight"], small(seed=6).state_dict()["head.weight"])
+
+
+def test_building_leaves_the_callers_random_numbers_alone():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    small()
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_stochastic_depth_keeps_the_mean():
+    model = small(depth=2, drop_path=0.5)
+    block = model.blocks[1].train()
+    branch = torch.ones(4000, 1, 1)
+    torch.manual_seed(0)
+    dropped = block._maybe(branch)
+    assert set(dropped.flatten().tolist()) == {0.0, 2.0}
+    assert abs(dropped.mean().item() - 1) < 5 / 4000**0.5
+    assert torch.equal(block.eval()._maybe(branch), branch)
+    assert model.blocks[0].drop_path == 0.0
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"dim": 10}, "dim=10 is not a multiple of heads=3"),
+        ({"image_size": 9}, "patch_size=2 does not divide image_size=9: choose a patch_size of 3"),
+        ({"stem": "conv", "pools": 4}, "pools=4 must be between 0 and"),
+        ({"stem": "conv", "trunk": ()}, "trunk"),
+        ({"stem": "conv", "trunk": (4, 0)}, "trunk"),
+        ({"stem": "conv", "trunk": (4,) * 5, "pools": 5}, "cannot be halved pools=5 times"),
+        ({"positions": "sincos", "dim": 6}, "multiple of 4, not 6"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"dropout": float("nan")}, "dropout"),
+        ({"depht": 3}, "did you mean 'depth'"),
+        ({"size": "tinny"}, "did you mean 'tiny'"),
+        ({"attention": "performer-relu:n=3"}, "has no option 'n'"),
+        ({"attention": "sofmax"}, "did you mean 'softmax'"),
+    ],
+    ids=str,
+)
+def test_bad_options_are_named(options, says):
+    with pytest.raises(ValueError, match=re.escape(says)):
+        create_model(**{**SMALL, **options})
+
+
+def test_an_image_of_another_size_is_refused():
+    with pytest.raises(ValueError, match=r"images have shape \(3, 9, 8\), but the model takes \(3, 8, 8\)"):
+        small()(torch.zeros(1, 3, 9, 8))
+
+
+def test_a_configuration_survives_json():
+    config = model_config("001-I", attention="softmax@2+performer-relu:m=32@4", trunk=(3, 4))
+    assert ModelConfig.model_validate_json(config.model_dump_json()) == config

@@ -1,0 +1,135 @@
+"""Learning rates against their closed forms, what weight decay touches, and recipes that are refused."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from linvit import data
+from linvit.models import create_model
+from linvit.train import create_recipe, design
+from linvit.train.recipe import Recipe, check_amp, learning_rate, make_optimizer
+
+TOTAL, EPOCH, LR = 100, 10, 0.3
+
+
+def rates(**options) -> list[float]:
+    recipe = create_recipe(lr=LR, **options)
+    return [learning_rate(recipe, step, TOTAL, EPOCH) for step in range(TOTAL)]
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "step", "restarts", "onecycle"])
+@pytest.mark.parametrize("warmup", [0.0, 0.2])
+def test_warmup_is_a_straight_line_to_the_rate(schedule, warmup):
+    found = rates(schedule=schedule, warmup=warmup, step_epochs=100)
+    count = round(warmup * TOTAL)
+    assert found[: count + 1] == pytest.approx([LR * (i + 1) / (count + 1) for i in range(count + 1)])
+    assert max(found) == pytest.approx(LR)
+    assert min(found) > 0
+
+
+def test_closed_forms():
+    steps = range(TOTAL)
+    assert rates(schedule="constant", warmup=0) == [LR] * TOTAL
+    cosine = [LR * (0.1 + 0.9 * (1 + math.cos(math.pi * i / TOTAL)) / 2) for i in steps]
+    assert rates(schedule="cosine", warmup=0, final_lr=0.1) == pytest.approx(cosine)
+    stairs = [LR * 0.5 ** (i // 30) for i in steps]
+    assert rates(schedule="step", warmup=0, step_epochs=3, step_factor=0.5) == pytest.approx(stairs)
+    line = [LR * (1 - 0.8 * i / TOTAL) for i in steps]
+    assert rates(schedule="onecycle", warmup=0, final_lr=0.2) == pytest.approx(line)
+    cycles = [(0, 20), (20, 40), (60, 80)]  # start, length: each twice as long as the one before
+    start_of = {i: (start, length) for start, length in cycles for i in range(start, start + length)}
+    restarts = [LR * (1 + math.cos(math.pi * (i - start_of[i][0]) / start_of[i][1])) / 2 for i in steps]
+    assert rates(schedule="restarts", warmup=0, restart_epochs=2) == pytest.approx(restarts)
+
+
+def test_decay_is_for_matrices_and_filters():
+    for options in ({"stem": "pixel", "image_size": 4}, {"stem": "conv"}, {"attention": "performer-theta:m=4"}):
+        model = create_model(dim=8, depth=1, heads=2, pool="cls", **options)
+        optimizer = make_optimizer(create_recipe(weight_decay=0.1), model)
+        decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+        assert len(decay) == len(list(model.parameters()))
+        for name, parameter in model.named_parameters():
+            last = name.split(".")[-1]
+            free = parameter.ndim < 2 or last in ("bias", "position", "cls") or ".kernel." in name
+            assert decay[id(parameter)] == (0.0 if free else 0.1), name
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
+def test_optimizers_lower_the_loss(name):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(5, 3)
+    optimizer = make_optimizer(create_recipe(optimizer=name, lr=0.05), model)
+    x, y = torch.randn(7, 5), torch.arange(7) % 3
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.7 * losses[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"lr": 0}, "lr=0"),
+        ({"lr": math.inf}, "lr=inf"),
+        ({"epochs": math.nan}, "epochs=nan"),
+        ({"betas": (0.9, 1.0)}, "betas.1=1.0"),
+        ({"optimizer": "lion"}, "optimizer='lion'"),
+        ({"learning_rate": 1}, "has no option 'learning_rate'"),
+        ({"steps": 0}, "steps=0"),
+    ],
+    ids=str,
+)
+def test_bad_recipes_are_named(options, says):
+    with pytest.raises(ValueError, match=says):
+        create_recipe(**options)
+
+
+def test_half_precision_is_refused_where_it_crawls(monkeypatch):
+    cpu = torch.device("cpu")
+    check_amp("off", cpu)
+    with pytest.raises(ValueError, match="amp=fp16 needs a CUDA device"):
+        check_amp("fp16", cpu)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "x86_64"})
+    with pytest.raises(ValueError, match="no native bfloat16"):
+        check_amp("bf16", cpu)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "x86_64", "avx512_bf16": True})
+    check_amp("bf16", cpu)
+
+
+@pytest.fixture
+def digits(tmp_path, monkeypatch):
+    monkeypatch.setenv("LINVIT_CACHE", str(tmp_path))
+    return data.load("digits", limit=100)
+
+
+def test_design(digits):
+    assert design(digits, "softmax").recipe.epochs == design(digits, "uniform").recipe.epochs
+    assert design(digits, "softmax", epochs=3).recipe.epochs == 3
+    assert design(digits, "softmax", size="nano", patch_size=4).model.dim == 64
+    assert design(digits, "softmax").id != design(digits, "softmax", 1).id
+    for options, says in (
+        ({"epochs": 1, "steps": 1}, "give epochs or steps, not both"),
+        ({"classes": 3}, "classes comes from the data"),
+        ({"leraning": 3}, "unknown option 'leraning'"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            design(digits, "softmax", **options)
+
+
+@pytest.mark.parametrize("side", [4, 5, 7, 13, 15, 16, 17, 30, 33, 50, 97])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_defaults_fit_images_of_any_size(tmp_path, monkeypatch, side, channels):
+    monkeypatch.setenv("LINVIT_CACHE", str(tmp_path))
+    found = data.load(f"synthetic:images=24,size={side},channels={channels}")
+    create_model(**design(found, "performer-relu:m=4").model.model_dump())
+
+
+def test_every_option_has_its_help_in_one_place():
+    assert not set(Recipe.model_fields) & set(create_model(depth=0).config.model_fields_set)

@@ -1,0 +1,127 @@
+"""Interrupted in the middle of an epoch, whatever the recipe, a run ends with the same weights, log and records."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import killable
+import pytest
+import torch
+
+import linvit
+from linvit.train import Event
+
+DATA = "synthetic:images=72,size=8"
+
+
+class Killed(BaseException):
+    pass
+
+
+def run(out, *, stop_at=None, every=0.0, **options):
+    """Train, or be torn out of the loop after step `stop_at`."""
+
+    def progress(event: Event) -> None:
+        if event.step == stop_at and not event.message:
+            raise Killed
+
+    return linvit.train(DATA, out=out, progress=progress, checkpoint_seconds=every, **killable.TINY | options)
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("LINVIT_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+RECIPES = {
+    "adamw": {},
+    "ema": {"ema": 0.9},
+    "ema of a conv stem": {"ema": 0.9, "stem": "conv", "trunk": (8, 8)},
+    "resnet": {"stem": "resnet", "trunk": (4, 8)},
+    "dropout": {"dropout": 0.2, "emb_dropout": 0.1, "drop_path": 0.3},
+    "early stopping": {"patience": 1, "lr": 0.3, "epochs": 9},
+    "redraw": {"attention": "performer-exp:m=8", "redraw": 2},
+    "redraw and ema": {"attention": "performer-hyp:m=8", "redraw": 3, "ema": 0.8},
+    "sgd": {"optimizer": "sgd", "lr": 0.05},
+    "sgd without momentum": {"optimizer": "sgd", "momentum": 0.0},
+    "adam, restarts": {"optimizer": "adam", "schedule": "restarts", "restart_epochs": 1},
+    "mixup and cutmix": {"mixup": 0.3, "cutmix": 0.5},
+    "augmented": {"pad_crop": 1, "flip": "alternating", "cutout": 2, "randaugment": 1},
+    "layers": {"attention": "linformer:k=3,sharing=layerwise@1+linformer:k=3,sharing=layerwise@1"},
+    "learned kernel": {"attention": "performer-theta:m=4"},
+    "half an epoch": {"epochs": 1.5},
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_resumed_in_the_middle_of_an_epoch(tmp_path, name):
+    options = {"epochs": 3, "seed": 3} | RECIPES[name]
+    run(tmp_path / "whole", every=1e9, **options)
+    for stop_at in (1, 5):
+        with pytest.raises(Killed):
+            run(tmp_path / "torn", stop_at=stop_at, **options)
+    run(tmp_path / "torn", **options)
+    killable.same(tmp_path / "torn", tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    "place", ["_finish", "save_model", "save_checkpoint", "_end_epoch", "append_line", "model_card"]
+)
+def test_torn_out_of_every_stage(tmp_path, monkeypatch, place):
+    run(tmp_path / "whole", epochs=2)
+    loop = __import__("linvit.train.loop", fromlist=["loop"])
+    real, calls = getattr(loop, place), []
+
+    def torn(*args, **named):
+        calls.append(place)
+        if len(calls) == 2 or place == "_finish":
+            raise Killed
+        return real(*args, **named)
+
+    monkeypatch.setattr(loop, place, torn)
+    with pytest.raises(Killed):
+        run(tmp_path / "torn", epochs=2)
+    monkeypatch.setattr(loop, place, real)
+    run(tmp_path / "torn", epochs=2)
+    killable.same(tmp_path / "torn", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_polite_stop_saves_and_says_so(tmp_path, number):
+    def progress(event: Event) -> None:
+        if event.step == 2:
+            os.kill(os.getpid(), number)
+
+    with pytest.raises(KeyboardInterrupt, match=r"saved at step \d of 8"):
+        linvit.train(DATA, out=tmp_path / "run", epochs=2, progress=progress, **killable.TINY)
+    assert list((tmp_path / "run" / "last").glob("step-*"))
+    assert signal.getsignal(number) is not None
+    run(tmp_path / "run", epochs=2)
+    run(tmp_path / "whole", epochs=2)
+    killable.same(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_finished_run_is_returned_as_it_is(tmp_path):
+    first = run(tmp_path / "run", epochs=1)
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.name != ".lock"}
+    events: list[Event] = []
+    again = linvit.train(DATA, out=tmp_path / "run", epochs=1, progress=events.append, **killable.TINY)
+    assert again.records == first.records
+    assert not events
+    assert before == {p: p.stat().st_mtime_ns for p in before}
+
+
+def test_the_callers_random_numbers_are_left_alone(tmp_path):
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    run(tmp_path / "run", epochs=1, dropout=0.1)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_seeds_differ_and_repeat(tmp_path):
+    runs = {name: run(tmp_path / name, epochs=1, seed=s) for name, s in (("a", 0), ("b", 0), ("c", 1))}
+    state = {name: one.model.state_dict()["head.weight"] for name, one in runs.items()}
+    assert torch.equal(state["a"], state["b"])
+    assert not torch.equal(state["a"], state["c"])
