@@ -90,17 +90,20 @@ def print_table(
 
 @contextmanager
 def warnings_in_one_line() -> Iterator[None]:
-    """What the library warns its user about, as one line each on stderr; other packages' warnings as they come."""
+    """What the user is warned about, once and as one line each on stderr; warnings of other kinds as they come."""
     import warnings
 
-    show = warnings.showwarning
+    show, shown = warnings.showwarning, set()
 
     def print_line(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
-        if category is UserWarning and "linvit" in filename:
-            print("linvit: warning: " + " ".join(str(message).split()), file=sys.stderr, flush=True)
-        else:
+        text = " ".join(str(message).split())
+        if category is not UserWarning:
             show(message, category, filename, lineno, file, line)
+        elif text not in shown:
+            shown.add(text)
+            print(f"linvit: warning: {text}", file=sys.stderr, flush=True)
 
     with warnings.catch_warnings():
+        warnings.filterwarnings("always", category=UserWarning)
         warnings.showwarning = print_line
         yield

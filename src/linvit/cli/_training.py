@@ -133,9 +133,7 @@ def print_summary(trained: Trained, already: bool) -> None:
     if best is None or final is None or best.value is None:
         return
     low, high = wilson(best.value, best.n)
-    print(
-        f"test accuracy  {best.value:.4f} [{low:.4f}, {high:.4f}], n = {best.n}, one seed: the best model on validation"
-    )
+    print(f"test accuracy  {best.value:.4f} [{low:.4f}, {high:.4f}], n = {best.n}, one seed: best on validation")
     print(f"               {final.value:.4f}: after the last step")
     seconds = duration(trained.value("train_seconds") or 0)
     print(f"model          {best.tags['attention']}, {trained.value('parameters'):,} parameters, trained in {seconds}")

@@ -163,7 +163,7 @@ class LengthOneStem(ConvStem):
             "stem=length-one makes a sequence of one token: attention then returns v whatever its kernel, and the "
             "comparison is between convolutional trunks; use stem=conv to keep the map as tokens",
             UserWarning,
-            stacklevel=4,
+            stacklevel=6,
         )
 
     def forward(self, x: Tensor) -> Tensor:
