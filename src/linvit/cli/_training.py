@@ -64,13 +64,13 @@ class Bar(Watch):
 
     def show(self, event: Event) -> None:
         if event.row is not None:
-            self.validation = f", validation {event.row['validation_accuracy']:.4f}"
-        numbers = (
-            f"epoch {_epochs(event)}, loss {event.loss:.4f}, accuracy {event.accuracy:.4f}{self.validation}, "
-            f"{event.images_per_second:.0f} images/s, {duration(event.eta)} left"
+            self.validation = f", val {event.row['validation_accuracy']:.3f}"
+        numbers = (  # fits 80 columns
+            f"epoch {_epochs(event)}, {event.step}/{event.total}, {duration(event.eta)} left, loss {event.loss:.3f}, "
+            f"acc {event.accuracy:.3f}{self.validation}, {event.images_per_second:.0f} img/s"
         )
         if self.task is None:
-            self.task = self.live.add_task("training", numbers=numbers)
+            self.task = self.live.add_task("", numbers=numbers)
         self.live.update(self.task, completed=event.step, total=event.total, numbers=numbers)
 
 
@@ -88,21 +88,17 @@ def shown(quiet: bool) -> Iterator[tuple[Watch, Decode]]:
             yield Lines(), lambda done, total: lines(done, total, "images")
     else:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich.progress import BarColumn, Progress, TextColumn
 
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(20),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[numbers]}"),
-        )
-        with Progress(*columns, console=Console(stderr=True), transient=True) as live:
+        numbers = TextColumn("{task.fields[numbers]}")
+        with Progress(BarColumn(8), numbers, console=Console(stderr=True), transient=True) as live:
             tasks: list[Any] = []
 
             def decode(done: int, total: int) -> None:
                 if not tasks:
-                    tasks.append(live.add_task("decoding images", numbers=""))
-                live.update(tasks[0], completed=done, total=total, visible=done < total)
+                    tasks.append(live.add_task("", numbers=""))
+                text = f"decoding images, {done:,} of {total:,}"
+                live.update(tasks[0], completed=done, total=total, numbers=text, visible=done < total)
 
             yield Bar(live), decode
 
