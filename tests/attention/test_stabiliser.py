@@ -9,9 +9,10 @@ import torch
 from cases import build, inputs
 from torch.func import functional_call
 
+from linvit.attention.causal import causal_attention
 from linvit.attention.performer import Performer
 from linvit.attention.reference import reference_attention
-from linvit.kernels import KERNELS, create_kernel
+from linvit.kernels import KERNELS, Features, Prepared, create_kernel
 
 HEADS, TOKENS, D = 3, 211, 61
 
@@ -71,6 +72,17 @@ def test_causal_rows_beyond_the_range_of_floats(spec, sigma):
     size = float(k.double().square().sum(-1).max()) * D**-0.5
     tolerance = max(1e-4, 10 * size * torch.finfo(torch.float32).eps)
     assert (attention(q, k, v) - expected).abs().max() <= tolerance
+
+
+def test_a_causal_row_whose_largest_term_underflows():
+    """A later key sets the features' range, and what an earlier row needs most is below it: e^{−106}·e^{60}."""
+    keys = torch.tensor([[[-60.0, 60.0], [-58.0, 20.0], [60.0, -60.0]]])
+    queries = torch.tensor([[[0.0, -106.0]]]).expand(1, 3, 2)
+    plan, v = Prepared(queries, keys, Features()), torch.eye(3)[None]
+    exact = Prepared(queries.double(), keys.double(), Features())
+    expected = reference_attention(exact, v.double(), causal=True)
+    assert expected[0, 1, 0] > 0.99
+    torch.testing.assert_close(causal_attention(plan, v).double(), expected, rtol=0, atol=1e-5)
 
 
 def test_causal_gradients_beyond_the_range_of_floats():

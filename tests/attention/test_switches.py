@@ -13,6 +13,7 @@ from torch.func import functional_call
 import linvit
 from linvit.attention import attention_names
 from linvit.attention.multihead import MultiHead
+from linvit.attention.performer import Performer
 
 GRID, PREFIX, TOKENS = (3, 5), 2, 17
 NAMES = attention_names()
@@ -58,6 +59,9 @@ def test_qk_norm(name):
     tolerance = rounding(inner, F.rms_norm(q, (7,)) * gains["q_norm"], F.rms_norm(k, (7,)) * gains["k_norm"], v)
     assert (out - expected).abs().max() <= tolerance
     assert {"q_norm", "k_norm"} <= set(attention.state_dict())
+    if isinstance(attention, Performer) and isinstance(inner, Performer):  # gains of one, as they are at the start
+        expected = inner.denominators(F.rms_norm(q, (7,)), F.rms_norm(k, (7,)))
+        torch.testing.assert_close(attention.denominators(q, k), expected, rtol=1e-9, atol=1e-9)
 
 
 @every_name
