@@ -136,7 +136,7 @@ def _lowest(x: Tensor) -> float:
 def _column_max(u: Tensor) -> Tensor:
     """(g, t, F) → (g, 1, F). Narrow columns are taken several tokens at a time: their reduction is not vectorised."""
     g, t, width = u.shape
-    fold = min(t & -t, max(1, 256 // width))  # a power of two that divides t
+    fold = math.gcd(t, 1 << (max(1, 256 // width).bit_length() - 1))
     return u.view(g, t // fold, fold * width).amax(1).view(g, fold, width).amax(1, keepdim=True)
 
 
@@ -311,7 +311,7 @@ class _Pointwise(torch.autograd.Function):
                     if φ.least or w is not None:
                         d = _inverse(d, φ.least * z.shape[-1] * (n if w is None else w[heads].sum(1, keepdim=True)))
                     else:
-                        d.reciprocal_()
+                        d.reciprocal_().masked_fill_(d.isinf(), 0.0)  # φ(q) = 0: nothing to divide, or to divide by
                     y *= d
                     over[heads, tokens] = d
             states += [s, z]

@@ -219,9 +219,7 @@ def _train_all(
     device: torch.device, watch: Watch,
 ) -> dict[tuple[str, int], Path]:  # fmt: skip
     """Every run in its own folder; its records copied into the study's, once."""
-    there = {
-        (r.tags.get("attention"), r.tags.get("seed")) for r in records if r.metric in ("test_accuracy", "diverged")
-    }
+    there = {_key(record) for record in records}
     folders: dict[tuple[str, int], Path] = {}
     names = list(configs)
     jobs = [(spec, s) for i, s in enumerate(seeds) for spec in names[i % len(names) :] + names[: i % len(names)]]
@@ -230,15 +228,18 @@ def _train_all(
         experiment = replace(Experiment.of(data, config, recipe, s), label=spec)
         name = re.sub(r"[^\w.]+", "-", spec)[:60].strip("-")
         place = folders[spec, s] = folder / f"{name}-seed{s}-{experiment.id[:6]}"
-        if (spec, s) in there:
-            continue
 
         def show(event: Event, spec: str = spec, s: int = s, number: int = number) -> None:
             watch(StudyEvent("train", spec, s, number, len(jobs), event))
 
-        found = run(experiment, data, place, device=device, progress=show)
-        records.append(replace(r, artefact=f"{place.name}/{r.artefact}" if r.artefact else "") for r in found)
+        found = run(experiment, data, place, device=device, progress=show)  # at once, if it is finished
+        named = (replace(r, artefact=f"{place.name}/{r.artefact}" if r.artefact else "") for r in found)
+        records.append(record for record in named if _key(record) not in there)  # a kill may have cut the last append
     return folders
+
+
+def _key(record: Record) -> tuple:
+    return record.experiment, record.metric, *sorted((k, str(v)) for k, v in record.tags.items())
 
 
 def _measure_all(
