@@ -155,3 +155,18 @@ def test_scale(name):
     phi = [attention.kernel.phi(x * 0.25) for x in (q, k)]
     expected = (phi[0] @ phi[1].transpose(2, 3)).sum(-1)
     torch.testing.assert_close(attention.denominators(q, k), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "spec", ["relu:projection=none,eps=0", "relu:m=11,eps=0", "identity:m=11,eps=0,negative=literal"]
+)
+def test_features_that_are_all_zero_give_zero(spec, causal):
+    """Nothing to divide, nothing to divide by: zero, as for a row without keys, forwards and backwards."""
+    attention = build("performer-" + spec, causal=causal)
+    q, k, v = inputs(dtype=torch.float32, grad=True)
+    for mask in (None, ragged()):
+        out = attention(-q.abs() if "none" in spec else 0 * q, k, v, mask)
+        assert not out.any()
+        for gradient in torch.autograd.grad(out.sum(), (q, k, v)):
+            assert gradient.isfinite().all()

@@ -156,9 +156,9 @@ def test_any_shape_and_size_of_numbers(data):
     """Fast path against oracle in float64: shapes, norms, masks, block sizes and kernels as they come."""
     name = data.draw(st.sampled_from(NAMES))
     causal = data.draw(st.booleans())
-    tops = {"batch": 3, "heads": 3, "tokens": 23, "head_dim": 9}
+    tops = {"batch": 3, "heads": 3, "tokens": 40, "head_dim": 9}
     sizes = {key: data.draw(st.integers(1, top), label=key) for key, top in tops.items()}
-    m, sigma = data.draw(st.integers(1, 19)), data.draw(st.sampled_from([0.0, 0.1, 1.0, 5.0]))
+    m, sigma = data.draw(st.integers(1, 70)), data.draw(st.sampled_from([0.0, 0.1, 1.0, 5.0]))
     count = sizes["batch"] * sizes["tokens"]
     keep = data.draw(st.none() | st.lists(st.booleans(), min_size=count, max_size=count))
     mask = None if keep is None else torch.tensor(keep).view(sizes["batch"], sizes["tokens"])
@@ -175,6 +175,26 @@ def test_any_shape_and_size_of_numbers(data):
         linear.BLOCK["cpu"] = before
     assert out.isfinite().all()
     assert (out - oracle(attention, q, k, v, mask)).abs().max() <= tolerance + 1e-12
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 6, 8, 12, 24, 31, 96, 130])
+@pytest.mark.parametrize("width", [1, 3, 11, 64, 100, 255, 257])
+def test_column_maxima(tokens, width):
+    """Primes alone would never take several tokens at a time."""
+    u = torch.randn(2, tokens, width, generator=torch.Generator().manual_seed(tokens))
+    assert torch.equal(linear._column_max(u), u.amax(1, keepdim=True))
+
+
+@pytest.mark.parametrize("name", ["exp", "hyp", "relu", "trig", "theta"])
+@pytest.mark.parametrize(("tokens", "m"), [(16, 18), (64, 16), (24, 80), (12, 64)])
+def test_sizes_that_are_no_primes(name, tokens, m, blocks):
+    """What is cut into powers of two, or into whole blocks without a rest."""
+    attention, tensors = (
+        performer(f"performer-{name}:m={m}", tokens=tokens, head_dim=8),
+        inputs(tokens=tokens, head_dim=8),
+    )
+    q, k, v = tensors
+    assert (attention(q, k, v) - oracle(attention, q, k, v)).abs().max() <= rounding(attention, q, k, v)
 
 
 def test_the_oracle_can_fail():
