@@ -241,14 +241,14 @@ class _Exponential(torch.autograd.Function):
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         dw = None if w is None else torch.empty_like(w)
         dbias = None if bias is None else v.new_zeros(g, 1, width)
-        dout = _gradient_and_r(dout, None, out)
         block = _Blocks(q, width)
         for heads, chunks in block:
             s, λ = _with_column(state[heads], torch.ones_like(state[heads, :, :1])), shift[heads]
             full = λ if bias is None else λ + bias.expand(g, 1, width)[heads]
             ds, dz = torch.zeros_like(state[heads]), torch.zeros_like(λ)
             for tokens in chunks:
-                at, dy = (heads, tokens), dout[heads, tokens]
+                at = heads, tokens
+                dy = _gradient_and_r(dout[at], None, out[at])
                 if kept is not None:
                     u = kept["q", heads.start, tokens.start]
                 else:
@@ -328,21 +328,22 @@ class _Pointwise(torch.autograd.Function):
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         vw = v if w is None else v * w
         dw = None if w is None else torch.empty_like(w)
-        dout = _gradient_and_r(dout, over if φ.divide else None, out)
-        r, dcount = dout[..., -1:], None
-        if not φ.divide:
-            r.zero_()
-        elif φ.least:  # a denominator that was moved to ±least·count passes its gradient to the count
-            least, count = φ.least * states[1].shape[-1], q.shape[1] if w is None else w.sum(1, keepdim=True)
-            moved = over.abs() * (least * count) >= 1 - 1e-6
-            dcount = (least * r * over.sign()).masked_fill_(~moved, 0.0).sum(1, keepdim=True)
-            r.masked_fill_(moved, 0.0)
+        count = v.new_full((len(q), 1, 1), q.shape[1]) if w is None else w.sum(1, keepdim=True)
+        dcount = torch.zeros_like(count)
         block = _Blocks(q, _width(q, φ))
         for i, (heads, chunks) in enumerate(block):
             s, z = states[2 * i], states[2 * i + 1]
             s, ds, dz = _with_column(s, z.transpose(1, 2)), None, None
             for tokens in chunks:
-                at, dy = (heads, tokens), dout[heads, tokens]
+                at = heads, tokens
+                dy = _gradient_and_r(dout[at], over[at] if φ.divide else None, out[at])
+                if not φ.divide:
+                    dy[..., -1] = 0.0
+                elif φ.least:  # a denominator that was moved to ±least·count passes its gradient to the count
+                    least, r = φ.least * z.shape[-1], dy[..., -1:]
+                    moved = over[at].abs() * (least * count[heads]) >= 1 - 1e-6
+                    dcount[heads] += (least * r * over[at].sign()).masked_fill_(~moved, 0.0).sum(1, keepdim=True)
+                    r.masked_fill_(moved, 0.0)
                 u = _again("q", q, φ, at, block, kept)
                 h, pull = _pullback(u, φ, kept is not None)
                 parts = torch.bmm(h.transpose(1, 2), dy[..., :-1]), torch.bmm(dy[..., -1:].transpose(1, 2), h)
@@ -366,8 +367,7 @@ class _Pointwise(torch.autograd.Function):
                 _unproject(pull(dh), φ.omega, dk[at])
         if w is not None and dw is not None:
             dv *= w
-            if dcount is not None:
-                dw += w * dcount
+            dw += w * dcount
         if φ.norm and dw is not None:
             dk.addcmul_(k, dw, value=2 * φ.norm)
         return dq, dk, dv, dw if ctx.needs_input_grad[3] else None, None
