@@ -46,7 +46,8 @@ def blocks(request, monkeypatch):
     size, width, total = SETTINGS[request.param]
     monkeypatch.setitem(linear.BLOCK, "cpu", size)
     monkeypatch.setattr(linear, "KEEP_WIDTH", width)
-    monkeypatch.setattr(causal_module, "KEEP_WIDTH", width)
+    if not width:  # then also the causal path for features out of range, which no float64 input here would take
+        monkeypatch.setattr(causal_module, "in_range", lambda plan, chunk: 0)
     monkeypatch.setattr(linear, "KEEP_SIZE", total)
 
 

@@ -3,6 +3,9 @@
 The state holds φ(k)ᵀv and φ(k)ᵀ1 of all earlier keys, exponential features relative to a running maximum per feature.
 One chunk of one token is the O(1) decoding step.
 
+Where all log-features of the keys are moderate, as for any trained model, nothing need be kept in range and `_Causal`
+does it all with a backward pass of its own. The rest of this file is for the others, and for decoding.
+
 Inside a chunk a maximum per feature will not do: a later key would push earlier ones out of range. There
 ℓk_jf = u_jf + w_j is split. w_j is handled per pair, by e^{w_j − m_t} with m_t the running maximum of w; of u_jf, which
 varies far less, the middle of its range per feature is taken out. Queries and keys then share the range of floats, and
@@ -14,17 +17,142 @@ they carry no gradient.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from linvit.attention.linear import BLOCK, KEEP_WIDTH, _inverse, _lowest, _width
+from linvit.attention.linear import BLOCK, _full_precision, _gradient_and_r, _inverse, _lowest
 from linvit.kernels.base import Features, Prepared, square_norm
 
 CHUNK = 128
+Pull = Callable[[Tensor], Tensor]  # from the gradient of features to that of what they are made of
 TOLERATED = 1e-5  # relative error of a row, by underflow
+
+
+def in_range(plan: Prepared, chunk: int) -> int:
+    """How many tokens, in whole chunks, come before the first key whose features could leave the range of floats.
+
+    Of later tokens nothing may depend on, not even which path rounds them, so the rest is left to the careful path.
+    """
+    _, k, φ, weight, _ = plan
+    n = k.shape[1]
+    if not k.numel() or (not φ.exponential and not φ.norm and weight is None):
+        return n
+    limit = 0.35 * math.log(torch.finfo(k.dtype).max)
+    with torch.no_grad():
+        w = torch.zeros_like(k[..., :1]) if weight is None else weight
+        if φ.norm:
+            w = w + φ.norm * square_norm(k)
+        size = torch.where(w == -torch.inf, 0.0, w).abs()
+        if φ.exponential and φ.omega is None:
+            size = size + k.abs().amax(-1, keepdim=True)
+        elif φ.exponential and φ.omega is not None:
+            bound = size + (square_norm(k) * square_norm(φ.omega).amax()).sqrt()
+            if not bool(bound.amax() <= limit):  # |ω·k| ≤ ‖ω‖‖k‖ does not tell; the thing itself costs a product
+                parts = k.split(max(1, BLOCK.get(k.device.type, 1 << 26) // (n * len(φ.omega))))
+                bound = size + torch.cat([torch.matmul(x, φ.omega.t()).abs().amax(-1, keepdim=True) for x in parts])
+            size = bound
+        beyond = (~(size <= limit)).flatten(2).any(-1).any(0).nonzero()
+    return n if not len(beyond) else int(beyond[0]) // chunk * chunk
+
+
+class _Causal(torch.autograd.Function):
+    """Chunks of features f_q, f_k ≥ 0: out = (tril(f_q f_kᵀ) v + f_q S) / (the same of 1), S the sum of earlier f_kᵀv.
+
+    Denominators ride along as one more column of v, S and ∂out. Features are made again for the backward pass.
+    """
+
+    @staticmethod
+    def forward(ctx, q, k, v, w, bias, φ: Features, chunk: int):  # pyright: ignore[reportIncompatibleMethodOverride]
+        g, n, e = v.shape
+        out, over, states = torch.empty_like(v), v.new_empty(g, n, 1), []
+        for heads in _groups(q, φ, chunk):
+            s = v.new_zeros(len(v[heads]), _features_of(φ, q[heads, :1], None, None)[0].shape[-1], e + 1)
+            for t in range(0, n, chunk):
+                at = heads, slice(t, t + chunk)
+                f_q, f_k, _, _ = _chunk_features(q, k, w, bias, φ, at)
+                v1 = F.pad(v[at], (0, 1), value=1.0)
+                both = torch.baddbmm(torch.bmm(f_q, s), torch.bmm(f_q, f_k.transpose(1, 2)).tril_(), v1)
+                over[at] = _inverse(both[..., -1:], 0.0)
+                torch.mul(both[..., :-1], over[at], out=out[at])
+                states.append(s)
+                s = torch.baddbmm(s, f_k.transpose(1, 2), v1)
+        ctx.save_for_backward(q, k, v, w, bias, out, over, *states)
+        ctx.φ, ctx.chunk = φ, chunk
+        return out
+
+    @staticmethod
+    @once_differentiable
+    @_full_precision
+    def backward(ctx, dout):  # pyright: ignore[reportIncompatibleMethodOverride]
+        q, k, v, w, bias, out, over, *states = ctx.saved_tensors
+        φ, chunk, n = ctx.φ, ctx.chunk, q.shape[1]
+        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        dw = None if w is None else torch.empty_like(w)
+        dbias = None if bias is None else torch.zeros_like(bias)
+        starts = range(0, n, chunk)
+        for i, heads in enumerate(_groups(q, φ, chunk)):
+            ds = torch.zeros_like(states[i * len(starts)])
+            for j, t in reversed(list(enumerate(starts))):
+                at, s = (heads, slice(t, t + chunk)), states[i * len(starts) + j]
+                f_q, f_k, pull_q, pull_k = _chunk_features(q, k, w, bias, φ, at)
+                v1 = F.pad(v[at], (0, 1), value=1.0)
+                dy = _gradient_and_r(dout[at], over[at], out[at])
+                scores = torch.bmm(f_q, f_k.transpose(1, 2)).tril_()
+                dscores = torch.bmm(dy, v1.transpose(1, 2)).tril_()
+                df_q = torch.bmm(dy, s.transpose(1, 2)).baddbmm_(dscores, f_k)
+                df_k = torch.bmm(v1, ds.transpose(1, 2)).baddbmm_(dscores.transpose(1, 2), f_q)
+                dv[at] = torch.bmm(scores.transpose(1, 2), dy[..., :-1]).baddbmm_(f_k, ds[..., :-1])
+                ds = ds.baddbmm(f_q.transpose(1, 2), dy)
+                if dw is not None:
+                    torch.linalg.vecdot(df_k, f_k, out=dw[at].squeeze(-1))
+                du_q = pull_q(df_q)
+                if dbias is not None:
+                    dbias[heads] += du_q.sum(1, keepdim=True)
+                _unproject(du_q, φ.omega, dq, at)
+                _unproject(pull_k(df_k), φ.omega, dk, at)
+        return dq, dk, dv, dw, dbias, None, None
+
+
+def _groups(q: Tensor, φ: Features, chunk: int) -> list[slice]:
+    """Heads at a time, so that a chunk of them fits the cache."""
+    width = max(chunk, q.shape[-1] if φ.omega is None else φ.omega.shape[0])
+    heads = max(1, BLOCK.get(q.device.type, 1 << 26) // (width * min(chunk, q.shape[1])))
+    return [slice(h, min(h + heads, len(q))) for h in range(0, len(q), heads)]
+
+
+def _features_of(φ: Features, x: Tensor, log: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Pull]:
+    """φ(x)·e^{log} (g, C, F) and the map from its gradient to that of Ωx; queries' rows relative to their largest."""
+    u = x.clone() if φ.omega is None else torch.matmul(x, φ.omega.t())
+    if φ.exponential:
+        if bias is not None:
+            u += bias
+        f = (u.sub_(u.amax(-1, keepdim=True)) if log is None else u.add_(log)).exp_()
+        return f, lambda df: df.mul_(f)
+    with torch.enable_grad():
+        u = u.detach().requires_grad_()
+        f = φ.f(u) + φ.floor  # type: ignore[misc]
+    factor = None if log is None else log.exp()
+    value = f.detach() if factor is None else f.detach() * factor
+    return value, lambda df: torch.autograd.grad(f, u, df if factor is None else df * factor)[0]
+
+
+def _chunk_features(
+    q: Tensor, k: Tensor, w: Tensor | None, bias: Tensor | None, φ: Features, at: tuple[slice, slice]
+) -> tuple[Tensor, Tensor, Pull, Pull]:
+    f_q, pull_q = _features_of(φ, q[at], None, None if bias is None else bias[at[0]])
+    log = k.new_zeros(1, 1, 1) if w is None and φ.exponential else None if w is None else w[at]
+    f_k, pull_k = _features_of(φ, k[at], log, None)
+    return f_q, f_k, pull_q, pull_k
+
+
+def _unproject(du: Tensor, omega: Tensor | None, into: Tensor, at: tuple[slice, slice]) -> None:
+    into[at] = du if omega is None else torch.matmul(du, omega)
 
 
 class State(NamedTuple):
@@ -48,9 +176,22 @@ class _Part(NamedTuple):
 def causal_attention(plan: Prepared, v: Tensor, chunk: int = CHUNK) -> Tensor:
     """q, k (G, N, d) and v (G, N, e) → (G, N, e), each token seeing itself and those before it."""
     q, k, φ, weight, bias = plan
-    state, outs = None, []
-    again = torch.is_grad_enabled() and _width(q, φ) > KEEP_WIDTH
-    for t in range(0, q.shape[1], chunk):
+    n, state, outs = q.shape[1], None, []
+    easy = in_range(plan, chunk) if φ.divide and not φ.least else 0
+    if easy:
+        w = weight
+        if φ.norm:
+            w = φ.norm * square_norm(k) + (0.0 if weight is None else weight)
+        first = (x[:, :easy].contiguous() for x in (q, k, v))
+        rest = None if w is None else w[:, :easy], None if bias is None else bias.expand(len(q), -1, -1)
+        outs.append(_Causal.apply(*first, *rest, φ, chunk))
+        if easy < n:
+            u_k = k[:, :easy] if φ.omega is None else k[:, :easy] @ φ.omega.t()
+            w = torch.zeros_like(k[..., :1]) if w is None else w
+            u_k = u_k if φ.exponential else φ.f(u_k) + φ.floor  # type: ignore[misc]
+            state = _advance(u_k, v[:, :easy], w[:, :easy], None, φ)
+    again = torch.is_grad_enabled() and n > chunk  # their graph would outgrow the cache
+    for t in range(easy, n, chunk):
         at = slice(t, t + chunk)
         inputs = q[:, at], k[:, at], v[:, at], None if weight is None else weight[:, at], bias, φ, state
         out, state = checkpoint(causal_chunk, *inputs, use_reentrant=False) if again else causal_chunk(*inputs)  # type: ignore[misc]
