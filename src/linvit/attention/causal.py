@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from linvit.attention.linear import BLOCK, _full_precision, _gradient_and_r, _inverse, _lowest
+from linvit.attention.linear import BLOCK, _full_precision, _gradient_and_r, _inverse, _lowest, _pullback
 from linvit.kernels.base import Features, Prepared, square_norm
 
 CHUNK = 128
@@ -134,12 +134,13 @@ def _features_of(φ: Features, x: Tensor, log: Tensor | None, bias: Tensor | Non
             u += bias
         f = (u.sub_(u.amax(-1, keepdim=True)) if log is None else u.add_(log)).exp_()
         return f, lambda df: df.mul_(f)
+    if log is None:
+        return _pullback(u, φ, kept=False)
     with torch.enable_grad():
         u = u.detach().requires_grad_()
         f = φ.f(u) + φ.floor  # type: ignore[misc]
-    factor = None if log is None else log.exp()
-    value = f.detach() if factor is None else f.detach() * factor
-    return value, lambda df: torch.autograd.grad(f, u, df if factor is None else df * factor)[0]
+    factor = log.exp()
+    return f.detach() * factor, lambda df: torch.autograd.grad(f, u, df * factor)[0]
 
 
 def _chunk_features(
