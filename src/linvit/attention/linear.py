@@ -38,7 +38,7 @@ from torch.autograd.function import once_differentiable
 from linvit.kernels.base import Features, Prepared
 
 # Elements of one block of features: a few MiB of float32 stay in a CPU's cache; a GPU wants whole waves.
-BLOCK = {"cpu": 1 << 20, "mps": 1 << 24}
+BLOCK = {"cpu": 1 << 19, "mps": 1 << 24}
 KEEP_WIDTH = 64  # features are kept for the backward pass up to this many per token,
 KEEP_SIZE = 1 << 22  # or this many in all; beyond, making them again is cheaper than the memory
 

@@ -148,3 +148,22 @@ def explain_divergence(trained: Trained) -> int:
         file=sys.stderr,
     )
     return 1
+
+
+def settings(pairs: list[str], flags: dict[str, Any]) -> dict[str, Any]:
+    """`key=value` texts beside the flags; a value with commas is a list. What they mean is checked by the library."""
+    chosen = dict(flags)
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        key = key.strip().replace("-", "_")
+        if not (key and equals and value):
+            raise ValueError(f"--set {pair}: write KEY=VALUE, e.g. --set dropout=0.1")
+        if key in ELSEWHERE:
+            raise ValueError(f"--set {pair}: use --{key.replace('_', '-')}")
+        if key in chosen:
+            raise ValueError(f"--set {pair}: {key} is given twice")
+        chosen[key] = [part for part in value.split(",") if part] if "," in value else value
+    return chosen
+
+
+ELSEWHERE = ("attention", "seed", "image_size", "limit", "skip_bad", "out", "device", "data_root")

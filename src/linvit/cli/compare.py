@@ -59,18 +59,13 @@ def run(
     import torch
 
     from linvit import report
-    from linvit.cli._study import live
-    from linvit.registry import _literal as literal
+    from linvit.cli._study import live, show
+    from linvit.cli._training import settings
     from linvit.study import ATTENTIONS, compare
 
     if threads:
         torch.set_num_threads(threads)
-    extra = {}
-    for pair in set_ or []:
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise ValueError(f"--set {pair} is not KEY=VALUE, e.g. --set dim=128")
-        extra[key.replace("-", "_")] = literal(value)
+    extra = settings(set_ or [], {})
     if size is not None:
         extra["size"] = size
     with live(quiet or json) as (watch, decoding):
@@ -93,6 +88,4 @@ def run(
             decoding=decoding,
             **extra,
         )
-    from linvit.cli._study import show
-
     show(report.summarise(report.load(folder)), folder, json, quiet)

@@ -19,10 +19,10 @@ AUTOMATIC = "Options in brackets choose for themselves."
 
 
 def run(
-    what: Annotated[str, typer.Argument(metavar="WHAT", help="attentions, kernels, datasets or formats.")],
+    what: Annotated[str, typer.Argument(metavar="WHAT", help="attentions, kernels, datasets, formats or sizes.")],
     json: options.Json = False,
 ) -> None:
-    """Show what there is: attentions, kernels, datasets, formats.
+    """Show what there is: attentions, kernels, datasets, formats, sizes.
 
     Examples:
 
@@ -116,7 +116,14 @@ def formats() -> tuple[list[dict[str, Any]], list[str]]:
     return [{"name": name, "what": _first_line(read)} for name, read in FORMATS.items()], []
 
 
-KINDS = {"attentions": attentions, "kernels": kernels, "datasets": datasets, "formats": formats}
+def sizes() -> tuple[list[dict[str, Any]], list[str]]:
+    from linvit.models import SIZES
+
+    rows = [{"name": name, "options": ", ".join(f"{k}={v}" for k, v in size.items())} for name, size in SIZES.items()]
+    return rows, ["Names with numbers are the source reports' models. Use one with --size NAME."]
+
+
+KINDS = {"attentions": attentions, "kernels": kernels, "datasets": datasets, "formats": formats, "sizes": sizes}
 
 
 def _first_line(thing: Any) -> str:

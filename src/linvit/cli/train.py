@@ -63,13 +63,15 @@ def run(
         linvit train cifar10 -a softmax@2+performer-relu:m=32@2 --depth 4 --lr 1e-3 --set mixup=0.2
         linvit train mnist --limit 12000 --epochs 2 --json
     """
+    from linvit.cli import _output, _training
+
     flags: dict[str, Any] = {
         "epochs": epochs, "steps": steps, "size": size, "stem": stem, "patch_size": patch_size, "dim": dim,
         "depth": depth, "heads": heads, "batch_size": batch_size, "optimizer": optimizer, "lr": lr,
         "schedule": schedule, "weight_decay": weight_decay, "ema": ema, "patience": patience, "amp": amp,
         "compile": compile or None,
     }  # fmt: skip
-    chosen = _settings(settings or [], {key: value for key, value in flags.items() if value is not None})
+    chosen = _training.settings(settings or [], {key: value for key, value in flags.items() if value is not None})
     if attention is not None:
         chosen["attention"] = attention
     if "steps" in chosen and "epochs" in chosen:
@@ -77,7 +79,6 @@ def run(
 
     import torch
 
-    from linvit.cli import _output, _training
     from linvit.train import train
 
     if threads:
@@ -96,22 +97,3 @@ def run(
         _training.print_summary(trained, already=not watch.events)
     if trained.diverged:
         raise typer.Exit(_training.explain_divergence(trained))
-
-
-def _settings(pairs: list[str], flags: dict[str, Any]) -> dict[str, Any]:
-    """`key=value` texts beside the flags; a value with commas is a list. What they mean is checked by the library."""
-    chosen = dict(flags)
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        key = key.strip().replace("-", "_")
-        if not (key and equals and value):
-            raise ValueError(f"--set {pair}: write KEY=VALUE, e.g. --set dropout=0.1")
-        if key in ELSEWHERE:
-            raise ValueError(f"--set {pair}: use --{key.replace('_', '-')}")
-        if key in chosen:
-            raise ValueError(f"--set {pair}: {key} is given twice")
-        chosen[key] = [part for part in value.split(",") if part] if "," in value else value
-    return chosen
-
-
-ELSEWHERE = ("attention", "seed", "image_size", "limit", "skip_bad", "out", "device", "data_root")
