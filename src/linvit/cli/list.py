@@ -119,7 +119,7 @@ def formats() -> tuple[list[dict[str, Any]], list[str]]:
 def sizes() -> tuple[list[dict[str, Any]], list[str]]:
     from linvit.models import SIZES
 
-    rows = [{"name": name, "options": ", ".join(f"{k}={v}" for k, v in size.items())} for name, size in SIZES.items()]
+    rows = [{"name": name, "what": ", ".join(f"{k}={v}" for k, v in size.items())} for name, size in SIZES.items()]
     return rows, ["Names with numbers are the source reports' models. Use one with --size NAME."]
 
 
