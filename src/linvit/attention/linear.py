@@ -59,10 +59,10 @@ class _Blocks:
     they are kept for the backward pass.
     """
 
-    def __init__(self, like: Tensor, width: int, keep: bool = False):
+    def __init__(self, like: Tensor, width: int, keep: bool = False, kept: bool = False):
         self.like, self.width = like, width
         g, n, _ = like.shape
-        size = BLOCK.get(like.device.type, 1 << 26)
+        size = BLOCK.get(like.device.type, 1 << 26) * (4 if keep or kept else 1)  # kept features need no scratch
         self.tokens = -(-n // -(-n * width // size))
         self.heads = max(1, min(g, size // (self.tokens * width))) if self.tokens == n else 1
         self.kept: dict[tuple[str, int, int], Tensor] | None = {} if keep else None
@@ -241,7 +241,7 @@ class _Exponential(torch.autograd.Function):
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         dw = None if w is None else torch.empty_like(w)
         dbias = None if bias is None else v.new_zeros(g, 1, width)
-        block = _Blocks(q, width)
+        block = _Blocks(q, width, kept=kept is not None)
         for heads, chunks in block:
             s, λ = _with_column(state[heads], torch.ones_like(state[heads, :, :1])), shift[heads]
             full = λ if bias is None else λ + bias.expand(g, 1, width)[heads]
@@ -330,7 +330,7 @@ class _Pointwise(torch.autograd.Function):
         dw = None if w is None else torch.empty_like(w)
         count = v.new_full((len(q), 1, 1), q.shape[1]) if w is None else w.sum(1, keepdim=True)
         dcount = torch.zeros_like(count)
-        block = _Blocks(q, _width(q, φ))
+        block = _Blocks(q, _width(q, φ), kept=kept is not None)
         for i, (heads, chunks) in enumerate(block):
             s, z = states[2 * i], states[2 * i + 1]
             s, ds, dz = _with_column(s, z.transpose(1, 2)), None, None
