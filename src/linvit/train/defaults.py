@@ -11,7 +11,7 @@ ATTENTION = "performer-relu:m=32"
 # data set → options of the model and of the recipe
 TUNED: dict[str, dict[str, Any]] = {
     "digits": {"stem": "conv", "trunk": (32, 64), "pools": 1, "dim": 64, "depth": 2, "heads": 4, "mlp_dim": 128,
-               "epochs": 25, "batch_size": 64, "lr": 2e-3, "pad_crop": 1},
+               "epochs": 20, "batch_size": 64, "lr": 2e-3, "pad_crop": 1},
     "mnist": {"stem": "conv", "trunk": (32, 64), "dim": 64, "depth": 2, "heads": 4, "mlp_dim": 128, "epochs": 6,
               "batch_size": 64, "lr": 4e-3, "pad_crop": 2},
     "cifar10": {"stem": "conv", "dim": 128, "depth": 4, "heads": 4, "mlp_dim": 256, "epochs": 30, "batch_size": 128,
