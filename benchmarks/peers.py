@@ -34,7 +34,7 @@ from linvit.measure.speed import wrong
 from linvit.records import commit, versions
 
 HEADS = 8
-GOALS = {  # (kernel, m) → how many times faster than performer-pytorch, forward+backward, d = 64, L ≥ 256
+GOALS = {  # (kernel, m) → how many times faster than performer-pytorch, forward+backward, d = 64
     ("exp", 256): 2.5, ("exp", 64): 1.6, ("exp", 16): 1.2, ("relu", 256): 2.0, ("relu", 64): 1.2, ("relu", 16): 1.0,
 }  # fmt: skip
 Call = Callable[[], object]
@@ -253,30 +253,21 @@ def goals(found: dict) -> list[tuple[str, str, str, bool]]:
         return f"{row['kernel']}, d = {row['d']}, m = {row['m']}, L = {row['tokens']}"
 
     for (kernel, m), goal in GOALS.items():
+        least = 256 if kernel == "exp" else 64
         each = cell(
-            lambda r, k=kernel, w=m: r["d"] == 64 and r["kernel"] == k and r["m"] == w and r["tokens"] >= 256, "both"
+            lambda r, k=kernel, w=m, n=least: (r["d"], r["kernel"], r["m"]) == (64, k, w) and r["tokens"] >= n, "both"
         )
         span = f"{each[0][0]:.2f}–{each[-1][0]:.2f}×"
-        rows.append(
-            (
-                f"performer-{kernel} vs performer-pytorch, d = 64, L ≥ 256, m = {m}",
-                f"≥ {goal}×",
-                span,
-                each[0][0] >= goal,
-            )
-        )
+        case = f"performer-{kernel} vs performer-pytorch, d = 64, L ≥ {least}, m = {m}"
+        rows.append((case, f"≥ {goal}×", span, each[0][0] >= goal))
     slowest = min(cell(lambda r: True, "both")[0], cell(lambda r: True, "forward")[0], key=lambda pair: pair[0])
     rows.append(
         ("slowest of all cells, forward or both", "≥ 1×", f"{slowest[0]:.2f}× ({at(slowest[1])})", slowest[0] >= 1)
     )
     for kernel, goal in (("exp", 1.7), ("relu", 1.5)):
-        each = cell(
-            lambda r, k=kernel: r["kernel"] == k and r["m"] >= 64 and r["d"] == 64 and r["tokens"] >= 256, "floor"
-        )
-        span = f"{each[0][0]:.2f}–{each[-1][0]:.2f}×"
-        rows.append(
-            (f"{kernel} against the GEMM floor, m ≥ 64, d = 64, L ≥ 256", f"≤ {goal}×", span, each[-1][0] <= goal)
-        )
+        each = cell(lambda r, k=kernel: r["kernel"] == k and r["m"] >= 64, "floor")
+        span = f"{each[0][0]:.2f}–{each[-1][0]:.2f}× (worst: {at(each[-1][1])})"
+        rows.append((f"{kernel} against the GEMM floor, m ≥ 64", f"≤ {goal}×", span, each[-1][0] <= goal))
     for row in found["memory"]:
         if row["m"] == 256:
             text = f"{row['ratio']:.2f}× ({row['ours'] / 2**20:.0f} of {row['peer'] / 2**20:.0f} MiB)"
@@ -374,7 +365,7 @@ def main() -> None:
         "about": {
             "cpu": cpu_name(), "threads": options.threads, "dtype": "float32", "versions": versions(),
             "performer-pytorch": version("performer-pytorch"), "commit": commit(), "rounds": options.rounds,
-            "command": "python benchmarks/peers.py",
+            "command": f"python benchmarks/peers.py --rounds {options.rounds}",
         },
         "memory": memory(options.quick, options.threads),
         "softmax": against_softmax(options.quick, options.rounds),
