@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from linvit import data
 from linvit.models import ModelConfig, create_model
 from linvit.train import create_recipe, design
+from linvit.train.muon import orthogonalised
 from linvit.train.recipe import Recipe, check_amp, learning_rate, make_optimizer
 
 TOTAL, EPOCH, LR = 100, 10, 0.3
@@ -57,7 +59,42 @@ def test_decay_is_for_matrices_and_filters():
             assert decay[id(parameter)] == (0.0 if free else 0.1), name
 
 
-@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
+def test_muon_orthogonalises_matrices_and_leaves_the_rest_to_adamw():
+    model = create_model(dim=24, depth=1, heads=2, image_size=8, stem="conv", trunk=(8, 16), attention="softmax:dwc=3")
+    twin = copy.deepcopy(model)
+    x, y = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(4)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    recipe = create_recipe(lr=0.01, weight_decay=0.0)
+    for net, name in ((model, "muon"), (twin, "adamw")):
+        optimizer = make_optimizer(recipe.model_copy(update={"optimizer": name}), net)
+        torch.nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    adam, matrices = dict(twin.named_parameters()), []
+    for name, parameter in model.named_parameters():
+        if torch.equal(parameter, adam[name]):
+            continue
+        matrices.append(name)
+        step = (before[name] - parameter.detach()).flatten(1).double() / (
+            0.01 * 0.2 * max(parameter.flatten(1).shape) ** 0.5
+        )
+        assert 0.6 < torch.linalg.svdvals(step).max() < 1.3, name
+    assert sorted(matrices) == sorted(
+        ["stem.layers.1.0.weight", "stem.embed.weight", "blocks.0.attn.qkv.weight", "blocks.0.attn.proj.weight",
+         "blocks.0.mlp.0.weight", "blocks.0.mlp.3.weight"]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", [(6, 20), (20, 6), (16, 16)])
+def test_orthogonalised_keeps_directions_and_levels_lengths(shape):
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    u, _, v = torch.linalg.svd(matrix, full_matrices=False)
+    found = u.T @ orthogonalised(matrix) @ v.T  # diagonal, if the directions are kept
+    assert torch.diagonal(found).sub(1).abs().max() < 0.45
+    assert (found - torch.diag(torch.diagonal(found))).abs().max() < 1e-9
+    assert orthogonalised(torch.zeros(shape)).abs().max() == 0
+
+
+@pytest.mark.parametrize("name", ["muon", "adam", "adamw", "sgd"])
 def test_optimizers_lower_the_loss(name):
     torch.manual_seed(0)
     model = torch.nn.Linear(5, 3)

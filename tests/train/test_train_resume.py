@@ -35,7 +35,7 @@ def _cache(tmp_path_factory, monkeypatch):
 
 
 RECIPES = {
-    "adamw": {},
+    "muon": {},
     "ema": {"ema": 0.9},
     "ema of a conv stem": {"ema": 0.9, "stem": "conv", "trunk": (8, 8)},
     "resnet": {"stem": "resnet", "trunk": (4, 8)},
@@ -43,6 +43,7 @@ RECIPES = {
     "early stopping": {"patience": 1, "lr": 0.3, "epochs": 9},
     "redraw": {"attention": "performer-exp:m=8", "redraw": 2},
     "redraw and ema": {"attention": "performer-hyp:m=8", "redraw": 3, "ema": 0.8},
+    "adamw": {"optimizer": "adamw"},
     "sgd": {"optimizer": "sgd", "lr": 0.05},
     "sgd without momentum": {"optimizer": "sgd", "momentum": 0.0},
     "adam, restarts": {"optimizer": "adam", "schedule": "restarts", "restart_epochs": 1},

@@ -25,7 +25,7 @@ def run(
     depth: Annotated[int | None, typer.Option(help="Layers; 0 is the stem alone.")] = None,
     heads: Annotated[int | None, typer.Option(help="Attention heads.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Images per step.")] = None,
-    optimizer: Annotated[str | None, typer.Option(help="adamw, adam or sgd.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="muon, adamw, adam or sgd.")] = None,
     lr: Annotated[float | None, typer.Option(help="The highest learning rate.")] = None,
     schedule: Annotated[str | None, typer.Option(help="cosine, onecycle, restarts, step or constant.")] = None,
     weight_decay: Annotated[float | None, typer.Option(help="Of matrices and filters.")] = None,

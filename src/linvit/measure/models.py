@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from linvit.measure.provenance import Progress, ignore, provenance
 from linvit.models import ModelConfig, VisionTransformer
@@ -25,6 +26,11 @@ from linvit.records import Record
 
 BASELINES = ("softmax", "identity")
 TASKS = ("train_step", "inference", "latency")
+MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.0)
 
 
 def side_by_side(
@@ -33,12 +39,14 @@ def side_by_side(
     device: torch.device,
     batch: int = 64,
     rounds: int = 12,
+    optimizer: MakeOptimizer = adamw,
     progress: Progress = ignore,
 ) -> Iterator[Record]:
-    """configs by spec, the baselines among them → times and ratios of each."""
+    """configs by spec, the baselines among them → times and ratios of each. The optimizer's rate should
+    be tiny: the steps are on random labels."""
     calls: dict[tuple[str, str], Callable[[], object]] = {}
     for spec, config in configs.items():
-        calls |= {(spec, task): call for task, call in _calls(config, device, batch).items()}
+        calls |= {(spec, task): call for task, call in _calls(config, device, batch, optimizer).items()}
     for call in calls.values():  # warm up
         call()
     times: dict[tuple[str, str], list[tuple[float, float]]] = {key: [] for key in calls}
@@ -66,11 +74,13 @@ def side_by_side(
             yield record(f"{task}_vs_{base}", [b[clock] / a[clock] for a, b in pairs], "×", spec)
 
 
-def _calls(config: ModelConfig, device: torch.device, batch: int) -> dict[str, Callable[[], object]]:
+def _calls(
+    config: ModelConfig, device: torch.device, batch: int, make_optimizer: MakeOptimizer = adamw
+) -> dict[str, Callable[[], object]]:
     model = VisionTransformer(config).to(device)
     x = torch.randn(batch, config.channels, config.image_size, config.image_size, device=device)
     y = torch.arange(batch, device=device) % config.classes
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
+    optimizer = make_optimizer(model)
 
     def step() -> None:
         model.train()

@@ -15,6 +15,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from linvit.records import Record, Records
 from linvit.registry import parse_layers
 from linvit.train import Event, Experiment, design, load, pick_device, run
 from linvit.train.files import locked, write_atomically
+from linvit.train.recipe import make_optimizer
 
 ATTENTIONS = ("softmax", "performer-exp:m=32", "performer-relu:m=32", "performer-theta:m=32", "linformer:k=16")
 MARGIN = 0.8  # of a budget goes to training steps; measuring and the page take the rest
@@ -204,7 +206,7 @@ def _steps_within(
     def show(done: int, total: int, what: str) -> None:
         watch(StudyEvent("measure", done=done, total=total, what="how many steps fit the budget"))
 
-    found = side_by_side(every, device=device, batch=batch, rounds=3, progress=show)
+    found = side_by_side(every, device=device, batch=batch, rounds=3, optimizer=_optimizer(base), progress=show)
     step = {r.tags["attention"]: float(r.value or 0) for r in found if r.metric == "train_step"}
     one_each = sum(step[name] for name in configs) * seeds * 1.1  # validation and augmentation beside the step
     steps = int(seconds(budget) * MARGIN / one_each)
@@ -212,6 +214,11 @@ def _steps_within(
         need = math.ceil(one_each / MARGIN)
         raise ValueError(f"budget {budget} is too small for one step of each run: at least {need}s are needed")
     return steps
+
+
+def _optimizer(base: Experiment) -> Callable[[torch.nn.Module], torch.optim.Optimizer]:
+    """The recipe's own, at a rate that leaves the weights alone: a training step is timed with it."""
+    return partial(make_optimizer, base.recipe.model_copy(update={"lr": 1e-12}))
 
 
 def _train_all(
@@ -260,7 +267,7 @@ def _measure_all(
         every = dict(configs)
         for name in BASELINES:
             every.setdefault(name, base.model.model_copy(update={"attention": name}))
-        found = list(side_by_side(every, device=device, batch=batch, progress=show))
+        found = list(side_by_side(every, device=device, batch=batch, optimizer=_optimizer(base), progress=show))
         records.append(r for r in found if r.tags["attention"] in configs)
     for i, spec in enumerate(missing("peak_memory")):
         show(i, len(configs), f"memory of {spec}")

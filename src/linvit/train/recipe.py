@@ -11,6 +11,7 @@ from torch import nn
 
 from linvit.models.vit import clear
 from linvit.registry import choices
+from linvit.train.muon import Muon
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
@@ -21,7 +22,7 @@ class Recipe(BaseModel):
     epochs: float = Field(20, gt=0)
     steps: int | None = Field(None, ge=1)  # instead of epochs
     batch_size: int = Field(128, ge=1)
-    optimizer: Literal["adam", "adamw", "sgd"] = "adamw"
+    optimizer: Literal["muon", "adamw", "adam", "sgd"] = "muon"
     lr: float = Field(1e-3, gt=0)
     weight_decay: float = Field(0.05, ge=0)
     momentum: Fraction = 0.9  # of sgd, with Nesterov's correction
@@ -95,14 +96,20 @@ def check_amp(amp: str, device: torch.device) -> None:
 
 def make_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
     """Weight decay for matrices and filters alone: not for biases, norms, positions or learned kernels."""
-    decayed, plain = [], []
+    matrices, decayed, plain = [], [], []
     for name, parameter in model.named_parameters():
         free = parameter.ndim < 2 or name.split(".")[-1] in ("cls", "position", "bias") or ".kernel." in name
-        (plain if free else decayed).append(parameter)
-    groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+        # Muon is for maps between hidden layers: not the first filters, the classifier, or one filter per channel
+        outer = name.startswith(("stem.layers.0.", "head.")) or (not free and parameter[0].numel() < 16)
+        (plain if free else decayed if outer or recipe.optimizer != "muon" else matrices).append(parameter)
+    groups = [
+        {"params": matrices, "weight_decay": recipe.weight_decay, "orthogonal": True},
+        {"params": decayed, "weight_decay": recipe.weight_decay},
+        {"params": plain, "weight_decay": 0.0},
+    ]
     groups = [group for group in groups if group["params"]]
     if recipe.optimizer == "sgd":
         nesterov = recipe.momentum > 0
         return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum, nesterov=nesterov, fused=True)
-    kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
+    kind = {"muon": Muon, "adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[recipe.optimizer]
     return kind(groups, lr=recipe.lr, betas=recipe.betas, fused=True)
