@@ -15,7 +15,7 @@ ROOT = Path(linvit.__file__).parent
 
 # What each part may import, besides itself. One line through it:
 # registry, records ← kernels ← attention ← models, data ← measure ← train ← convert ← study ← studies, tune ← cli
-BASE = {"registry", "records"}
+BASE = {"registry", "records", "files"}
 CORE = BASE | {"kernels", "attention"}
 MODELS = CORE | {"models"}
 MEASURE = MODELS | {"data", "measure"}
@@ -25,6 +25,7 @@ STUDY = CONVERT | {"study", "report"}
 MAY = {
     "registry": set(),
     "records": set(),
+    "files": set(),
     "kernels": BASE,
     "attention": BASE | {"kernels"},
     "models": CORE,

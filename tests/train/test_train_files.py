@@ -15,8 +15,9 @@ import pytest
 import torch
 
 import linvit
+from linvit.files import write_atomically
 from linvit.train import files
-from linvit.train.files import load_tensors, locked, read_lines, save_tensors, write_atomically
+from linvit.train.files import load_tensors, locked, read_lines, save_tensors
 
 DATA = "synthetic:images=72,size=8"
 SOURCE = Path(linvit.__file__).parent

@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import shutil
-import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -28,6 +27,7 @@ import numpy as np
 
 from linvit.data.decode import SMALLEST, BadImage, Header, read_header, read_image
 from linvit.data.sources import SPLITS, Pictures
+from linvit.files import sync_folder, write_atomically
 
 VERSION = 1  # of what is stored; raise it when decoding changes
 CHUNK = 64  # images per task: large enough to hide the hand-over, small enough to hold many
@@ -67,26 +67,6 @@ def _seal(sha: Any, shape: tuple[int, ...], labels: np.ndarray) -> str:
     sha.update(np.ascontiguousarray(labels, np.int64).data)
     sha.update(repr(tuple(map(int, shape))).encode())
     return sha.hexdigest()
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """A reader sees the old file or the new one, never half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
-    with open(part, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @contextmanager

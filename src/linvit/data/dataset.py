@@ -17,9 +17,10 @@ import torch
 
 from linvit.data import splits
 from linvit.data.augment import Augment
-from linvit.data.cache import Pixels, Progress, cache_root, common_size, decoded, digest, write_atomically
+from linvit.data.cache import Pixels, Progress, cache_root, common_size, decoded, digest
 from linvit.data.decode import SMALLEST, resize
 from linvit.data.sources import DATASETS, FORMATS, SPLITS, Arrays, Pictures, check_labels
+from linvit.files import write_atomically
 from linvit.registry import check_options, choices, parse, signature_options
 
 

@@ -25,6 +25,7 @@ import torch
 from linvit import data as data_package
 from linvit import report
 from linvit.data import Dataset, normalise
+from linvit.files import write_atomically
 from linvit.measure import speed
 from linvit.measure.models import BASELINES, peak_memory, side_by_side
 from linvit.measure.trained import attention_maps, trained_error
@@ -32,7 +33,7 @@ from linvit.models import ModelConfig, VisionTransformer, match_parameters
 from linvit.records import Record, Records
 from linvit.registry import parse_layers
 from linvit.train import Event, Experiment, design, load, pick_device, run
-from linvit.train.files import locked, write_atomically
+from linvit.train.files import locked
 from linvit.train.recipe import make_optimizer
 
 ATTENTIONS = ("softmax", "performer-exp:m=32", "performer-relu:m=32", "performer-theta:m=32", "linformer:k=16")

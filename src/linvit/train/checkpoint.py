@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from linvit.data import Dataset
+from linvit.files import write_atomically
 from linvit.models import ModelConfig, VisionTransformer, model_config
-from linvit.train.files import load_tensors, save_tensors, write_atomically
+from linvit.train.files import load_tensors, save_tensors
 
 KEPT = 2  # checkpoints of a running training
 FACTS = ("name", "classes", "mean", "std")  # of the data, for whoever uses the model

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from linvit.data import Dataset
+from linvit.files import write_atomically
 from linvit.measure.provenance import provenance
 from linvit.models import ModelConfig, model_config
 from linvit.records import Record
 from linvit.registry import choices
 from linvit.train.defaults import defaults
-from linvit.train.files import write_atomically
 from linvit.train.recipe import Recipe, create_recipe
 
 OURS = ("log.jsonl", "records.jsonl", "confusion.json", "best", "last")  # what a run writes into its folder

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linvit.data import Augment, Dataset
+from linvit.files import remove_parts, write_atomically
 from linvit.kernels.projections import generator
 from linvit.measure.accuracy import Evaluation, evaluate
 from linvit.models import VisionTransformer
@@ -27,15 +28,7 @@ from linvit.records import Record, Records
 from linvit.train.card import model_card
 from linvit.train.checkpoint import load_checkpoint, save_checkpoint, save_config, save_model
 from linvit.train.experiment import Experiment
-from linvit.train.files import (
-    append_line,
-    interrupted,
-    load_tensors,
-    locked,
-    read_lines,
-    remove_parts,
-    write_atomically,
-)
+from linvit.train.files import append_line, interrupted, load_tensors, locked, read_lines
 from linvit.train.recipe import check_amp, learning_rate, make_optimizer
 
 

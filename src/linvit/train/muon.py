@@ -34,6 +34,7 @@ class Muon(torch.optim.AdamW):
                 state = self.state[weight]
                 if not state:
                     state["momentum"] = torch.zeros_like(weight)
+                    state["step"] = torch.zeros(())  # AdamW looks for one when it loads
                 slow = state["momentum"].lerp_(weight.grad, 1 - self.momentum)
                 update = orthogonalised(weight.grad.lerp(slow, self.momentum).flatten(1))
                 scale = LIKE_ADAM * math.sqrt(max(update.shape))  # an orthogonal matrix has elements of size 1/√larger

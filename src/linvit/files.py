@@ -1,0 +1,54 @@
+"""Files that a crash cannot harm: written under another name, synced, renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def write_atomically(path: Path, content: bytes | str) -> None:
+    """The file is there whole, or as it was before."""
+    part = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
+    with named(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(part, "wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)  # a full disk needs the room
+            raise
+        sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def named(path: Path) -> Iterator[None]:
+    """An error of the file system says which file it is about, and what is to be done."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        hint = ": what was saved before is whole; make room and give the same command again" if full else ""
+        raise OSError(error.errno, f"cannot be written ({error.strerror}){hint}", str(path)) from error
+
+
+def remove_parts(*folders: Path) -> None:
+    """What a killed process had not finished writing, in folders that nobody else is writing to."""
+    for folder in folders:
+        for part in folder.glob(".*.part"):
+            part.unlink()
+
+
+def sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
