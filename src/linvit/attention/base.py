@@ -168,14 +168,17 @@ class _DepthwiseConvolution(nn.Module):
         b, h, n, d = v.shape
         assert self.site.grid is not None
         rows, columns = self.site.grid
-        image = v[:, :, self.site.prefix :].transpose(2, 3).reshape(b, h * d, -1)
-        missing = rows * columns - image.shape[-1]
+        image = v[:, :, self.site.prefix :].transpose(1, 2).reshape(b, -1, h * d)
+        missing = rows * columns - image.shape[1]
         if missing < 0:
             raise ValueError(f"{n} tokens do not fit grid={self.site.grid} with prefix={self.site.prefix}")
-        image = F.pad(image, (0, missing)).view(b, h * d, rows, columns)
-        out = F.conv2d(image, self.weight.to(v), padding=self.size // 2, groups=h * d)
-        out = out.flatten(2)[..., : rows * columns - missing].view(b, h, d, -1).transpose(2, 3)
-        return F.pad(out, (0, 0, self.site.prefix, 0))
+        if missing:
+            image = F.pad(image, (0, 0, 0, missing))
+        image = image.view(b, rows, columns, h * d).permute(0, 3, 1, 2)  # channels last: twice as fast on a CPU
+        weight = self.weight.to(v).contiguous(memory_format=torch.channels_last)
+        out = F.conv2d(image, weight, padding=self.size // 2, groups=h * d)
+        out = out.permute(0, 2, 3, 1).reshape(b, rows * columns, h, d)[:, : rows * columns - missing].transpose(1, 2)
+        return F.pad(out, (0, 0, self.site.prefix, 0)) if self.site.prefix else out
 
 
 def precise(*tensors: Tensor) -> tuple[Tensor, ...]:
