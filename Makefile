@@ -29,6 +29,7 @@ lint: setup
 
 bench: setup
 	$(BIN)/python benchmarks/peers.py --out docs/benchmarks
+	$(BIN)/python benchmarks/training.py --out docs/benchmarks
 	$(BIN)/linvit bench error --out runs/bench
 	$(BIN)/linvit bench speed --threads 2 --out runs/bench
 

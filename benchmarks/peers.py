@@ -16,7 +16,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: threads tha
 
 import argparse
 import json
-import platform
 import random
 import statistics
 import subprocess
@@ -30,6 +29,7 @@ from torch import Tensor
 
 from linvit.attention import Attention, create_attention
 from linvit.attention.linear import BLOCK
+from linvit.measure.provenance import cpu_name
 from linvit.measure.speed import wrong
 from linvit.records import commit, versions
 
@@ -341,14 +341,6 @@ def markdown(found: dict) -> str:
     lines += ["", "## Cost of equal numbers of tokens", "", "| kernel | L | relative to L = 1,024 |", "|---|---|---|"]
     lines += [f"| {r['kernel']} | {r['tokens']} | {show(r['cost'])} |" for r in found["flatness"]]
     return "\n".join(lines) + "\n"
-
-
-def cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def main() -> None:

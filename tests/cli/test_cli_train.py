@@ -55,7 +55,9 @@ def test_train_shows_epochs_and_sums_up(capsys, tmp_path):
     words = ["train", DATA, *TINY, "--epochs", 3, "--out", tmp_path / "run"]
     code, out, err = run(capsys, *words)
     assert code == 0
-    lines = err.splitlines()
+    what, *lines = err.splitlines()
+    assert "4 tokens" in what
+    assert "12 steps of" in what
     assert [line.split(",")[0] for line in lines] == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]
     assert all(word in lines[0] for word in ("step 4/12", "loss", "accuracy", "images/s", "left"))
     assert "test accuracy" in out

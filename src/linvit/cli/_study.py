@@ -45,10 +45,10 @@ class _Board:
 
     def __init__(self) -> None:
         self.rows: dict[str, dict[str, str]] = {}
-        self.status, self.start = "", time.monotonic()
+        self.status, self.left = "", _Left()
 
     def take(self, event: StudyEvent) -> None:
-        if event.stage == "train" and event.event is not None:
+        if event.stage == "train" and event.event is not None and not event.event.begins:
             row = self.rows.setdefault(event.attention, {})
             step = event.event
             row["seed"] = str(event.seed)
@@ -59,7 +59,7 @@ class _Board:
                 row["validation"] = f"{step.row['validation_accuracy']:.2%}"
             if step.message:
                 row["validation"] = step.message
-            self.status = f"run {event.run + 1} of {event.runs}{_left(event, self.start)}"
+            self.status = f"run {event.run + 1} of {event.runs}{self.left(event)}"
         elif event.stage == "measure":
             self.status = f"measuring: {event.what} ({event.done}/{event.total})"
 
@@ -74,36 +74,45 @@ class _Board:
         return table
 
 
-def _left(event: StudyEvent, start: float) -> str:
-    """Time left, from the share of all steps that is done."""
-    step = event.event
-    if step is None or not step.total:
-        return ""
-    share = (event.run + step.step / step.total) / event.runs
-    spent = time.monotonic() - start
-    return f", {duration(spent / share - spent)} of training left" if share > 0.01 else ""
+class _Left:
+    """Time left, from the share of all steps that was done since the first event: earlier ones were another day's."""
+
+    def __init__(self) -> None:
+        self.first, self.start = -1.0, time.monotonic()
+
+    def __call__(self, event: StudyEvent) -> str:
+        step = event.event
+        if step is None or not step.total:
+            return ""
+        share = (event.run + step.step / step.total) / event.runs
+        if self.first < 0:
+            self.first, self.start = share, time.monotonic()
+        if share - self.first < 0.005:
+            return ""
+        left = (time.monotonic() - self.start) * (1 - share) / (share - self.first)
+        return f", {duration(left)} of training left"
 
 
 class _Lines:
     """In a pipe: a line per finished run and per kind of measurement, and a sign of life every half minute."""
 
     def __init__(self) -> None:
-        self.start = self.last = time.monotonic()
+        self.last, self.left = time.monotonic(), _Left()
         self.said = ""
 
     def take(self, event: StudyEvent) -> None:
         step = event.event
-        if event.stage == "train" and step is not None:
+        if event.stage == "train" and step is not None and not step.begins:
             ended = step.step == step.total and step.row is not None
             if step.message:
                 self._say(f"{event.attention} seed {event.seed}: {step.message}")
             elif ended and step.row is not None:
                 accuracy = f"validation {step.row['validation_accuracy']:.2%}"
-                place = f"run {event.run + 1} of {event.runs}{_left(event, self.start)}"
+                place = f"run {event.run + 1} of {event.runs}{self.left(event)}"
                 self._say(f"{event.attention} seed {event.seed}: {accuracy} ({place})")
             elif time.monotonic() - self.last > 30:
                 place = f"step {step.step}/{step.total}, {step.images_per_second:,.0f} images/s"
-                self._say(f"{event.attention} seed {event.seed}: {place}{_left(event, self.start)}")
+                self._say(f"{event.attention} seed {event.seed}: {place}{self.left(event)}")
         elif event.stage == "measure":
             kind = event.what.split(" of ")[0].split(":")[0]
             if kind != self.said:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -36,20 +37,28 @@ class Watch:
 
 
 class Lines(Watch):
-    """One plain line per epoch."""
+    """One plain line per epoch, and one every half minute of a longer one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = time.monotonic()
 
     def say(self, message: str) -> None:
         print(f"linvit: {message}", file=sys.stderr, flush=True)
 
     def show(self, event: Event) -> None:
-        if (row := event.row) is not None:
-            print(
-                f"epoch {_epochs(event)}, step {event.step}/{event.total}, loss {row['train_loss']:.4f}, "
-                f"accuracy {row['train_accuracy']:.4f}, validation accuracy {row['validation_accuracy']:.4f}, "
-                f"{event.images_per_second:.0f} images/s, {duration(event.eta)} left",
-                file=sys.stderr,
-                flush=True,
-            )
+        if event.row is None and time.monotonic() - self.last < 30:
+            return
+        self.last = time.monotonic()
+        row = event.row or {"train_loss": event.loss, "train_accuracy": event.accuracy}
+        validation = f"validation accuracy {row['validation_accuracy']:.4f}, " if event.row else ""
+        print(
+            f"epoch {_epochs(event)}, step {event.step}/{event.total}, loss {row['train_loss']:.4f}, "
+            f"accuracy {row['train_accuracy']:.4f}, {validation}{event.images_per_second:.0f} images/s, "
+            f"{duration(event.eta)} left",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 class Bar(Watch):

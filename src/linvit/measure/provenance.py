@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from collections.abc import Callable
-from typing import TypedDict
+from pathlib import Path
+from typing import Any, TypedDict
 
 import torch
 
@@ -36,3 +39,21 @@ def pick_device(name: str = "auto") -> torch.device:
         why = str(error).partition("\n")[0]
         raise ValueError(f"device '{name}' cannot be used here ({why}); choose auto or cpu") from None
     return device
+
+
+def machine() -> dict[str, Any]:
+    """What stands under a study or a benchmark."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None
+    return {
+        "cpu": cpu_name(), "cores": os.cpu_count(), "memory": memory, "device": device,
+        "os": platform.platform(terse=True),
+    }  # fmt: skip
+
+
+def cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import platform
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +26,7 @@ from linvit.data import Dataset, normalise
 from linvit.files import write_atomically
 from linvit.measure import speed
 from linvit.measure.models import BASELINES, peak_memory, side_by_side
+from linvit.measure.provenance import machine
 from linvit.measure.trained import attention_maps, trained_error
 from linvit.models import ModelConfig, VisionTransformer, match_parameters
 from linvit.records import Record, Records
@@ -168,22 +167,6 @@ def _claim(
 
 def _save(folder: Path, study: dict[str, Any]) -> None:
     write_atomically(folder / "study.json", json.dumps(study, indent=1, ensure_ascii=False) + "\n")
-
-
-def machine() -> dict[str, Any]:
-    cpu = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").exists():
-        names = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-        cpu = names[0] if names else cpu
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None
-    return {
-        "cpu": cpu,
-        "cores": os.cpu_count(),
-        "memory": memory,
-        "device": device,
-        "os": platform.platform(terse=True),
-    }
 
 
 def seconds(text: str) -> float:

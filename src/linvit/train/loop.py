@@ -44,6 +44,7 @@ class Event:
     eta: float
     row: dict[str, Any] | None = None
     message: str = ""
+    begins: bool = False  # the message says what is about to be trained
     epoch: float = 0.0  # how many are done
     epochs: float = 0.0  # how many there will be
 
@@ -120,6 +121,11 @@ def _run(
         for complaint in complaints:
             progress(_message(f"{complaint}; going on from an older checkpoint", state.step, total))
         progress(_message(f"going on from step {state.step} of {total}", state.step, total))
+    else:
+        what = f"{model.config.attention} on {model.tokens} tokens, {model.parameter_count():,} parameters"
+        images = f"{len(dataset.train):,} images of {dataset.name}"
+        text = f"{what}; {images}, {total:,} steps of {batch}"
+        progress(replace(_message(text, 0, total), begins=True))
     log = folder / "log.jsonl"
     rows = [row for row in read_lines(log) if row["step"] <= state.step]
     write_atomically(log, "".join(json.dumps(row) + "\n" for row in rows))
@@ -191,8 +197,8 @@ def _run(
             speed = (state.step - first_step) / (time.perf_counter() - first_time)
             accuracy = state.correct / state.seen if state.seen else row["train_accuracy"] if row else 0.0
             left = (total - state.step) / speed
-            epochs = state.step / steps_per_epoch, total / steps_per_epoch
-            progress(Event(state.step, total, value, accuracy, speed * batch, left, row, "", *epochs))
+            done, all_epochs = state.step / steps_per_epoch, total / steps_per_epoch
+            progress(Event(state.step, total, value, accuracy, speed * batch, left, row, epoch=done, epochs=all_epochs))
             if stopping:
                 raise KeyboardInterrupt(f"saved at step {state.step} of {total} in {folder}")
     return _finish(experiment, dataset, averaged, state, folder, device)

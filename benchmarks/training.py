@@ -1,0 +1,130 @@
+"""How much of a training is the model's own step: reading, augmenting, logging and saving should cost next to nothing.
+
+    python benchmarks/training.py --out docs/benchmarks      # about three minutes on two cores
+
+Inside one real training, groups of its steps alternate with groups of steps of a twin model on one fixed batch. The
+ratio of the two speeds is reported per pair of groups, and so is the part of a step that augmentation takes. Writes
+training.md.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as `make demo` sets it
+
+import argparse
+import contextlib
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from linvit import data
+from linvit.measure.provenance import cpu_name
+from linvit.models import VisionTransformer
+from linvit.records import commit
+from linvit.train import Event, design, run
+from linvit.train.recipe import make_optimizer
+
+CASES = {  # name → data set, options over its defaults
+    "digits": ("digits", {}),
+    "mnist": ("mnist", {}),
+    "cifar10": ("cifar10", {}),
+    "cifar10, pure patches": ("cifar10", {"size": "tiny"}),
+}
+GROUP = 8  # steps
+
+
+class Twin:
+    """The training's callback: after each group of its steps, as many of a twin on one fixed batch."""
+
+    def __init__(self, experiment, dataset) -> None:
+        self.recipe, config = experiment.recipe, experiment.model
+        self.model = VisionTransformer(config)
+        self.optimizer = make_optimizer(self.recipe.model_copy(update={"lr": 1e-12}), self.model)
+        images, labels = dataset.train.batch(slice(0, experiment.plan(len(dataset.train))[0]))
+        augment = dataset.augment(**self.recipe.augmentation())
+        self.x, self.y = augment(images, labels, torch.arange(len(labels)), 0, 0)
+        self.augment = lambda: augment(images, labels, torch.arange(len(labels)), 0, 0)
+        self.mine: list[float] = []
+        self.theirs: list[float] = []
+        self.augmenting: list[float] = []
+        self.steps, self.spent, self.start = 0, 0.0, time.perf_counter()
+
+    def step(self) -> None:
+        loss = F.cross_entropy(self.model(self.x), self.y, label_smoothing=self.recipe.label_smoothing)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip_norm)
+        self.optimizer.step()
+
+    def __call__(self, event: Event) -> None:
+        now = time.perf_counter()
+        if event.row is None and not event.message:  # an epoch's end validates: that is no step
+            self.spent, self.steps = self.spent + now - self.start, self.steps + 1
+        if self.steps == GROUP:
+            begin = time.perf_counter()
+            for _ in range(GROUP):
+                self.step()
+            self.mine.append((time.perf_counter() - begin) / GROUP)
+            self.theirs.append(self.spent / GROUP)
+            begin = time.perf_counter()
+            for _ in range(GROUP):
+                self.augment()
+            self.augmenting.append((time.perf_counter() - begin) / GROUP)
+            self.steps, self.spent = 0, 0.0
+        self.start = time.perf_counter()
+
+
+def measure(name: str, options: dict, seconds: float) -> str:
+    dataset = data.load(name)
+    experiment = design(dataset, "performer-relu:m=32", **options, steps=100_000)
+    twin, end = Twin(experiment, dataset), time.monotonic() + seconds
+
+    def watch(event: Event) -> None:
+        twin(event)
+        if time.monotonic() > end:
+            raise TimeoutError
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(TimeoutError):
+        run(experiment, dataset, Path(folder) / "run", device=torch.device("cpu"), progress=watch)
+    pairs = list(zip(twin.mine, twin.theirs, twin.augmenting, strict=True))[1:]  # the first group warms up
+    low, middle, high = statistics.quantiles([mine / theirs for mine, theirs, _ in pairs], n=4)
+    share = statistics.median(augmenting / theirs for _, theirs, augmenting in pairs)
+    speed = experiment.recipe.batch_size / statistics.median(theirs for _, theirs, _ in pairs)
+    return f"{speed:,.0f} | {middle:.3f} ({low:.3f}–{high:.3f}) | {share:.1%} | {len(pairs)}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/bench"))
+    parser.add_argument("--seconds", type=float, default=40, help="for each case")
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    rows = []
+    for case, (name, options) in CASES.items():
+        rows.append(f"| {case} | {measure(name, options, args.seconds)} |")
+        print(rows[-1], flush=True)
+    text = f"""# What a training step costs beside the model's own
+
+Measured on {cpu_name()}, {args.threads} threads, torch {torch.__version__}, commit {commit()}, by
+`python benchmarks/training.py --threads {args.threads} --seconds {args.seconds:g}`.
+Groups of {GROUP} steps of a real training alternate with as many of the same model and optimizer on one fixed batch;
+medians (quartiles) over pairs of groups. Validation at the end of an epoch is not part of a step; saving a checkpoint
+is.
+
+| training | images/s | speed, of the fixed batch's (goal ≥ 0.95) | augmentation, of a step (goal < 5 %) | pairs |
+|---|---|---|---|---|
+"""
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "training.md").write_text(text + "\n".join(rows) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
