@@ -13,7 +13,8 @@ study.json
      "dataset": {"name", "classes": [names], "image_size", "channels", "train", "validation", "test"},   # counts
      "attentions": [specs as requested], "seeds": [0, 1, 2], "epochs", "steps", "budget": null | "10m",
      "model": {…}, "recipe": {…}, "parameter_matching": true,
-     "machine": {"cpu", "cores", "memory", "device", "os"}, "warnings": [sentences]}
+     "machine": {"cpu", "cores", "memory", "device", "os"}, "warnings": [sentences],
+     "seconds": {"training", "measuring"}}                     # of the calls that were not killed
 
 records.jsonl: every record has the tag `attention` (the spec's text), but for `examples` and `illustration`.
 

@@ -135,6 +135,7 @@ def facts(study: Study) -> list[tuple[str, str]]:
         ("Commit", ", ".join(sorted({r.commit for r in study.records if r.commit}))),
         ("Started", _when(info.get("started"))),
         ("Finished", _when(info.get("finished"))),
+        ("Seconds", _pairs(info.get("seconds"))),
     ]
     return [(name, text) for name, text in found if text]
 

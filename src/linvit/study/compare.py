@@ -107,8 +107,12 @@ def compare(
         _save(folder, study)
         recipe = base.recipe.model_copy(update={"steps": study["steps"]}) if budget is not None else base.recipe
         records = Records(folder / "records.jsonl")
+        begun = time.perf_counter()
         folders = _train_all(folder, records, data, configs, recipe, study["seeds"], place, watch)
+        trained = time.perf_counter()
         _measure_all(folder, records, data, configs, folders, base, place, watch)
+        spent = {"training": trained - begun, "measuring": time.perf_counter() - trained}
+        study["seconds"] = {key: round(study["seconds"][key] + value, 1) for key, value in spent.items()}
         study["finished"] = time.time()
         study["warnings"] = _warnings(study, configs, len(data.test), match)
         _save(folder, study)
@@ -161,6 +165,7 @@ def _claim(
             "identity": data.identity,
         },
         "attentions": attentions, "seeds": seeds, "epochs": None, "steps": None, "warnings": [], "machine": machine(),
+        "seconds": {"training": 0.0, "measuring": 0.0},
         **{key: value for key, value in fixed.items() if key != "identity"},
     }  # fmt: skip
 
