@@ -22,7 +22,8 @@ Sharing = Literal["none", "headwise", "key-value", "layerwise"]
 
 @register("linformer")
 class Linformer(Attention):
-    """sharing: none = E and F per head; headwise = one E and one F; key-value = E = F; layerwise = E = F in all layers.
+    """k: projected keys; without it 64, or all tokens where they are fewer.
+    sharing: none = E and F per head; headwise = one E and one F; key-value = E = F; layerwise = E = F in all layers.
 
     kind: learned = free matrices; pool = fixed averages of neighbouring tokens; conv = a learned filter with stride.
     """
@@ -37,12 +38,13 @@ class Linformer(Attention):
         site: Site,
         switches: Switches = Switches(),  # noqa: B008 (frozen)
         *,
-        k: int = 64,
+        k: int | None = None,
         sharing: Sharing = "headwise",
         kind: Literal["learned", "pool", "conv"] = "learned",
         init: Literal["normal", "pool", "identity"] = "normal",
     ):
         super().__init__(site, switches)
+        k = min(64, site.tokens) if k is None else k
         positive("k", k, at_least=1)
         if k > site.tokens:
             raise ValueError(f"k={k} is more than the {site.tokens} tokens there are to project")
