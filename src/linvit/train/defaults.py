@@ -11,14 +11,17 @@ ATTENTION = "performer-relu:m=32"
 # data set → options of the model and of the recipe
 TUNED: dict[str, dict[str, Any]] = {
     "digits": {"stem": "conv", "trunk": (32, 64), "pools": 1, "dim": 64, "depth": 2, "heads": 4, "mlp_dim": 128,
-               "epochs": 20, "batch_size": 64, "lr": 2e-3, "pad_crop": 1},
-    "mnist": {"stem": "conv", "trunk": (32, 64), "dim": 64, "depth": 2, "heads": 4, "mlp_dim": 128, "epochs": 6,
-              "batch_size": 64, "lr": 5e-3, "schedule": "onecycle", "warmup": 0.1, "pad_crop": 2},
-    "cifar10": {"stem": "conv", "dim": 128, "depth": 2, "heads": 4, "mlp_dim": 256, "epochs": 12, "batch_size": 128,
-                "lr": 6e-3, "schedule": "onecycle", "warmup": 0.1, "pad_crop": 4, "flip": "alternating"},
+               "epochs": 20, "batch_size": 64, "lr": 5e-3, "pad_crop": 1},
+    "mnist": {"stem": "conv", "trunk": (32, 64), "dim": 64, "depth": 2, "heads": 4, "mlp_dim": 128,
+              "epochs": 6, "batch_size": 64, "lr": 5e-3, "pad_crop": 2},
+    "cifar10": {"stem": "conv", "dim": 128, "depth": 2, "heads": 4, "mlp_dim": 256,
+                "epochs": 12, "batch_size": 128, "lr": 6e-3, "pad_crop": 4, "flip": "alternating"},
 }  # fmt: skip
-TUNED["fashion-mnist"] = TUNED["mnist"] | {"flip": "random"}
+TUNED["fashion-mnist"] = TUNED["mnist"] | {"flip": "alternating"}
 TUNED["cifar100"] = TUNED["cifar10"]
+
+
+RATES = {"adamw": 2e-3, "adam": 2e-3, "sgd": 0.05}  # where another optimizer than Muon is asked for, without a rate
 
 
 def defaults(dataset: Dataset) -> dict[str, Any]:

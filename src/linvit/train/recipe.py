@@ -23,12 +23,12 @@ class Recipe(BaseModel):
     steps: int | None = Field(None, ge=1)  # instead of epochs
     batch_size: int = Field(128, ge=1)
     optimizer: Literal["muon", "adamw", "adam", "sgd"] = "muon"
-    lr: float = Field(1e-3, gt=0)
+    lr: float = Field(5e-3, gt=0)
     weight_decay: float = Field(0.05, ge=0)
     momentum: Fraction = 0.9  # of sgd, with Nesterov's correction
     betas: tuple[Fraction, Fraction] = (0.9, 0.99)
-    schedule: Literal["constant", "cosine", "step", "restarts", "onecycle"] = "cosine"
-    warmup: Fraction = 0.05  # fraction of all steps
+    schedule: Literal["constant", "cosine", "step", "restarts", "onecycle"] = "onecycle"
+    warmup: Fraction = 0.1  # fraction of all steps
     final_lr: float = Field(0.0, ge=0, le=1)  # fraction of lr at the end of cosine, restarts and onecycle
     step_epochs: float = Field(5, gt=0)  # schedule=step: the rate is multiplied by step_factor every so many epochs
     step_factor: float = Field(0.5, gt=0, le=1)
@@ -73,7 +73,7 @@ def learning_rate(recipe: Recipe, step: int, total: int, steps_per_epoch: int) -
             return recipe.lr
         case "step":
             return recipe.lr * recipe.step_factor ** int(step / (recipe.step_epochs * steps_per_epoch))
-        case "onecycle":  # a straight line down after the warm-up, which is then usually long
+        case "onecycle":  # a straight line down after the warm-up
             return recipe.lr * (1 + (recipe.final_lr - 1) * done)
         case "restarts":
             position, length = step - warmup, recipe.restart_epochs * steps_per_epoch
