@@ -66,6 +66,20 @@ def test_resumed_in_the_middle_of_an_epoch(tmp_path, name):
     killable.same(tmp_path / "torn", tmp_path / "whole")
 
 
+def test_resumed_on_two_threads(tmp_path):
+    """A model large enough for its products and convolutions to be split between threads."""
+    large = {"stem": "conv", "trunk": (32, 64), "dim": 128, "mlp_dim": 256, "batch_size": 32, "epochs": 3}
+    torch.set_num_threads(2)
+    try:
+        run(tmp_path / "whole", every=1e9, **large)
+        with pytest.raises(Killed):
+            run(tmp_path / "torn", stop_at=4, **large)
+        run(tmp_path / "torn", **large)
+    finally:
+        torch.set_num_threads(1)
+    killable.same(tmp_path / "torn", tmp_path / "whole")
+
+
 @pytest.mark.parametrize(
     "place", ["_finish", "save_model", "save_checkpoint", "_end_epoch", "append_line", "model_card"]
 )
