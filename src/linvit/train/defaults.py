@@ -12,8 +12,8 @@ ATTENTION = "performer-relu:m=32"
 TUNED: dict[str, dict[str, Any]] = {
     "digits": {"stem": "conv", "trunk": (32, 64), "pools": 1, "dim": 64, "depth": 2, "heads": 4, "mlp_dim": 128,
                "epochs": 20, "batch_size": 64, "lr": 5e-3, "pad_crop": 1},
-    "mnist": {"stem": "conv", "trunk": (32, 64), "dim": 64, "depth": 2, "heads": 4, "mlp_dim": 128,
-              "epochs": 6, "batch_size": 64, "lr": 5e-3, "pad_crop": 2},
+    "mnist": {"stem": "conv", "trunk": (32, 64, 128), "dim": 64, "depth": 2, "heads": 4, "mlp_dim": 128,
+              "epochs": 4, "batch_size": 64, "lr": 5e-3, "pad_crop": 2},
     "cifar10": {"stem": "conv", "dim": 128, "depth": 2, "heads": 4, "mlp_dim": 256,
                 "epochs": 12, "batch_size": 128, "lr": 6e-3, "pad_crop": 4, "flip": "alternating"},
 }  # fmt: skip
