@@ -98,7 +98,7 @@ def test_orthogonalised_keeps_directions_and_levels_lengths(shape):
 def test_optimizers_lower_the_loss(name):
     torch.manual_seed(0)
     model = torch.nn.Linear(5, 3)
-    optimizer = make_optimizer(create_recipe(optimizer=name, lr=0.05), model)
+    optimizer = make_optimizer(create_recipe(optimizer=name, lr=0.2 if name == "muon" else 0.05), model)
     x, y = torch.randn(7, 5), torch.arange(7) % 3
     losses = []
     for _ in range(30):
@@ -170,3 +170,30 @@ def test_the_defaults_fit_images_of_any_size(tmp_path, monkeypatch, side, channe
 
 def test_no_option_is_both_the_models_and_the_recipes():
     assert not set(Recipe.model_fields) & set(ModelConfig.model_fields)
+
+
+@pytest.mark.parametrize("name", ["muon", "adamw"])
+def test_an_overflow_in_half_precision_is_skipped(name):
+    model = torch.nn.Linear(32, 32)
+    optimizer = make_optimizer(create_recipe(optimizer=name), model)
+    scaler = torch.amp.GradScaler("cpu")
+    before = model.weight.detach().clone()
+    scaler.scale(model(torch.full((1, 32), math.inf)).sum()).backward()
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    assert torch.equal(model.weight, before)
+    optimizer.zero_grad()
+    scaler.scale(model(torch.ones(1, 32)).square().sum()).backward()
+    scaler.step(optimizer)
+    assert not torch.equal(model.weight, before)
+    assert torch.isfinite(model.weight).all()
+
+
+def test_an_attentions_own_weights_are_not_orthogonalised():
+    for spec in ("linformer:k=5", "softmax:dwc=5", "performer-theta-mlp:m=4"):
+        model = create_model(dim=24, depth=1, heads=2, image_size=16, attention=spec)
+        groups = make_optimizer(create_recipe(), model).param_groups
+        found = {id(p) for group in groups if group.get("orthogonal") for p in group["params"]}
+        assert len(found) == 5  # embedding, qkv, proj and two of the MLP
+        assert not found & {id(p) for p in model.blocks[0].attn.attention.parameters()}  # type: ignore[union-attr]

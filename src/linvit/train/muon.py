@@ -25,6 +25,9 @@ class Muon(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
+        overflow = getattr(self, "found_inf", None)  # set by a GradScaler, which leaves skipping the step to us
+        if overflow is not None and overflow.item():
+            return None
         for group in self.param_groups:
             if not group.get("orthogonal"):
                 continue

@@ -99,8 +99,9 @@ def make_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
     matrices, decayed, plain = [], [], []
     for name, parameter in model.named_parameters():
         free = parameter.ndim < 2 or name.split(".")[-1] in ("cls", "position", "bias") or ".kernel." in name
-        # Muon is for maps between hidden layers: not the first filters, the classifier, or one filter per channel
-        outer = name.startswith(("stem.layers.0.", "head.")) or (not free and parameter[0].numel() < 16)
+        # Muon is for maps between hidden layers: not for the first filters, the classifier, or an attention's own
+        # weights, such as Linformer's projections of tokens and one filter per channel
+        outer = name.startswith(("stem.layers.0.", "head.")) or ".attention." in name or parameter.ndim not in (2, 4)
         (plain if free else decayed if outer or recipe.optimizer != "muon" else matrices).append(parameter)
     groups = [
         {"params": matrices, "weight_decay": recipe.weight_decay, "orthogonal": True},
