@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from linvit import data
+from linvit import cli, data
 from linvit.measure import models as measure_models
 from linvit.records import Records
 from linvit.study import StudyEvent, compare
 from linvit.study.compare import seconds
+
+compare_module = sys.modules["linvit.study.compare"]
 
 SMALL = {
     "stem": "patch",
@@ -95,6 +99,42 @@ def test_a_new_variant_trains_only_itself(study: Path, dataset: data.Dataset) ->
     assert [row["attention"] for row in rows(study)] == ["softmax", "performer-relu:m=8", "uniform"]
 
 
+def test_an_extended_study_is_whole(study: Path, dataset: data.Dataset) -> None:
+    """Runs after the one above: examples and ratios cover old variants too, and new seeds are for all."""
+    events: list[StudyEvent] = []
+    words = {"epochs": 2, "out": study, **SMALL}
+    compare(dataset, attentions=["softmax"], seeds=3, command="linvit again", watch=events.append, **words)
+    assert trained(events) == {(spec, 2) for spec in ("softmax", "performer-relu:m=8", "uniform")}
+    with np.load(study / "examples.npz") as arrays:
+        assert {"predictions/softmax", "predictions/performer-relu:m=8", "predictions/uniform"} <= set(arrays)
+    assert json.loads((study / "study.json").read_text())["command"].splitlines()[-1] == "linvit again"
+
+
+def test_results_of_something_else_are_left_alone(dataset: data.Dataset, tmp_path: Path) -> None:
+    (tmp_path / "records.jsonl").write_text("")
+    with pytest.raises(ValueError, match=r"holds records.jsonl, but no study"):
+        compare(dataset, attentions=["softmax"], seeds=1, epochs=1, out=tmp_path, **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--set", "seeds=3"], "use --seeds"),
+        (["--set", "epochs=3", "--epochs", "2"], "epochs is given twice"),
+        (["--set", "watch=3"], "unknown option 'watch'"),
+        (["--set", "patch_size=abc"], "patch_size='abc'"),
+        (["--budget", "10min"], "not a duration"),
+        (["--budget", "10m", "--set", "steps=3"], "steps or a budget"),
+    ],
+)
+def test_bad_settings_are_one_line(words: list[str], says: str, tmp_path: Path, capsys) -> None:
+    command = ["compare", "synthetic:images=96,size=8", "--out", str(tmp_path / "x"), *words]
+    assert cli.main(command) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert len(error.splitlines()) == 1
+
+
 def test_another_study_is_refused_and_nothing_is_overwritten(study: Path, dataset: data.Dataset) -> None:
     before = (study / "study.json").read_bytes()
     with pytest.raises(ValueError, match="another study"):
@@ -112,11 +152,17 @@ def test_a_budget_too_small_says_how_much_is_needed(
     dataset: data.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measure_models, "_time", lambda call, device: (1.0, 1.0))
-    with pytest.raises(ValueError, match=r"too small .* at least 3s"):
+    monkeypatch.setattr(compare_module, "MEASURING", 10.0)
+    monkeypatch.setattr(compare_module, "PAGE", 20.0)
+    with pytest.raises(ValueError, match=r"too small .* at least 43s"):  # 2 × 10 + 20 + 2 × 1 s with what is beside it
         compare(dataset, attentions=["softmax", "uniform"], seeds=1, budget="1s", out=tmp_path / "x", **SMALL)
 
 
-def test_a_budget_gives_every_run_the_same_stored_steps(dataset: data.Dataset, tmp_path: Path) -> None:
+def test_a_budget_gives_every_run_the_same_stored_steps(
+    dataset: data.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare_module, "MEASURING", 0.0)
+    monkeypatch.setattr(compare_module, "PAGE", 0.0)
     options = {"attentions": ["softmax", "identity"], "seeds": 1, "budget": "3s", "out": tmp_path / "x"}
     folder = compare(dataset, **options, **SMALL)
     study = json.loads((folder / "study.json").read_text())

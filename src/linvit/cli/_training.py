@@ -153,7 +153,7 @@ def explain_divergence(trained: Trained) -> int:
     kept = f"the best model until then is in {trained.folder / 'best'}" if trained.model else "no epoch was finished"
     print(
         f"linvit: diverged at step {step:.0f}: {trained.diverged} is not finite; {kept}. "
-        "Try a lower --lr, --set warmup=0.1, --set clip_norm=0.5 or an attention with qk_norm=true; and another --out",
+        "Try a lower --lr, --set warmup=0.3, --set clip_norm=0.5 or an attention with qk_norm=true; and another --out",
         file=sys.stderr,
     )
     return 1
@@ -169,10 +169,16 @@ def settings(pairs: list[str], flags: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"--set {pair}: write KEY=VALUE, e.g. --set dropout=0.1")
         if key in ELSEWHERE:
             raise ValueError(f"--set {pair}: use --{key.replace('_', '-')}")
+        if key in NOT_OPTIONS:
+            raise ValueError(f"unknown option '{key}'")
         if key in chosen:
             raise ValueError(f"--set {pair}: {key} is given twice")
         chosen[key] = [part for part in value.split(",") if part] if "," in value else value
     return chosen
 
 
-ELSEWHERE = ("attention", "seed", "image_size", "limit", "skip_bad", "out", "device", "data_root")
+ELSEWHERE = (
+    "data", "attention", "attentions", "seed", "seeds", "image_size", "limit", "skip_bad", "out", "device", "data_root",
+    "budget", "match",
+)  # fmt: skip
+NOT_OPTIONS = ("progress", "decode_progress", "checkpoint_seconds", "command", "watch", "decoding")  # of the functions

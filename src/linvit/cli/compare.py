@@ -23,7 +23,7 @@ def run(
         float | None, typer.Option(min=0, help="Epochs of every run; default: the data set's own.")
     ] = None,
     budget: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Time for all of it, e.g. 10m: equal steps that fit.")
+        str | None, typer.Option(metavar="TIME", help="Time for all of it, e.g. 10m: as many equal steps as fit.")
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each variant, with seeds SEED … SEED+K−1.")] = 3,
     seed: options.Seed = 0,
@@ -65,16 +65,14 @@ def run(
 
     if threads:
         torch.set_num_threads(threads)
-    extra = settings(set_ or [], {})
-    if size is not None:
-        extra["size"] = size
+    flags = {"epochs": epochs, "size": size}
+    extra = settings(set_ or [], {key: value for key, value in flags.items() if value is not None})
     with live(quiet or json) as (watch, decoding):
         folder = compare(
             data,
             attentions=attention or ATTENTIONS,
             seeds=seeds,
             seed=seed,
-            epochs=epochs,
             budget=budget,
             out=out,
             device=device,

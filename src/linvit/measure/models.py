@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from linvit.measure.provenance import Progress, ignore, provenance
+from linvit.measure.provenance import Progress, ignore, provenance, wait
 from linvit.models import ModelConfig, VisionTransformer
 from linvit.records import Record
 
@@ -100,17 +100,21 @@ def _calls(
 
 
 def _time(call: Callable[[], object], device: torch.device) -> tuple[float, float]:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    wait(device)
     wall, cpu = time.perf_counter(), time.process_time()
     call()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    wait(device)
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
-def peak_memory(config: ModelConfig, device: torch.device, batch: int = 64) -> int:
-    """Bytes one training step needs beyond the idle process: on CUDA as allocated, else a fresh process's peak."""
+def peak_memory(config: ModelConfig, device: torch.device, batch: int = 64) -> Record:
+    """Bytes one training step needs beyond the idle process: on CUDA as allocated, else a fresh CPU process's peak."""
+    place = device if device.type == "cuda" else torch.device("cpu")
+    tags = {"attention": config.attention, "batch": batch}
+    return Record("peak_memory", _peak(config, place, batch), "bytes", **provenance(place, torch.float32), tags=tags)
+
+
+def _peak(config: ModelConfig, device: torch.device, batch: int) -> int:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)

@@ -41,6 +41,14 @@ def pick_device(name: str = "auto") -> torch.device:
     return device
 
 
+def wait(device: torch.device) -> None:
+    """Until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
 def machine() -> dict[str, Any]:
     """What stands under a study or a benchmark."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"

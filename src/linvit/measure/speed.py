@@ -23,7 +23,7 @@ from torch import Tensor
 
 from linvit.attention import Attention, create_attention
 from linvit.kernels.projections import generator
-from linvit.measure.provenance import Progress, ignore, provenance
+from linvit.measure.provenance import Progress, ignore, provenance, wait
 from linvit.records import Record, Tag
 
 BASELINES = ("softmax", "identity")
@@ -148,19 +148,12 @@ def _calls(attention: Attention, q: Tensor, k: Tensor, v: Tensor, gradient: Tens
     return {"forward": forward, "both": lambda: _both(attention, q, k, v, gradient)}
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
-
-
 def _time(call: Callable[[], object], repeat: int, device: torch.device) -> tuple[float, float]:
-    _wait(device)
+    wait(device)
     wall, cpu = time.perf_counter(), time.process_time()
     for _ in range(repeat):
         call()
-    _wait(device)
+    wait(device)
     return (time.perf_counter() - wall) / repeat, (time.process_time() - cpu) / repeat
 
 

@@ -20,23 +20,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from linvit import data as data_package
 from linvit import report
 from linvit.data import Dataset, normalise
 from linvit.files import write_atomically
 from linvit.measure import speed
 from linvit.measure.models import BASELINES, peak_memory, side_by_side
-from linvit.measure.provenance import machine
+from linvit.measure.provenance import machine, provenance
 from linvit.measure.trained import attention_maps, trained_error
 from linvit.models import ModelConfig, VisionTransformer, match_parameters
 from linvit.records import Record, Records
 from linvit.registry import parse_layers
-from linvit.train import Event, Experiment, design, load, pick_device, run
+from linvit.train import Event, Experiment, design, load, open_data, pick_device, run
 from linvit.train.files import locked
 from linvit.train.recipe import make_optimizer
 
 ATTENTIONS = ("softmax", "performer-exp:m=32", "performer-relu:m=32", "performer-theta:m=32", "linformer:k=16")
-MARGIN = 0.8  # of a budget goes to training steps; measuring and the page take the rest
+MEASURING, PAGE = 10.0, 15.0  # seconds of a budget kept for measuring each variant, and for the page
 EXAMPLES = 12
 
 
@@ -79,42 +78,50 @@ def compare(
     **options: Any,
 ) -> Path:
     """Train and measure every attention with every seed, write the report; the study's folder."""
-    watch = watch or (lambda event: None)
+    watch, begun = watch or (lambda event: None), time.perf_counter()
     if seeds < 1:
         raise ValueError(f"seeds={seeds} must be at least 1")
     if epochs is not None and budget is not None:
         raise ValueError("give epochs or a budget, not both")
+    if budget is not None and options.get("steps") is not None:
+        raise ValueError("give steps or a budget, not both")
+    if budget is not None:
+        seconds(budget)  # a wrong one is an error before anything is done
     attentions = list(dict.fromkeys(attentions))
     if not attentions:
         raise ValueError("give at least one attention to compare")
     place = pick_device(device)
-    if not isinstance(data, Dataset):
-        data = data_package.load(
-            data, root=data_root, image_size=image_size, multiple_of=int(options.get("patch_size") or 4), limit=limit,
-            skip_bad=skip_bad, progress=decoding,
-        )  # fmt: skip
+    data, source = open_data(
+        data, data_root, image_size=image_size, limit=limit, skip_bad=skip_bad, patch_size=options.get("patch_size"),
+        progress=decoding,
+    )  # fmt: skip
     options = options | ({"epochs": epochs} if epochs is not None else {})
     folder = Path(out) if out is not None else Path("runs") / f"compare-{data.name}"
     base = design(data, "softmax", seed, **options)
-    configs = {spec: _matched(data, spec, base.model, seed, options, match) for spec in attentions}
+    asked = {spec: _matched(data, spec, base.model, seed, options, match) for spec in attentions}
     with locked(folder):
         study = _claim(folder, data, base, attentions, list(range(seed, seed + seeds)), budget, match, command)
+        # those of earlier calls too: a study is whole, and what is finished costs nothing
+        configs = {
+            spec: asked.get(spec) or _matched(data, spec, base.model, seed, options, match)
+            for spec in study["attentions"]
+        }
         if budget is not None and study["steps"] is None:
-            study["steps"] = _steps_within(budget, data, configs, len(study["seeds"]), place, base, watch)
+            study["steps"] = _steps_within(budget, begun, data, configs, len(study["seeds"]), place, base, watch)
         elif study["steps"] is None:
             study["steps"] = base.plan(len(data.train))[2]
         study["epochs"] = round(study["steps"] / base.plan(len(data.train))[1], 3)
         _save(folder, study)
         recipe = base.recipe.model_copy(update={"steps": study["steps"]}) if budget is not None else base.recipe
         records = Records(folder / "records.jsonl")
-        begun = time.perf_counter()
-        folders = _train_all(folder, records, data, configs, recipe, study["seeds"], place, watch)
+        start = time.perf_counter()
+        folders = _train_all(folder, records, data, configs, recipe, study["seeds"], place, watch, source)
         trained = time.perf_counter()
         _measure_all(folder, records, data, configs, folders, base, place, watch)
-        spent = {"training": trained - begun, "measuring": time.perf_counter() - trained}
+        spent = {"training": trained - start, "measuring": time.perf_counter() - trained}
         study["seconds"] = {key: round(study["seconds"][key] + value, 1) for key, value in spent.items()}
         study["finished"] = time.time()
-        study["warnings"] = _warnings(study, configs, len(data.test), match)
+        study["warnings"] = _warnings(study, configs, base, len(data.test), match)
         _save(folder, study)
         report.build(folder)
     watch(StudyEvent("done"))
@@ -150,13 +157,15 @@ def _claim(
             if there[key] != value:
                 what = "its images" if key == "identity" else f"its {key.replace('_', ' ')}"
                 raise ValueError(f"{folder} holds another study ({what} differ): choose another --out")
+        before = study["attentions"], study["seeds"]
         study["attentions"] = list(dict.fromkeys([*study["attentions"], *attentions]))
         study["seeds"] = sorted({*study["seeds"], *seeds})
-        if sorted(attentions) != sorted(study["attentions"]) or seeds != study["seeds"]:
-            study["command"] = command or study["command"]
+        if (study["attentions"], study["seeds"]) != before and command:  # all that it takes to have this study again
+            study["command"] = "\n".join(dict.fromkeys([*study["command"].splitlines(), command]))
         return study
-    if (folder / "experiment.json").exists():
-        raise ValueError(f"{folder} holds a training, not a study: choose another --out")
+    for name in ("experiment.json", "records.jsonl", "report.html", "results.csv"):
+        if (folder / name).exists():
+            raise ValueError(f"{folder} holds {name}, but no study: choose another --out")
     return {
         "format": 1, "command": command, "started": time.time(), "finished": None,
         "dataset": {
@@ -183,10 +192,11 @@ def seconds(text: str) -> float:
 
 
 def _steps_within(
-    budget: str, data: Dataset, configs: dict[str, ModelConfig], seeds: int, device: torch.device, base: Experiment,
-    watch: Watch,
+    budget: str, begun: float, data: Dataset, configs: dict[str, ModelConfig], seeds: int,
+    device: torch.device, base: Experiment, watch: Watch,
 ) -> int:  # fmt: skip
-    """Equal steps for every run that fit the budget, from the measured time of a step; stored before training."""
+    """Equal steps for every run that fit what is left of the budget, from the measured time of a step; stored before
+    training."""
     batch = base.plan(len(data.train))[0]
     every = dict(configs)
     for name in BASELINES:
@@ -197,10 +207,12 @@ def _steps_within(
 
     found = side_by_side(every, device=device, batch=batch, rounds=3, optimizer=_optimizer(base), progress=show)
     step = {r.tags["attention"]: float(r.value or 0) for r in found if r.metric == "train_step"}
-    one_each = sum(step[name] for name in configs) * seeds * 1.1  # validation and augmentation beside the step
-    steps = int(seconds(budget) * MARGIN / one_each)
+    beside = 1.1 + len(data.validation) / len(data.train) / 3  # augmentation, and validation without a backward pass
+    one_each = sum(step[name] for name in configs) * seeds * beside
+    fixed = time.perf_counter() - begun + PAGE + MEASURING * len(configs)
+    steps = int((seconds(budget) - fixed) / one_each)
     if steps < 1:
-        need = math.ceil(one_each / MARGIN)
+        need = math.ceil(one_each + fixed)
         raise ValueError(f"budget {budget} is too small for one step of each run: at least {need}s are needed")
     return steps
 
@@ -212,7 +224,7 @@ def _optimizer(base: Experiment) -> Callable[[torch.nn.Module], torch.optim.Opti
 
 def _train_all(
     folder: Path, records: Records, data: Dataset, configs: dict[str, ModelConfig], recipe: Any, seeds: list[int],
-    device: torch.device, watch: Watch,
+    device: torch.device, watch: Watch, source: dict[str, Any] | None,
 ) -> dict[tuple[str, int], Path]:  # fmt: skip
     """Every run in its own folder; its records copied into the study's, once."""
     there = {_key(record) for record in records}
@@ -228,7 +240,7 @@ def _train_all(
         def show(event: Event, spec: str = spec, s: int = s, number: int = number) -> None:
             watch(StudyEvent("train", spec, s, number, len(jobs), event))
 
-        found = run(experiment, data, place, device=device, progress=show)  # at once, if it is finished
+        found = run(experiment, data, place, device=device, progress=show, source=source)  # at once, if it is finished
         named = (replace(r, artefact=f"{place.name}/{r.artefact}" if r.artefact else "") for r in found)
         records.append(record for record in named if _key(record) not in there)  # a kill may have cut the last append
     return folders
@@ -260,10 +272,7 @@ def _measure_all(
         records.append(r for r in found if r.tags["attention"] in configs)
     for i, spec in enumerate(missing("peak_memory")):
         show(i, len(configs), f"memory of {spec}")
-        value = peak_memory(configs[spec], device, batch)
-        records.append(
-            [Record("peak_memory", value, "bytes", device=device.type, tags={"attention": spec, "batch": batch})]
-        )
+        records.append([peak_memory(configs[spec], device, batch)])
     plain = [spec for spec in configs if not set(spec) & set("+@") and "dwc" not in spec and "exact_cls" not in spec]
     if set(missing("attention_time")) & set(plain):
         lengths = [n for n in (64, 256, 1024) if _fits(plain, n)]
@@ -279,15 +288,16 @@ def _measure_all(
         )
         if path is not None:
             models[spec] = load(path / "best").to(device)
-    sample = normalise(data.test.batch(slice(0, 32))[0].to(device), data.mean, data.std)
+    mixed = data.test.order(0, 0)  # images of a folder lie class by class
+    sample = normalise(data.test.batch(mixed[:32])[0].to(device), data.mean, data.std)
     for i, spec in enumerate(set(missing("attention_error")) & set(models)):
         show(i, len(configs), f"error of {spec}")
         found = trained_error(models[spec], sample)
         records.append(
-            Record(name, value, n=len(sample), device=device.type, tags={"attention": spec})
+            Record(name, value, n=len(sample), **provenance(device, torch.float32), tags={"attention": spec})
             for name, value in found.items()
         )
-    if models and (missing("examples_of") or ("examples", None) not in have):
+    if models and (missing("examples_of") or ("illustration", None) not in have):
         show(0, 1, "examples")
         _examples(folder, records, data, models, device)
         _illustration(folder, records, data, base)
@@ -309,7 +319,7 @@ def _examples(
     folder: Path, records: Records, data: Dataset, models: dict[str, VisionTransformer], device: torch.device
 ) -> None:
     """Test images that most variants get wrong first, with every variant's prediction and map."""
-    images, labels = data.test.batch(slice(0, 500))
+    images, labels = data.test.batch(data.test.order(0, 0)[:500])
     x = normalise(images.to(device), data.mean, data.std)
     chosen: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     with torch.inference_mode():
@@ -355,17 +365,23 @@ def _save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
     write_atomically(path, buffer.getvalue())
 
 
-def _warnings(study: dict[str, Any], configs: dict[str, ModelConfig], test: int, match: bool) -> list[str]:
+def _warnings(
+    study: dict[str, Any], configs: dict[str, ModelConfig], base: Experiment, test: int, match: bool
+) -> list[str]:
     """What a reader must know before trusting the comparison."""
     found = []
     counts = {spec: VisionTransformer(config).parameter_count() for spec, config in configs.items()}
-    target = counts.get("softmax") or sorted(counts.values())[len(counts) // 2]
+    target = VisionTransformer(base.model).parameter_count()
     for spec, count in counts.items():
         if abs(count / target - 1) > 0.02:
             how = "although the MLP was adjusted" if match else "parameters were not matched"
             found.append(f"{spec} has {count:,} parameters, {count / target - 1:+.1%} of softmax's: {how}.")
     if len(study["seeds"]) < 3:
         found.append(f"{len(study['seeds'])} seed(s): differences cannot be told from chance; use --seeds 3 or more.")
+    if study["epochs"] < 1:
+        found.append(f"{study['steps']} steps are {study['epochs']:.2g} of an epoch: nobody has learned much yet.")
+    if base.recipe.patience:
+        found.append("Early stopping (patience) lets variants differ in their number of steps.")
     if test < 500:
         found.append(f"Only {test} test images: accuracies have a resolution of {1 / max(1, test):.1%}.")
     return found

@@ -23,8 +23,8 @@ from linvit.train.loop import Event, Progress, run
 from linvit.train.recipe import Recipe, create_recipe
 
 __all__ = [
-    "Event", "Experiment", "Progress", "Recipe", "Trained", "create_recipe", "design", "load", "pick_device",
-    "read_config", "run", "train",
+    "Event", "Experiment", "Progress", "Recipe", "Trained", "create_recipe", "design", "load", "open_data",
+    "pick_device", "read_config", "run", "train",
 ]  # fmt: skip
 
 
@@ -75,13 +75,10 @@ def train(
     options: any of ModelConfig's and Recipe's, e.g. epochs=10, lr=1e-3, dim=128, and size="001-I" for a named size.
     """
     place = pick_device(device)
-    source = None
-    if not isinstance(data, Dataset):
-        asked = {"image_size": image_size, "multiple_of": options.get("patch_size") or 4, "limit": limit}
-        named = isinstance(data, str) and data.partition(":")[0] in data_package.DATASETS
-        source = asked | {"data": str(data) if named else _absolute(data), "skip_bad": skip_bad}
-        source["root"] = _absolute(data_root) if data_root is not None else None
-        data = data_package.load(data, root=data_root, skip_bad=skip_bad, progress=decode_progress, **asked)
+    data, source = open_data(
+        data, data_root, image_size=image_size, limit=limit, skip_bad=skip_bad, patch_size=options.get("patch_size"),
+        progress=decode_progress,
+    )  # fmt: skip
     experiment = design(data, attention, seed, **options)
     name = re.sub(r"[^\w.-]+", "-", data.name)
     folder = Path(out) if out is not None else Path("runs") / f"{name}-{experiment.id}"
@@ -91,6 +88,27 @@ def train(
     diverged = next((str(r.tags.get("layer")) for r in records if r.metric == "diverged"), "")
     has_model = (folder / "best" / "model.safetensors").exists()
     return Trained(folder, records, load(folder / "best") if has_model else None, data, diverged)
+
+
+def open_data(
+    data: str | Path | Dataset,
+    root: str | Path | None = None,
+    *,
+    image_size: int | None = None,
+    limit: int | None = None,
+    skip_bad: bool = False,
+    patch_size: Any = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[Dataset, dict[str, Any] | None]:
+    """The images, and how to find them again; None if they were given as they are."""
+    if isinstance(data, Dataset):
+        return data, None
+    fits = int(patch_size) if str(patch_size or "").isdecimal() else 4  # what is no number, the model will refuse
+    asked = {"image_size": image_size, "multiple_of": max(1, fits), "limit": limit}
+    named = isinstance(data, str) and data.partition(":")[0] in data_package.DATASETS
+    source = asked | {"data": str(data) if named else _absolute(data), "skip_bad": skip_bad}
+    source["root"] = _absolute(root) if root is not None else None
+    return data_package.load(data, root=root, skip_bad=skip_bad, progress=progress, **asked), source
 
 
 def _absolute(place: str | Path) -> str:

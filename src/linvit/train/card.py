@@ -14,6 +14,8 @@ def model_card(experiment: Experiment, dataset: Dataset, facts: dict[str, Any]) 
     more = f" and {len(dataset.classes) - 20} more" if len(dataset.classes) > 20 else ""
     length = f"{recipe.epochs:g} epochs" if recipe.steps is None else f"{recipe.steps} steps"
     numbers = "\n".join(f"| {key.replace('_', ' ')} | {_number(value)} |" for key, value in facts.items())
+    chosen = "Chosen on validation data" if "validation_accuracy" in facts else "As it was after the last step"
+    seen = "were seen once" if "test_accuracy" in facts else "have not been seen"
     return f"""# {dataset.name}: vision transformer with {config.attention}
 
 | | |
@@ -24,7 +26,7 @@ def model_card(experiment: Experiment, dataset: Dataset, facts: dict[str, Any]) 
 
 Input: {config.channels} × {config.image_size} × {config.image_size}. Classes: {", ".join(shown)}{more}.
 Trained for {length} with {recipe.optimizer}, lr {recipe.lr}, batch {recipe.batch_size}.
-Chosen on validation data; test data {"were seen once" if "test_accuracy" in facts else "have not been seen"}.
+{chosen}; test data {seen}.
 
 ```python
 import linvit

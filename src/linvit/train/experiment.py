@@ -16,7 +16,7 @@ from linvit.measure.provenance import provenance
 from linvit.models import ModelConfig, model_config
 from linvit.records import Record
 from linvit.registry import choices
-from linvit.train.defaults import RATES, defaults
+from linvit.train.defaults import OTHERS, defaults
 from linvit.train.recipe import Recipe, create_recipe
 
 OURS = ("log.jsonl", "records.jsonl", "confusion.json", "best", "last")  # what a run writes into its folder
@@ -106,8 +106,7 @@ def design(dataset: Dataset, attention: str, seed: int = 0, **options: Any) -> E
     elif "patch_size" not in given and "patch_size" in tuned:
         sizes = range(1, tuned["patch_size"] + 1)
         tuned["patch_size"] = max(p for p in sizes if dataset.image_size % p == 0)
-    if (rate := RATES.get(str(given.get("optimizer")))) is not None:
-        tuned["lr"] = rate
+    tuned |= OTHERS.get(str(given.get("optimizer")), {})
     merged = tuned | given
     facts = {"image_size": dataset.image_size, "channels": dataset.channels, "classes": len(dataset.classes)}
     shape = {key: value for key, value in merged.items() if key in ModelConfig.model_fields}

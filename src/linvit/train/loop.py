@@ -285,7 +285,7 @@ def _diverged(
     experiment: Experiment, layer: str, step: int, total: int, device: torch.device, progress: Progress
 ) -> Record:
     """The record of a run that ended in a number that is not finite, and the layer it came from."""
-    progress(_message(f"diverged at step {step}: {layer} is not finite; try a lower --lr", step, total))
+    progress(_message(f"diverged at step {step}: {layer} is not finite; try a lower lr", step, total))
     return experiment.record("diverged", step, device).tagged(layer=layer)
 
 
