@@ -28,7 +28,7 @@ class Evaluated:
     data: str
     split: str
     result: Evaluation
-    changed: bool = False  # the data are not those the model was trained on
+    changed: bool | None = None  # the data are not those the model was trained on; None: nobody knows
 
 
 def evaluate_folder(
@@ -70,7 +70,7 @@ def evaluate_folder(
     place = pick_device(device)
     about = model.about
     result = evaluate(model.to(place), chosen, about["classes"], about["mean"], about["std"], place, batch)
-    changed = bool(identity) and limit is None and dataset.identity != identity
+    changed = dataset.identity != identity if identity and limit is None else None
     return Evaluated(home, dataset.name, split, result, changed)
 
 
