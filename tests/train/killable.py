@@ -70,7 +70,7 @@ def left_by(folder: Path) -> dict[str, Any]:
         "records": [
             {key: value for key, value in row.items() if key not in MEASURED}
             for row in records
-            if row["metric"] != "train_seconds"
+            if row["metric"] not in ("train_seconds", "test_seconds")
         ],
         "log": [{key: value for key, value in row.items() if key != "seconds"} for row in log],
         "confusion": json.loads((folder / "confusion.json").read_text()),

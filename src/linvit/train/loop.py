@@ -236,11 +236,13 @@ def _finish(
 ) -> list[Record]:
     """The test split, seen once by each of the two models that are reported."""
     save_model(folder / "last", model, step=state.step)
+    start = time.perf_counter()
     final = _evaluate(model, dataset, "test", device)
     tensors, _ = load_tensors(folder / "best" / "model.safetensors")
     best_model = copy.deepcopy(model)
     best_model.load_state_dict(tensors)
     best = final if state.best_step == state.step else _evaluate(best_model, dataset, "test", device)
+    seconds = time.perf_counter() - start
     artefact = folder / "confusion.json"
     write_atomically(artefact, json.dumps({"matrix": best.confusion().tolist()}))
     base = experiment.record("", None, device)
@@ -250,6 +252,7 @@ def _finish(
         replace(base, metric="macs", value=model.macs()),
         replace(base, metric="validation_accuracy", value=state.best_accuracy, n=len(dataset.validation)),
         replace(base, metric="train_seconds", value=state.seconds, unit="s"),
+        replace(base, metric="test_seconds", value=seconds, unit="s"),
         replace(base, metric="learning_curve", value=None, artefact="log.jsonl"),
         replace(base, metric="confusion", value=None, n=n, artefact="confusion.json").tagged(selection="best"),
     ]
