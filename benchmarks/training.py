@@ -9,10 +9,6 @@ training.md.
 
 from __future__ import annotations
 
-import os
-
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as `make demo` sets it
-
 import argparse
 import contextlib
 import statistics
@@ -37,7 +33,7 @@ CASES = {  # name → data set, options over its defaults
     "cifar10": ("cifar10", {}),
     "cifar10, pure patches": ("cifar10", {"size": "tiny"}),
 }
-GROUP = 8  # steps
+GROUP = 3  # steps
 
 
 class Twin:
