@@ -57,8 +57,8 @@ def run(
     if json:
         found: dict[str, Any] = {
             "model": str(done.folder), "data": done.data, "split": split, "n": n, "accuracy": result.accuracy,
-            "accuracy_low": low, "accuracy_high": high, "loss": result.loss, "same_data": None if done.changed is None else not done.changed,
-            "classes": classes,
+            "accuracy_low": low, "accuracy_high": high, "loss": result.loss,
+            "same_data": None if done.changed is None else not done.changed, "classes": classes,
         }  # fmt: skip
         _output.print_json(found | ({"confusion": counts.tolist()} if confusion else {}))
         return
