@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 import linvit
-from linvit.attention import attention_names
+from linvit.attention import attention_names, attention_options
 from linvit.measure.provenance import cpu_name
 from linvit.records import commit
 
@@ -33,7 +33,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     rows = []
     for name in attention_names():
-        spec = f"{name}:m=32" if name.startswith("performer-") else name
+        spec = f"{name}:m=32" if "m" in attention_options(name) else name
         found = []
         for seed in range(args.seeds):
             with tempfile.TemporaryDirectory() as folder:
