@@ -1,6 +1,6 @@
 """Does every attention learn? Two epochs on 12,000 MNIST images with each, by the data set's own recipe.
 
-    python benchmarks/every_attention.py --out docs/benchmarks      # about fifteen minutes on one core
+    python benchmarks/every_attention.py --out docs/benchmarks      # about twenty minutes on one core
 
 Writes every_attention.md.
 """
@@ -44,7 +44,7 @@ def main() -> None:
         worst = min(found)
         rows.append((worst, f"| `{spec}` | {worst:.2%} | {'yes' if worst >= GOAL else '**no**'} |"))
         print(rows[-1][1], flush=True)
-    text = f"""# Every attention learns
+    text = f"""# Does every attention learn?
 
 Test accuracy after {args.epochs:g} epochs on {args.limit:,} images of {args.data} with the data set's own recipe, the
 lowest of {args.seeds} seed(s); goal {GOAL:.0%}. `identity` mixes no tokens and `uniform` does not look at them: what
