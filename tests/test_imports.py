@@ -33,7 +33,7 @@ MAY = {
     "measure": MODELS | {"data"},
     "train": MEASURE,
     "convert": TRAIN,
-    "report": {"records"},
+    "report": {"records", "files"},
     "study": CONVERT | {"report"},
     "studies": STUDY,
     "tune": STUDY,

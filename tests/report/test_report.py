@@ -10,12 +10,15 @@ import re
 import subprocess
 import sys
 
+import altair as alt
 import numpy as np
 import pytest
+from jsonschema import ValidationError
 from synthetic import ATTENTIONS, record, study
 
 from linvit import report
 from linvit.records import Records
+from linvit.report import charts
 from linvit.report.page import script_json
 
 COLUMNS = ("attention,test_accuracy,test_accuracy_low,test_accuracy_high,seeds,final_accuracy,train_step_s,"
@@ -58,6 +61,23 @@ def test_the_full_report(built):
     linked = re.findall(r"\(figures/(.*?)\)", markdown)
     assert linked
     assert set(linked) <= figures
+
+
+def test_every_chart_is_valid_vega_lite(built):
+    summary = report.summarise(report.load(built))
+    found = [chart for section in charts.build(summary, "softmax").values() for chart in section]
+    assert len(found) > 15
+    for chart in found:
+        for spec in (chart.page(), chart.figure()):
+            alt.LayerChart.from_dict(spec, validate=True)
+    with pytest.raises(ValidationError):
+        alt.LayerChart.from_dict(found[0].page() | {"layer": [{"mark": "no such mark"}]}, validate=True)
+
+
+def test_figures_that_cannot_be_drawn_are_an_error(copy):
+    (copy / "figures").write_text("in the way")
+    with pytest.raises(OSError, match=r"figures could not be drawn: .*figures"):
+        report.build(copy)
 
 
 def test_results_csv(built):
@@ -251,6 +271,5 @@ def test_imports_neither_torch_nor_the_rest_of_linvit():
     code = "import sys, linvit.report; print([m for m in sys.modules if m.split('.')[0] in ('torch', 'linvit')])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     loaded = set(re.findall(r"'(.*?)'", found))
-    assert not [
-        name for name in loaded if not name.startswith("linvit.report") and name not in ("linvit", "linvit.records")
-    ]
+    rest = {name for name in loaded if not name.startswith("linvit.report")}
+    assert rest == {"linvit", "linvit.records", "linvit.files"}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import altair as alt
 
+from linvit.files import write_atomically
 from linvit.records import Record
 from linvit.report import theme
 
@@ -26,13 +26,10 @@ def save(chart: Any, stem: Path) -> list[Path]:
     menu = {"actions": {"export": True, "source": False, "compiled": False, "editor": False}}
     page = chart.to_html(inline=True, embed_options=menu)
     contents = {".html": page.encode(), ".png": vl_convert.vegalite_to_png(spec, scale=2)}
-    stem.parent.mkdir(parents=True, exist_ok=True)
     written = []
     for suffix, content in contents.items():
         path = stem.with_suffix(suffix)
-        half = path.with_name(f".{path.name}.{os.getpid()}")
-        half.write_bytes(content)
-        half.replace(path)
+        write_atomically(path, content)
         written.append(path)
     return written
 

@@ -1,4 +1,4 @@
-"""Records → statistics, tables, charts and one self-contained page. Imports nothing of linvit but `records`.
+"""Records → statistics, tables, charts and one self-contained page. Imports only `records` and `files`.
 
     from linvit import report
     report.build("runs/mine")                     # → runs/mine/report.html, report.md, results.csv, figures/

@@ -25,13 +25,13 @@ class Chart:
     spec: alt.LayerChart | alt.FacetChart
     note: str = ""
 
+    # Not validated here, which takes longer than all else: the tests do it.
     def page(self) -> dict[str, Any]:
-        return self.spec.properties(width="container", autosize=alt.AutoSizeParams(type="fit-x")).to_dict() | {
-            "config": theme.config(page=True)
-        }
+        spec = self.spec.properties(width="container", autosize=alt.AutoSizeParams(type="fit-x"))
+        return spec.to_dict(validate=False) | {"config": theme.config(page=True)}
 
     def figure(self) -> dict[str, Any]:
-        spec: dict[str, Any] = self.spec.properties(width=640, title=self.title).to_dict()
+        spec: dict[str, Any] = self.spec.properties(width=640, title=self.title).to_dict(validate=False)
         spec["config"] = theme.config(page=False)
         for layer in spec["layer"]:
             if "name" in layer:  # the points that answer the pointer: no file needs those that are not seen
@@ -116,9 +116,9 @@ def pareto(summary: Summary, chosen: str | None) -> Chart | None:
             alt.Tooltip("pace:N", title="inference"), alt.Tooltip("verdict:N")]  # fmt: skip
     base = _data(rows).encode(x=x, y=y)
     layers = [
-        _data(_front(rows)).mark_line(strokeDash=[4, 4], strokeWidth=1.5, opacity=0.7, style="quiet").encode(
+        _data(_front(rows)).mark_line(strokeDash=[4, 4], strokeWidth=1.5, strokeOpacity=0.7, style="quiet").encode(
             x=x, y=y, order="speed:Q"),
-        base.mark_rule(strokeWidth=2, opacity=0.55).encode(
+        base.mark_rule(strokeWidth=2, strokeOpacity=0.55).encode(
             y=alt.Y("low:Q", title="Test accuracy"), y2="high:Q", color=_colour(summary), tooltip=tips),
         base.mark_point(size=620, strokeWidth=1.5, style="quiet", filled=False).transform_filter(
             "datum.chosen"),
@@ -207,7 +207,7 @@ def scaling(summary: Summary, mode: str) -> Chart | None:
     lines = _data(rows).mark_line(strokeWidth=2).encode(x=x, y=y, color=_colour(summary), strokeDash=_dash(summary))
     layers = [lines, _nearest(rows, x, y, tips, summary)]
     if breaks:
-        rule = _data(breaks).mark_rule(strokeWidth=1.5, opacity=0.5, strokeDash=[2, 3]).encode(
+        rule = _data(breaks).mark_rule(strokeWidth=1.5, strokeOpacity=0.5, strokeDash=[2, 3]).encode(
             x=alt.X("tokens:Q"), color=_colour(summary),
             tooltip=["attention:N", alt.Tooltip("tokens:Q", title="faster than softmax from N =", format=".0f")],
         )  # fmt: skip
@@ -237,7 +237,7 @@ def learning(summary: Summary, key: str, title: str, label: str, form: str) -> C
             alt.Tooltip("high:Q", title="highest seed", format=shown)]  # fmt: skip
     base = _data(rows).encode(x=x, y=y, color=_colour(summary))
     layers = alt.layer(
-        base.mark_area(opacity=0.12).encode(y=alt.Y("low:Q", title=label), y2="high:Q"),
+        base.mark_area(fillOpacity=0.12).encode(y=alt.Y("low:Q", title=label), y2="high:Q"),
         base.mark_line(strokeWidth=2).encode(strokeDash=_dash(summary)),
         _nearest(rows, x, y, tips, summary),
     )
@@ -255,9 +255,9 @@ def confusion(summary: Summary, variant: Variant) -> Chart | None:
         tooltip=[alt.Tooltip("true:N"), alt.Tooltip("predicted:N"), alt.Tooltip("count:Q", title="test images"),
                  alt.Tooltip("share:Q", title="of the true class", format=".1%")],
     )  # fmt: skip
-    opacity = alt.Opacity("share:Q", legend=None, scale=alt.Scale(type="sqrt", domain=[0, 1], range=[0.03, 0.95]))
+    opacity = alt.FillOpacity("share:Q", legend=None, scale=alt.Scale(type="sqrt", domain=[0, 1], range=[0.03, 0.95]))
     name = alt.Color("attention:N", legend=None, scale=alt.Scale(domain=[v.attention for v in summary.variants]))
-    layers = [base.mark_rect().encode(color=name, opacity=opacity)]
+    layers = [base.mark_rect().encode(color=name, fillOpacity=opacity)]
     if len(names) <= 10:
         digits = base.transform_filter("datum.share >= 0.005").encode(text=alt.Text("share:Q", format=".0%"))
         layers += [
@@ -278,8 +278,8 @@ def classes(summary: Summary) -> Chart | None:
     tips = ["attention:N", "class:N", *(alt.Tooltip(f"{key}:Q", format=".1%") for key in ("f1", "precision", "recall"))]
     base = _data(rows)
     layers = alt.layer(
-        base.mark_rule(strokeWidth=1, opacity=0.5).encode(y=y, x=alt.X("min(f1):Q", title="F1"), x2="max(f1):Q"),
-        base.mark_point(size=90, filled=True, opacity=0.9).encode(
+        base.mark_rule(strokeWidth=1, strokeOpacity=0.5).encode(y=y, x=alt.X("min(f1):Q", title="F1"), x2="max(f1):Q"),
+        base.mark_point(size=90, filled=True, fillOpacity=0.9).encode(
             x=x, y=y, color=_colour(summary), shape=_shape(summary), tooltip=tips),
     )  # fmt: skip
     note = "Hardest class first, mean over seeds." + (f" The {len(names)} hardest of {cut} classes." if cut else "")
@@ -299,7 +299,7 @@ def scores(summary: Summary, chosen: str | None) -> Chart | None:
         yOffset=alt.YOffset("metric:N", sort=list(kinds)),
         x=alt.X("value:Q", title="Precision, recall, F1 (top to bottom)", axis=alt.Axis(format="~%", tickCount=5),
                 scale=alt.Scale(domain=[0, 1])),
-        opacity=alt.Opacity("metric:O", legend=None, scale=alt.Scale(domain=list(kinds), range=[0.45, 0.7, 1])),
+        fillOpacity=alt.FillOpacity("metric:O", legend=None, scale=alt.Scale(domain=list(kinds), range=[0.45, 0.7, 1])),
         color=_colour(summary),
         tooltip=["class:N", "metric:N", alt.Tooltip("value:Q", format=".1%")],
     )  # fmt: skip

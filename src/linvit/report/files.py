@@ -7,6 +7,7 @@ import io
 import re
 from pathlib import Path
 
+from linvit.files import write_atomically
 from linvit.report.recommendation import Recommendation
 from linvit.report.summary import Summary, Variant
 
@@ -53,7 +54,7 @@ def write_csv(summary: Summary, path: Path) -> None:
     rows = [row(variant) for variant in summary.variants]
     writer.writerow(rows[0] if rows else row(Variant("", 0)))
     writer.writerows([_cell(value) for value in cells.values()] for cells in rows)
-    path.write_text(file.getvalue(), encoding="utf-8")
+    write_atomically(path, file.getvalue())
 
 
 def _cell(value: object) -> str:
@@ -132,4 +133,4 @@ def write_markdown(summary: Summary, advice: Recommendation, path: Path, figures
     if study.info.get("commands"):
         fence = [line.replace("`", "'") for command in study.info["commands"] for line in str(command).splitlines()]
         lines += ["## Run it again", "", "```", *fence, "```", ""]
-    path.write_text("\n".join(lines), encoding="utf-8")
+    write_atomically(path, "\n".join(lines))

@@ -6,8 +6,11 @@ import functools
 import json
 import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import jinja2
 import vl_convert
 from markupsafe import Markup
 
+from linvit.files import write_atomically
 from linvit.report import charts, curves, files, images, theme
 from linvit.report.charts import Chart
 from linvit.report.load import Study, load
@@ -27,7 +31,7 @@ HERE = Path(__file__).parent
 def build(folders: Path | str | Sequence[Path | str], out: Path | str | None = None, *, figures: bool = True) -> Path:
     """Write the report of one study, or of several merged, into `out` (default: the first folder) → report.html.
 
-    The figure files take most of the time; `figures=False` leaves them out."""
+    `figures=False` leaves the figure files out."""
     paths = [Path(folders)] if isinstance(folders, (str, Path)) else [Path(folder) for folder in folders]
     study = load(paths)
     target = Path(out) if out is not None else paths[0]
@@ -35,31 +39,29 @@ def build(folders: Path | str | Sequence[Path | str], out: Path | str | None = N
     summary = summarise(study)
     advice = recommend(summary)
     sections = charts.build(summary, advice.attention)
-    if figures:
-        for chart in (chart for found in sections.values() for chart in found):
-            draw(chart, target / "figures")
-    files.write_csv(summary, target / "results.csv")
-    shown = ("pareto", "cost", "scaling", "learning") if figures else ()
-    titles = [(chart.name, chart.title) for name in shown for chart in sections.get(name, [])]
-    files.write_markdown(summary, advice, target / "report.md", titles)
+    specs = {chart.name: chart.figure() for found in sections.values() for chart in found} if figures else {}
     page = target / "report.html"
-    _write(page, render(summary, advice, sections).encode())
+    with ThreadPoolExecutor(1) as pool:
+        drawn = pool.submit(_draw, specs, target / "figures")
+        files.write_csv(summary, target / "results.csv")
+        shown = ("pareto", "cost", "scaling", "learning") if figures else ()
+        titles = [(chart.name, chart.title) for name in shown for chart in sections.get(name, [])]
+        files.write_markdown(summary, advice, target / "report.md", titles)
+        write_atomically(page, render(summary, advice, sections))
+        drawn.result()
     return page
 
 
-def draw(chart: Chart, folder: Path) -> None:
-    """The chart as an SVG and a PNG file."""
-    folder.mkdir(exist_ok=True)
-    svg = vl_convert.vegalite_to_svg(chart.figure())
-    _write(folder / f"{chart.name}.svg", svg.encode())
-    _write(folder / f"{chart.name}.png", vl_convert.svg_to_png(svg, scale=2))
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Whole or not at all."""
-    half = path.with_name(f".{path.name}.{os.getpid()}")
-    half.write_bytes(content)
-    half.replace(path)
+def _draw(specs: dict[str, Any], folder: Path) -> None:
+    """The charts as SVG and PNG files, drawn by another process."""
+    if not specs:
+        return
+    call = [sys.executable, "-P", str(HERE / "draw.py"), str(folder)]
+    paths = {"PYTHONPATH": os.pathsep.join(sys.path)}  # what can be imported here can be there
+    done = subprocess.run(call, input=json.dumps(specs), env=os.environ | paths, capture_output=True, text=True)
+    if done.returncode:
+        why = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+        raise OSError(f"{folder} could not be drawn: {why}")
 
 
 @functools.cache
