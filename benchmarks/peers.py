@@ -211,7 +211,7 @@ def against_softmax(quick: bool, rounds: int) -> list[dict]:
 
 MEMORY = """
 import sys, torch
-from linvit.measure.models import extra_memory
+from linvit.measure.memory import extra_memory
 sys.path.insert(0, {here!r})
 import peers
 torch.set_num_threads({threads})

@@ -70,6 +70,13 @@ def test_mixed_sizes_take_the_rounded_median(image_folder):
     assert data.load(folder, multiple_of=8, image_size=20).image_size == 20
 
 
+def test_photos_are_made_small_unless_a_size_is_asked_for(image_folder):
+    folder = image_folder(size=300)
+    assert data.load(folder).image_size == 224
+    assert data.load(folder, multiple_of=16).image_size == 224
+    assert data.load(folder, image_size=300).image_size == 300
+
+
 def test_what_is_not_an_image_is_left_alone(image_folder):
     folder = image_folder()
     (folder / "readme.txt").write_text("hello")

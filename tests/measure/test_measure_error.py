@@ -8,6 +8,8 @@ import torch
 from linvit.attention import create_attention
 from linvit.kernels.projections import generator
 from linvit.measure.error import attention_error, measure
+from linvit.measure.trained import trained_error
+from linvit.models import create_model
 
 SITE = {"heads": 3, "head_dim": 5, "tokens": 11}
 
@@ -21,6 +23,28 @@ def test_softmax_has_no_error(causal):
     found = attention_error(create_attention("softmax", **SITE, causal=causal), *inputs())
     assert found["attention_error"] < 1e-12
     assert found["output_error"] < 1e-12
+
+
+def test_normalised_queries_are_compared_with_softmax_of_the_same():
+    attention = create_attention("softmax:qk_norm=true", **SITE).double()
+    with torch.no_grad():
+        attention.q_norm *= 3
+    assert attention_error(attention, *inputs())["attention_error"] < 1e-12
+
+
+def test_a_trained_model_with_normalised_queries_equals_its_softmax():
+    config = {"image_size": 8, "channels": 1, "classes": 3, "patch_size": 2, "dim": 16, "depth": 2, "heads": 2}
+    model = create_model(**config, attention="softmax:qk_norm=true")
+    for attention in model.attentions():
+        torch.nn.init.constant_(attention.q_norm, 4.0)
+    images = torch.randn(5, 1, 8, 8, generator=generator("images"))
+    found = trained_error(model, images)
+    assert found["attention_error"] < 1e-6
+    assert found["attention_error_uniform"] > 1e-3
+    halves = [trained_error(model, part) for part in (images[:2], images[2:])]
+    assert found["attention_entropy"] == pytest.approx(
+        sum(h["attention_entropy"] * n for h, n in zip(halves, (2, 3), strict=True)) / 5
+    )
 
 
 def test_uniform_has_the_greatest_entropy():

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import functools
 import html
+import io
 import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import altair as alt
 import numpy as np
 import pytest
 from jsonschema import ValidationError
+from PIL import Image
 from synthetic import ATTENTIONS, record, study
 
 from linvit import report
 from linvit.records import Records
-from linvit.report import charts
+from linvit.report import charts, images
 from linvit.report.page import script_json
 
 COLUMNS = ("attention,test_accuracy,test_accuracy_low,test_accuracy_high,seeds,final_accuracy,train_step_s,"
@@ -138,6 +142,44 @@ def test_the_advice_in_words(tmp_path):
     assert (alone.attention, alone.confidence) == ("softmax", "not compared")
 
 
+def accuracies(folder, table):
+    """A study of these test accuracies alone: attention → seed → accuracy; the second is twice as fast."""
+    folder.mkdir()
+    Records(folder / "records.jsonl").append([
+        *(record("test_accuracy", value, attention=name, seed=seed, selection="best", n=10_000)
+          for name, seeds in table.items() for seed, value in seeds.items()),
+        *(record("inference_vs_softmax", 1.0 + i, attention=name) for i, name in enumerate(table)),
+    ])  # fmt: skip
+    return folder
+
+
+def test_nothing_is_claimed_of_what_was_not_compared(tmp_path):
+    three, two = {0: 0.970, 1: 0.972, 2: 0.974}, {0: 0.971, 1: 0.971}
+    half = advice(accuracies(tmp_path / "half", {"softmax": three, "performer-relu": two}))
+    assert half.confidence == "not enough seeds to tell"
+    assert "so far" in half.sentences[0]
+    apart = advice(accuracies(tmp_path / "apart", {"softmax": three, "performer-relu": {7: 0.9, 8: 0.9, 9: 0.9}}))
+    assert apart.confidence == "not enough seeds to tell"
+    assert "test" not in apart.reason
+
+
+def test_a_control_that_is_best_does_not_hide_a_tie(tmp_path):
+    """Softmax and a faster one are equal among themselves, though identity is better than both."""
+    table = {"softmax": {0: 0.960, 1: 0.962, 2: 0.964}, "performer-relu": {0: 0.961, 1: 0.962, 2: 0.963},
+             "identity": {0: 0.990, 1: 0.991, 2: 0.992}}  # fmt: skip
+    found = advice(accuracies(tmp_path / "control", table))
+    assert found.attention == "performer-relu"
+    assert "more than any other" not in found.sentences[0]
+
+
+def test_a_wide_margin_is_not_fairly_sure(tmp_path):
+    table = {"softmax": {0: 0.90, 1: 0.96, 2: 0.98}, "performer-relu": {0: 0.97, 1: 0.92, 2: 0.94}}
+    found = advice(accuracies(tmp_path / "wide", table))
+    assert found.confidence == "not sure"
+    assert "points behind the truly best" in found.sentences[1]
+    assert "10,000 test images" in found.sentences[1]
+
+
 def test_controls_are_never_recommended(tmp_path):
     folder = study(tmp_path, attentions=("softmax", "uniform"), seeds=range(4), artefacts=False)
     records = Records(folder / "records.jsonl")
@@ -245,6 +287,22 @@ def test_merging(tmp_path):
     assert report.load([first, second]).info["commands"] == ["first", "second"]
     with pytest.raises(ValueError, match="different data"):
         report.load([first, study(tmp_path / "c", name="mnist", artefacts=False)])
+    with pytest.raises(ValueError, match="not the same"):
+        report.load([first, study(tmp_path / "d", classes=("cat", "dog"), artefacts=False)])
+    with pytest.raises(ValueError, match="give --out"):
+        build([first, second])
+    with pytest.raises(ValueError, match="another study"):
+        build([first], second)
+
+
+def test_the_same_name_is_not_the_same_data(tmp_path):
+    folders = [study(tmp_path / name, artefacts=False) for name in ("v1", "v2")]
+    for folder in folders:
+        info = json.loads((folder / "study.json").read_text())
+        info["dataset"]["identity"] = {"pixels": folder.name}
+        (folder / "study.json").write_text(json.dumps(info))
+    with pytest.raises(ValueError, match="not the same"):
+        report.load(folders)
 
 
 def test_doubts_are_stated(tmp_path):
@@ -256,6 +314,19 @@ def test_doubts_are_stated(tmp_path):
     found = " ".join(report.summarise(report.load(folder)).warnings)
     assert "Parameters are not matched: linformer:k=16 has 99%" in found
     assert "same seeds" in found
+    assert "versions of linvit" not in found
+
+
+def test_like_must_be_compared_with_like(tmp_path):
+    """Speeds of another version than the accuracies are fair; speeds of two versions are not."""
+    folder = study(tmp_path, artefacts=False)
+    records = Records(folder / "records.jsonl")
+    speeds = [r for r in records if r.metric == "train_step"]
+    records.append(replace(r, commit="other", time=r.time + 1) for r in speeds)
+    assert "versions of linvit" not in " ".join(report.summarise(report.load(folder)).warnings)
+    records.append([replace(speeds[0], time=speeds[0].time + 2)])
+    found = " ".join(report.summarise(report.load(folder)).warnings)
+    assert f"different versions of linvit: {', '.join(sorted([speeds[0].commit, 'other']))}" in found
 
 
 def test_many_classes_and_variants(tmp_path):
@@ -265,6 +336,28 @@ def test_many_classes_and_variants(tmp_path):
     page = build(folder)
     assert page.stat().st_size < 5_000_000
     assert "taken for" in text_of(page)
+
+
+def test_photos_do_not_make_the_page_large(tmp_path):
+    """Noise is the worst there is to store."""
+    many = tuple(f"performer-exp:m={8 * i}" for i in range(1, 9))
+    page = build(study(tmp_path, attentions=many, side=224, channels=3))
+    assert "data:image/jpeg" in page.read_text(encoding="utf-8")
+    assert page.stat().st_size < 5_000_000
+
+
+def test_maps_share_one_scale():
+    """A map that is nearly flat looks nearly flat; one that looks at a tenth of the image is opaque there."""
+
+    def alpha(grid):
+        file = io.BytesIO(base64.b64decode(images.heat(grid).partition(",")[2]))
+        return np.asarray(Image.open(file))[..., 3]
+
+    flat, peak = np.full((4, 4), 1 / 16), np.zeros((4, 4))
+    flat[0, 0], peak[0, 0] = 1.01 / 16, 1.0
+    assert alpha(flat).max() < 5
+    assert alpha(peak)[0, 0] > 200
+    assert alpha(peak)[1:].max() == 0
 
 
 def test_imports_neither_torch_nor_the_rest_of_linvit():

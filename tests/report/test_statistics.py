@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from linvit.report import statistics
-from linvit.report.statistics import BEST, BETTER, DIVERGED, MISSING, SAME, UNKNOWN, WORSE, compare, holm, interval
+from linvit.report.statistics import BEST, DIVERGED, MISSING, SAME, UNKNOWN, WORSE, compare, holm, interval
 
 STUDIES = 1500
 BOUND = 0.05 + 2.33 * np.sqrt(0.05 * 0.95 / STUDIES)  # the level, plus the 99 % error of estimating it
@@ -74,8 +74,12 @@ def test_verdicts():
     assert {found.of["a"], found.of["b"]} == {BEST, SAME}
     assert 0 < found.loss("a") < 0.02 < found.loss("c")
     alone = statistics.verdicts(scores({"a": 0.97, "b": 0.9}))
-    assert alone.of == {"a": BETTER, "b": WORSE}
+    assert alone.of == {"a": BEST, "b": WORSE}
     assert alone.loss("a") == 0
+    difference, margin, p = alone.against_best("b") or (0, 0, 1)
+    assert difference + margin < 0
+    assert p < 0.05
+    assert alone.against_best("a") is None
 
 
 def test_too_few_seeds_are_said_to_be_too_few():
@@ -94,7 +98,7 @@ def test_diverged_and_missing_variants_are_kept_and_compared_with_nothing():
 def test_seeds_that_some_variants_lack():
     table = scores({"a": 0.97, "b": 0.95, "c": 0.9}, 6)
     del table["b"][0], table["c"][5]
-    assert statistics.verdicts(table).of == {"a": BETTER, "b": WORSE, "c": WORSE}
+    assert statistics.verdicts(table).of == {"a": BEST, "b": WORSE, "c": WORSE}
 
 
 def test_a_difference_of_one_image_is_not_believed():

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,8 +15,9 @@ import pytest
 
 from linvit import cli, data
 from linvit.measure import models as measure_models
+from linvit.measure.models import BASELINES
 from linvit.records import Records
-from linvit.study import StudyEvent, compare
+from linvit.study import StudyEvent, compare, measuring
 from linvit.study.compare import seconds
 
 compare_module = sys.modules["linvit.study.compare"]
@@ -28,6 +32,13 @@ SMALL = {
     "batch_size": 16,
     "pad_crop": 0,
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_curves():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measuring, "LENGTHS", (16, 32))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -58,22 +69,87 @@ def test_every_requested_variant_has_one_row_with_all_measurements(study: Path) 
             0 <= float(row["test_accuracy_low"]) <= float(row["test_accuracy"]) <= float(row["test_accuracy_high"]) <= 1
         )
         assert row["seeds"] == "2"
-        for column in ("train_step_s", "inference_vs_softmax", "inference_vs_identity", "peak_memory_bytes", "macs"):
+        ratios = [f"{task}_vs_{base}" for task in ("train_step", "inference", "latency") for base in BASELINES]
+        for column in ("train_step_s", *ratios, "peak_memory_bytes", "macs"):
             assert float(row[column]) > 0, column
     assert (study / "report.html").stat().st_size < 5_000_000
     assert (study / "report.md").exists()
 
 
-def test_runs_share_order_and_steps_and_match_in_parameters(study: Path) -> None:
-    recipes, counts = set(), {}
-    for file in study.glob("*/experiment.json"):
-        experiment = json.loads(file.read_text())
-        recipes.add(json.dumps(experiment["recipe"], sort_keys=True))
-    for record in Records(study / "records.jsonl"):
-        if record.metric == "parameters":
-            counts[record.tags["attention"]] = record.value
-    assert len(recipes) == 1
-    assert max(counts.values()) <= 1.02 * min(counts.values())
+@pytest.mark.parametrize("match", [True, False])
+def test_runs_take_turns_share_their_recipe_and_match_in_parameters(
+    match: bool, dataset: data.Dataset, tmp_path: Path
+) -> None:
+    """A learnable kernel has parameters of its own, which only a narrower MLP makes up for."""
+    events: list[StudyEvent] = []
+    options = SMALL | {"dim": 32, "mlp_dim": 256}
+    folder = compare(dataset, attentions=["softmax", "performer-theta:m=8", "uniform"], seeds=2, epochs=1, match=match,
+                     out=tmp_path / "x", watch=events.append, **options)  # fmt: skip
+    turns = list(dict.fromkeys((e.attention, e.seed) for e in events if e.stage == "train"))
+    assert turns == [("softmax", 0), ("performer-theta:m=8", 0), ("uniform", 0),
+                     ("performer-theta:m=8", 1), ("uniform", 1), ("softmax", 1)]  # fmt: skip
+    experiments = [json.loads(file.read_text()) for file in folder.glob("*/experiment.json")]
+    assert len({json.dumps([e["recipe"], e["data"]], sort_keys=True) for e in experiments}) == 1
+    counts = {r.tags["attention"]: r.value for r in Records(folder / "records.jsonl") if r.metric == "parameters"}
+    assert (max(counts.values()) <= 1.02 * min(counts.values())) == match
+    warned = "Parameters are not matched" in (folder / "report.md").read_text()
+    assert warned != match
+
+
+def test_what_cannot_be_measured_is_said_and_the_rest_goes_on(
+    dataset: data.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: object, **options: object) -> object:
+        raise RuntimeError("no such counter")
+
+    words = {"attentions": ["softmax"], "seeds": 1, "epochs": 1, "out": tmp_path / "x", **SMALL}
+    with monkeypatch.context() as patch:
+        patch.setattr(measuring, "peak_memory", broken)
+        patch.setattr(measuring, "trained_error", broken)
+        folder = compare(dataset, **words)
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "Memory of softmax could not be measured: no such counter." in page
+    assert "Distance of softmax from softmax could not be measured" in page
+    assert rows(folder)[0]["peak_memory_bytes"] == ""
+    compare(dataset, **words)  # tried again
+    assert float(rows(folder)[0]["peak_memory_bytes"]) > 0
+    assert "could not be measured" not in (folder / "report.html").read_text(encoding="utf-8")
+
+
+KILLED = """
+import json, os, signal, sys
+from linvit.study import compare, measuring
+measuring.LENGTHS = (16, 32)
+out, stage, turn, options = sys.argv[1], sys.argv[2], int(sys.argv[3]), json.loads(sys.argv[4])
+seen = 0
+def watch(event):
+    global seen
+    seen += event.stage == stage
+    if seen == turn:
+        os.kill(os.getpid(), signal.SIGKILL)
+compare("synthetic:classes=3,images=96,size=8,channels=1", attentions=["softmax", "performer-relu:m=8"], seeds=2,
+        epochs=2, out=out, watch=watch, **options)
+"""
+
+
+def test_a_killed_study_goes_on_and_ends_the_same(study: Path, tmp_path: Path) -> None:
+    """Killed in the second training, then while it is measured; then left alone."""
+    for stage, turn in (("train", 12), ("measure", 40), ("never", 1)):
+        call = [sys.executable, "-c", KILLED, str(tmp_path / "x"), stage, str(turn), json.dumps(SMALL)]
+        done = subprocess.run(call, capture_output=True, text=True)
+        assert done.returncode == (0 if stage == "never" else -signal.SIGKILL), done.stderr
+
+    def results(folder: Path) -> dict:
+        return {(r.experiment, r.metric, r.tags.get("selection")): r.value for r in Records(folder / "records.jsonl")
+                if r.metric in ("test_accuracy", "test_loss")}  # fmt: skip
+
+    assert len(results(tmp_path / "x")) == 16
+    assert results(tmp_path / "x") == {
+        key: value for key, value in results(study).items() if key in results(tmp_path / "x")
+    }
+    keys = [(r.metric, r.experiment, *map(str, r.tags.items())) for r in Records(tmp_path / "x" / "records.jsonl")]
+    assert len(keys) == len(set(keys))  # nothing was stored twice
+    assert not list((tmp_path / "x").glob(".*.part"))
 
 
 def test_the_same_call_again_trains_and_measures_nothing(study: Path, dataset: data.Dataset) -> None:
@@ -152,11 +228,16 @@ def test_an_unknown_attention_is_an_error_before_anything_is_written(dataset: da
 def test_a_budget_too_small_says_how_much_is_needed(
     dataset: data.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measure_models, "_time", lambda call, device: (1.0, 1.0))
+    monkeypatch.setattr(measure_models, "timed", lambda call, repeat, device: {"wall": 1.0, "cpu": 1.0})
     monkeypatch.setattr(compare_module, "MEASURING", 10.0)
     monkeypatch.setattr(compare_module, "PAGE", 20.0)
-    with pytest.raises(ValueError, match=r"too small .* at least 43s"):  # 2 × 10 + 20 + 2 × 1 s with what is beside it
+    images = (len(dataset.validation) + 2 * len(dataset.test)) / 16 * 2  # seconds, at one for a batch of each variant
+    rounds = 30 * 3 * 3  # three tasks of two variants and identity
+    need = 2 * 10 + 20 + images + rounds + 2.2
+    with pytest.raises(ValueError, match="too small") as error:
         compare(dataset, attentions=["softmax", "uniform"], seeds=1, budget="1s", out=tmp_path / "x", **SMALL)
+    said = float(re.findall(r"at least (\d+)s", str(error.value))[0])
+    assert need <= said <= need + 8
 
 
 def test_a_budget_gives_every_run_the_same_stored_steps(
@@ -164,7 +245,7 @@ def test_a_budget_gives_every_run_the_same_stored_steps(
 ) -> None:
     monkeypatch.setattr(compare_module, "MEASURING", 0.0)
     monkeypatch.setattr(compare_module, "PAGE", 0.0)
-    options = {"attentions": ["softmax", "identity"], "seeds": 1, "budget": "3s", "out": tmp_path / "x"}
+    options = {"attentions": ["softmax", "identity"], "seeds": 1, "budget": "12s", "out": tmp_path / "x"}
     folder = compare(dataset, **options, **SMALL)
     study = json.loads((folder / "study.json").read_text())
     steps = {json.loads(file.read_text())["recipe"]["steps"] for file in folder.glob("*/experiment.json")}
@@ -189,3 +270,18 @@ def test_a_diverged_run_is_listed_and_never_recommended(dataset: data.Dataset, t
     options = SMALL | {"lr": 1e30, "clip_norm": 0.0, "optimizer": "sgd", "warmup": 0.0}
     folder = compare(dataset, attentions=["softmax"], seeds=1, epochs=2, out=tmp_path / "x", **options)
     assert [row["verdict"] for row in rows(folder)] == ["diverged"]
+    assert float(rows(folder)[0]["parameters"]) > 0
+    assert "No attention can be recommended" in (folder / "report.md").read_text()
+    before = (folder / "records.jsonl").read_bytes()
+    assert {"diverged", "learning_curve", "macs"} <= {record.metric for record in Records(folder / "records.jsonl")}
+    compare(dataset, attentions=["softmax"], seeds=1, epochs=2, out=folder, **options)
+    assert (folder / "records.jsonl").read_bytes() == before
+
+
+def test_examples_show_where_variants_differ() -> None:
+    wrong = np.array([0] * 50 + [5] * 20 + [2, 3] + [1] * 3)
+    found = wrong[measuring.pick_examples(wrong, 5)]
+    assert sorted(found, reverse=True) == list(found)
+    assert {0, 2, 3, 5} <= set(found)
+    assert len(found) == 12
+    assert len(measuring.pick_examples(np.zeros(3, int), 5)) == 3

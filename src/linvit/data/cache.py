@@ -30,6 +30,7 @@ from linvit.data.sources import SPLITS, Pictures
 from linvit.files import sync_folder, write_atomically
 
 VERSION = 1  # of what is stored; raise it when decoding changes
+LARGEST = 224  # side, if none is asked for: a photo's own would be tens of thousands of tokens
 CHUNK = 64  # images per task: large enough to hide the hand-over, small enough to hold many
 Progress = Callable[[int, int], None]
 Picture = tuple[str, Path | bytes]
@@ -189,11 +190,12 @@ def _write_meta(part: Path, pictures: Pictures, kept: np.ndarray, shape: tuple[i
 
 
 def common_size(sizes: Iterable[tuple[int, int]], multiple_of: int) -> int:
-    """The side that all share; else the median side, rounded to a multiple."""
+    """The side that all share; else the median side, rounded to a multiple; photos are made small."""
     sides = np.array(list(sizes)).ravel()
-    if (sides == sides[0]).all():
+    if (sides == sides[0]).all() and sides[0] <= LARGEST:
         return int(sides[0])
-    return max(round(float(np.median(sides)) / multiple_of), -(-SMALLEST // multiple_of)) * multiple_of
+    side = min(float(np.median(sides)), LARGEST)
+    return max(round(side / multiple_of), -(-SMALLEST // multiple_of)) * multiple_of
 
 
 def _check_space(where: str, folder: Path, needed: int, size: int) -> None:

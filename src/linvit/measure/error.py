@@ -27,14 +27,16 @@ UNITS = {"attention_error": "", "attention_entropy": "nat", "output_error": ""}
 def attention_error(
     attention: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None
 ) -> dict[str, float]:
-    """Means over rows (B, H, N) of what tells `attention` from softmax for these q, k, v; in float64.
+    """Means over rows (B, H, N) of what tells `attention` from softmax for these q, k, v (normalised, if it has
+    qk_norm); in float64.
 
     attention_error: total variation ½ Σ_j |A_ij − softmax_ij|; 0 is equal, 1 is no overlap.
     attention_entropy: of the row |A_i| divided by its sum, in nats; log N is uniform.
     output_error: ‖A v − softmax v‖ / ‖softmax v‖.
     """
     q, k, v = q.double(), k.double(), v.double()
-    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    queries, keys = attention.normalised(q, k)  # as the attention itself does
+    scores = queries @ keys.transpose(-1, -2) / math.sqrt(q.shape[-1])
     if mask is not None:
         scores = scores.masked_fill(~mask[:, None, None, :], -torch.inf)
     if attention.site.causal:

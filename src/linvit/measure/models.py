@@ -1,31 +1,30 @@
-"""Whole models side by side: training step, inference throughput and latency, and memory in a fresh process.
+"""Whole models side by side: training step, inference throughput and latency.
 
-Ratios are taken inside a round in which every model runs once, in random order; on a CPU by CPU time, so that other
-programs do not count.
+Every round runs each model once, in random order, so that whatever else the machine does hits all alike; ratios are
+taken inside a round.
 """
 
 from __future__ import annotations
 
-import json
+import itertools
 import random
-import re
-import statistics
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from linvit.measure.provenance import Progress, ignore, provenance, wait
+from linvit.measure.provenance import Progress, ignore, provenance
+from linvit.measure.timing import ROUNDS, Call, clock, quartiles, repeats, timed
 from linvit.models import ModelConfig, VisionTransformer
 from linvit.records import Record
 
 BASELINES = ("softmax", "identity")
 TASKS = ("train_step", "inference", "latency")
+METRICS = (
+    "train_step", "inference_throughput", "inference_latency",
+    *(f"{task}_vs_{base}" for task, base in itertools.product(TASKS, BASELINES)),
+)  # fmt: skip
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
 
@@ -38,45 +37,44 @@ def side_by_side(
     *,
     device: torch.device,
     batch: int = 64,
-    rounds: int = 12,
+    rounds: int = ROUNDS,
     optimizer: MakeOptimizer = adamw,
     progress: Progress = ignore,
 ) -> Iterator[Record]:
     """configs by spec, the baselines among them → times and ratios of each. The optimizer's rate should
     be tiny: the steps are on random labels."""
-    calls: dict[tuple[str, str], Callable[[], object]] = {}
+    calls: dict[tuple[str, str], Call] = {}
     for spec, config in configs.items():
-        calls |= {(spec, task): call for task, call in _calls(config, device, batch, optimizer).items()}
-    for call in calls.values():  # warm up
-        call()
-    times: dict[tuple[str, str], list[tuple[float, float]]] = {key: [] for key in calls}
-    order = random.Random(0)
+        calls |= {(spec, task): call for task, call in model_calls(config, device, batch, optimizer).items()}
+    repeat = {key: repeats(call, device) for key, call in calls.items()}
+    times: dict[tuple[str, str], list[float]] = {key: [] for key in calls}
+    order, by = random.Random(0), clock(device)
     for turn in range(rounds):
         keys = list(calls)
         order.shuffle(keys)
         for i, key in enumerate(keys):
             progress(turn * len(keys) + i, rounds * len(keys), f"speed of {key[0]}")
-            times[key].append(_time(calls[key], device))
-    clock = 1 if device.type == "cpu" else 0
+            times[key].append(timed(calls[key], repeat[key], device)[by])
     common = provenance(device, torch.float32)
 
     def record(metric: str, values: list[float], unit: str, spec: str) -> Record:
-        low, middle, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
-        return Record(metric, middle, unit, rounds, **common, tags={"attention": spec, "low": low, "high": high})
+        low, middle, high = quartiles(values)
+        tags = {"attention": spec, "batch": batch, "clock": by, "low": low, "high": high}
+        return Record(metric, middle, unit, rounds, **common, tags=tags)
 
     for spec in configs:
-        wall = {task: [t[0] for t in times[spec, task]] for task in TASKS}
-        yield record("train_step", wall["train_step"], "s", spec)
-        yield record("inference_throughput", [batch / t for t in wall["inference"]], "images/s", spec)
-        yield record("inference_latency", wall["latency"], "s", spec)
-        for task, base in (("train_step", "softmax"), ("inference", "softmax"), ("inference", "identity")):
+        yield record("train_step", times[spec, "train_step"], "s", spec)
+        yield record("inference_throughput", [batch / t for t in times[spec, "inference"]], "images/s", spec)
+        yield record("inference_latency", times[spec, "latency"], "s", spec)
+        for task, base in itertools.product(TASKS, BASELINES):
             pairs = zip(times[spec, task], times[base, task], strict=True)
-            yield record(f"{task}_vs_{base}", [b[clock] / a[clock] for a, b in pairs], "×", spec)
+            yield record(f"{task}_vs_{base}", [other / own for own, other in pairs], "×", spec)
 
 
-def _calls(
+def model_calls(
     config: ModelConfig, device: torch.device, batch: int, make_optimizer: MakeOptimizer = adamw
-) -> dict[str, Callable[[], object]]:
+) -> dict[str, Call]:
+    """One training step, a batch of inference, and one image of it, on random images."""
     model = VisionTransformer(config).to(device)
     x = torch.randn(batch, config.channels, config.image_size, config.image_size, device=device)
     y = torch.arange(batch, device=device) % config.classes
@@ -88,7 +86,7 @@ def _calls(
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
 
-    def infer(images: torch.Tensor) -> Callable[[], object]:
+    def infer(images: torch.Tensor) -> Call:
         def call() -> object:
             model.eval()
             with torch.inference_mode():
@@ -97,56 +95,3 @@ def _calls(
         return call
 
     return {"train_step": step, "inference": infer(x), "latency": infer(x[:1])}
-
-
-def _time(call: Callable[[], object], device: torch.device) -> tuple[float, float]:
-    wait(device)
-    wall, cpu = time.perf_counter(), time.process_time()
-    call()
-    wait(device)
-    return time.perf_counter() - wall, time.process_time() - cpu
-
-
-def peak_memory(config: ModelConfig, device: torch.device, batch: int = 64) -> Record:
-    """Bytes one training step needs beyond the idle process: on CUDA as allocated, else a fresh CPU process's peak."""
-    place = device if device.type == "cuda" else torch.device("cpu")
-    tags = {"attention": config.attention, "batch": batch}
-    return Record("peak_memory", _peak(config, place, batch), "bytes", **provenance(place, torch.float32), tags=tags)
-
-
-def _peak(config: ModelConfig, device: torch.device, batch: int) -> int:
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        _calls(config, device, batch)["train_step"]()
-        return torch.cuda.max_memory_allocated(device) - before
-    command = [sys.executable, "-m", "linvit.measure.models", config.model_dump_json(), str(batch)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ValueError(f"memory of {config.attention} could not be measured: {done.stderr.strip().splitlines()[-1:]}")
-    return int(done.stdout)
-
-
-def extra_memory(call: Callable[[], object]) -> int:
-    """Bytes by which this process's peak memory during the call exceeds what it held before."""
-    import resource
-
-    status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-    if reset.exists():  # getrusage's peak would include what the parent held when it forked
-        reset.write_text("5")
-        before = int(re.findall(r"VmRSS:\s*(\d+)", status.read_text())[0])
-        call()
-        return 1024 * (int(re.findall(r"VmHWM:\s*(\d+)", status.read_text())[0]) - before)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    call()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * (1 if sys.platform == "darwin" else 1024)
-
-
-def _print_peak(config: str, batch: int) -> None:
-    device, parsed = torch.device("cpu"), ModelConfig(**json.loads(config))
-    _calls(parsed, device, 1)["train_step"]()  # libraries take their own memory here
-    print(extra_memory(lambda: _calls(parsed, device, batch)["train_step"]()))
-
-
-if __name__ == "__main__":
-    _print_peak(sys.argv[1], int(sys.argv[2]))

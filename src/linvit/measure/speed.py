@@ -1,9 +1,7 @@
 """How fast an attention is, as ratios to fused softmax and to `identity`, measured side by side in one run.
 
 Each round times every attention once, in a random order, so that whatever else the machine does hits all alike; a ratio
-is taken inside a round, and its median and quartiles over rounds are reported. On a CPU the clock is the process's CPU
-time, which other programs do not stretch; wall time is reported beside it. Set OMP_WAIT_POLICY=passive before torch is
-imported, else threads that wait are counted as work.
+is taken inside a round, and its median and quartiles over rounds are reported. `timing` says which clock.
 
 No op is timed whose output or gradients are wrong: they must be finite and match the same attention in float64.
 """
@@ -13,8 +11,6 @@ from __future__ import annotations
 import copy
 import math
 import random
-import statistics
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -23,23 +19,23 @@ from torch import Tensor
 
 from linvit.attention import Attention, create_attention
 from linvit.kernels.projections import generator
-from linvit.measure.provenance import Progress, ignore, provenance, wait
+from linvit.measure.provenance import Progress, ignore, provenance
+from linvit.measure.timing import ROUNDS, clock, quartiles, repeats, timed
 from linvit.records import Record, Tag
 
 BASELINES = ("softmax", "identity")
 MODES = ("forward", "both")  # both: forward and backward
-SHORTEST = 2e-3  # seconds that one timing lasts at least, by repetition
 TOLERANCE = 1e-3  # of the norm: rounding may move an element across a kink of relu, so its largest change says little
 
 
 @dataclass
 class Case:
-    """One attention at one length, and its times per call of each mode: (wall, CPU) for each round."""
+    """One attention at one length, and its times per call of each mode: by either clock, for each round."""
 
     spec: str
     calls: dict[str, Callable[[], object]]
     repeat: dict[str, int] = field(default_factory=dict)
-    times: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: {mode: [] for mode in MODES})
+    times: dict[str, list[dict[str, float]]] = field(default_factory=lambda: {mode: [] for mode in MODES})
 
 
 def measure(
@@ -49,7 +45,7 @@ def measure(
     heads: int = 8,
     head_dim: int = 64,
     batch: int = 1,
-    rounds: int = 30,
+    rounds: int = ROUNDS,
     seed: int = 0,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
@@ -92,13 +88,13 @@ def measure(
         shuffle = random.Random(seed)
         for case in cases:
             for mode in MODES:
-                case.repeat[mode] = _repeats(case.calls[mode], device)
+                case.repeat[mode] = repeats(case.calls[mode], device)
         for turn in range(rounds):
             progress(int(100 * (before + n * turn / rounds) / whole), 100, f"N = {n}: round {turn + 1} of {rounds}")
             work = [(case, mode) for case in cases for mode in MODES]
             shuffle.shuffle(work)
             for case, mode in work:
-                case.times[mode].append(_time(case.calls[mode], case.repeat[mode], device))
+                case.times[mode].append(timed(case.calls[mode], case.repeat[mode], device))
         for record in _summarise(cases, device, ratios, n):
             yield Record(record.metric, record.value, record.unit, rounds, **common, tags=record.tags | place)
         for spec, why in refused.items():
@@ -148,45 +144,26 @@ def _calls(attention: Attention, q: Tensor, k: Tensor, v: Tensor, gradient: Tens
     return {"forward": forward, "both": lambda: _both(attention, q, k, v, gradient)}
 
 
-def _time(call: Callable[[], object], repeat: int, device: torch.device) -> tuple[float, float]:
-    wait(device)
-    wall, cpu = time.perf_counter(), time.process_time()
-    for _ in range(repeat):
-        call()
-    wait(device)
-    return (time.perf_counter() - wall) / repeat, (time.process_time() - cpu) / repeat
-
-
-def _repeats(call: Callable[[], object], device: torch.device) -> int:
-    """How often to call for one timing; the first call warms up."""
-    _time(call, 1, device)
-    return max(1, math.ceil(SHORTEST / max(_time(call, 1, device)[0], 1e-9)))
-
-
 def _summarise(
     cases: list[Case], device: torch.device, ratios: dict[tuple[str, str], dict[int, float]], n: int
 ) -> Iterator[Record]:
-    clock = 1 if device.type == "cpu" else 0
+    by = clock(device)
     base = {case.spec: case for case in cases if case.spec in BASELINES}
     for case in cases:
         for mode in MODES:
-            tags: dict[str, Tag] = {"attention": case.spec, "mode": mode}
             times = case.times[mode]
-            for metric, values in (
-                ("attention_time", [t[0] for t in times]),
-                ("attention_cpu_time", [t[1] for t in times]),
-            ):
-                yield _median(metric, values, "s", tags)
+            tags: dict[str, Tag] = {"attention": case.spec, "mode": mode, "clock": by}
+            yield _median("attention_time", [t[by] for t in times], "s", tags)
             for name, other in base.items():
-                quotients = [b[clock] / a[clock] for a, b in zip(times, other.times[mode], strict=True)]
-                record = _median(f"attention_vs_{name}", quotients, "×", tags | {"clock": ("wall", "cpu")[clock]})
+                quotients = [b[by] / a[by] for a, b in zip(times, other.times[mode], strict=True)]
+                record = _median(f"attention_vs_{name}", quotients, "×", tags)
                 if name == "softmax" and isinstance(record.value, float):
                     ratios[case.spec, mode][n] = record.value
                 yield record
 
 
 def _median(metric: str, values: list[float], unit: str, tags: dict[str, Tag]) -> Record:
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+    low, middle, high = quartiles(values)
     return Record(metric, middle, unit, tags=tags | {"low": low, "high": high})
 
 

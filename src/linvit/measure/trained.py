@@ -28,21 +28,35 @@ def captured(model: VisionTransformer, x: Tensor) -> list[tuple[Attention, Tenso
 
 
 def trained_error(model: VisionTransformer, x: Tensor) -> dict[str, float]:
-    """Means over layers: attention_error, attention_entropy, and the error that uniform attention would make."""
-    rows = []
-    for attention, q, k, v in captured(model, x):
-        site = attention.site
-        q, k = attention.normalised(q.float(), k.float())
-        uniform = create_attention("uniform", heads=site.heads, head_dim=site.head_dim, tokens=q.shape[2])
-        row = attention_error(attention, q, k, v)
-        rows.append(row | {"attention_error_uniform": attention_error(uniform, q, k, v)["attention_error"]})
-    names = ("attention_error", "attention_entropy", "attention_error_uniform")
-    return {name: sum(row[name] for row in rows) / len(rows) for name in names} if rows else {}
+    """Means over layers and images: attention_error, attention_entropy, and the error uniform attention would make."""
+    sums: dict[str, float] = dict.fromkeys(("attention_error", "attention_entropy", "attention_error_uniform"), 0.0)
+    parts = x.split(_images(model))
+    count = 0
+    for part in parts:
+        for attention, q, k, v in captured(model, part):
+            site = attention.site
+            uniform = create_attention("uniform", heads=site.heads, head_dim=site.head_dim, tokens=q.shape[2])
+            row = attention_error(attention, q, k, v)
+            control = attention_error(uniform, *attention.normalised(q.float(), k.float()), v)
+            row["attention_error_uniform"] = control["attention_error"]
+            sums = {name: total + row[name] * len(part) for name, total in sums.items()}
+            count += len(part)
+    return {name: total / count for name, total in sums.items()} if count else {}
+
+
+def _images(model: VisionTransformer) -> int:
+    """How many images at once: a matrix of tokens by tokens for each head is kept to some 100 MB."""
+    return max(1, 2**24 // (model.config.heads * model.tokens**2))
 
 
 @torch.no_grad()
 def attention_maps(model: VisionTransformer, x: Tensor) -> Tensor | None:
     """(B, rows, columns): how much the last layer's attention looks at each place, from CLS or from all tokens."""
+    found = [maps for part in x.split(_images(model)) if (maps := _maps(model, part)) is not None]
+    return torch.cat(found) if found else None
+
+
+def _maps(model: VisionTransformer, x: Tensor) -> Tensor | None:
     layers = captured(model, x)
     if not layers:
         return None

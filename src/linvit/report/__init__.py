@@ -33,9 +33,10 @@ records.jsonl: every record has the tag `attention` (the spec's text), but for `
     train_step                 s         low, high (quartiles)            median
     inference_throughput       images/s
     inference_latency          s                                          batch of one
-    train_step_vs_softmax      ratio                                      side by side; > 1: faster than softmax
-    inference_vs_softmax       ratio                                      same
-    inference_vs_identity      ratio                                      same, beside identity (the speed limit)
+    train_step_vs_softmax      ratio     low, high (quartiles)            side by side; > 1: faster than softmax
+    inference_vs_softmax       ratio                                      same; a batch
+    latency_vs_softmax         ratio                                      same; a batch of one
+    …_vs_identity              ratio                                      the three beside identity (the speed limit)
     peak_memory                bytes                                      in a fresh process
     attention_error                                                       mean row total variation to softmax
     attention_error_uniform                                               the control: uniform attention, same q, k
@@ -54,7 +55,7 @@ folder and lie inside it. Where one thing was measured twice, the newest record 
 carry a seed: their mean is shown. Attention errors are measured on trained q, k.
 
 results.csv: one row per requested spec; its `verdict` is against the most accurate variant and is one of
-`most accurate`, `better` (it, when all others are worse), `not distinguishable`, `worse`, `not enough seeds to tell`,
+`most accurate`, `not distinguishable`, `worse`, `better` (over the seeds they share), `not enough seeds to tell`,
 `diverged` (some seed did), `no result`.
 """
 

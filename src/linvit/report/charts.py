@@ -309,25 +309,28 @@ def scores(summary: Summary, chosen: str | None) -> Chart | None:
 
 def error(summary: Summary) -> Chart | None:
     rows = [
-        {"attention": v.attention, "error": value, "uniform": v.get("attention_error_uniform"),
-         "entropy": v.get("attention_entropy")}
+        {"attention": v.attention, "error": min(1.0, value), "uniform": v.get("attention_error_uniform"),
+         "entropy": v.get("attention_entropy"), "shown": f"{value:.2f}"}
         for v in summary.variants
         if (value := v.get("attention_error")) is not None
     ]  # fmt: skip
     if not rows:
         return None
-    tips = ["attention:N", alt.Tooltip("error:Q", title="distance to softmax", format=".3f"),
+    tips = ["attention:N", alt.Tooltip("shown:N", title="distance to softmax"),
             alt.Tooltip("uniform:Q", title="uniform's distance", format=".3f"),
             alt.Tooltip("entropy:Q", title="entropy", format=".3f")]  # fmt: skip
     base = _data(rows).encode(y=_rows(), tooltip=tips)
-    x = alt.X("error:Q", title="Total variation to softmax (0 = equal)", scale=alt.Scale(zero=True),
-              axis=alt.Axis(tickCount=5))  # fmt: skip
+    top = 1.12 * max([row["error"] for row in rows] + [row["uniform"] or 0 for row in rows] + [0.1])
+    x = alt.X("error:Q", title="Total variation to softmax (0 = equal)", axis=alt.Axis(tickCount=5),
+              scale=alt.Scale(domain=[0, top], nice=False))  # fmt: skip
     layers = alt.layer(
         base.mark_bar(cornerRadiusEnd=3, height=14, yOffset=8).encode(x=x, color=_colour(summary)),
+        base.mark_text(align="left", dx=8, dy=9, fontWeight=600).encode(x=x, text="shown:N"),
         base.transform_filter("datum.uniform != null").mark_tick(thickness=2.5, size=24, yOffset=8).encode(
             x=alt.X("uniform:Q", title="Total variation to softmax (0 = equal)")),
         _labels(base),
     )  # fmt: skip
     return Chart("attention-error", "Distance from softmax", layers.properties(height=ROW * len(rows)),
-                 "The mark is uniform attention on the same queries and keys: a bar beyond it approximates softmax "
-                 "worse than ignoring the image would.")  # fmt: skip
+                 "The mark is uniform attention on the same queries and keys: a bar beyond it is further from softmax "
+                 "than giving every patch the same weight. Bars end at 1, more than which only rows with a sum other "
+                 "than one can differ.")  # fmt: skip

@@ -36,15 +36,25 @@ def scaling(summary: Summary, mode: str) -> tuple[Rows, Rows]:
     return sorted(rows, key=lambda r: (r["attention"], r["tokens"])), breaks
 
 
-def break_even(summary: Summary, attention: str) -> list[str]:
-    """From how many tokens it is faster than softmax, in words, for each way it was measured."""
+def break_even(summary: Summary, attention: str) -> str:
+    """From how many tokens it is faster than softmax, in words; "" if that was not measured."""
     found = []
     for r in summary.study.of("break_even_tokens", attention=attention):
-        tokens = number(r.value)
-        text = "never within the measured range" if tokens is None else f"from {tokens:,.0f} tokens"
-        mode = {"forward": " in inference", "both": " in training"}.get(str(r.tags.get("mode")), "")
-        found.append(f"faster than softmax{mode} {text}")
-    return found
+        tokens, least = number(r.value), number(r.tags.get("from"))
+        mode = {"forward": "in inference", "both": "in training"}.get(str(r.tags.get("mode")), "")
+        if tokens is None:
+            found.append(f"{mode} at no length measured")
+        elif tokens == least:
+            found.append(f"{mode} at every length measured")
+        else:
+            found.append(f"{mode} from about {float(f'{tokens:.2g}'):,.0f} tokens")
+    return "faster than softmax " + ", ".join(found).strip() if found else ""
+
+
+def not_timed(summary: Summary) -> list[str]:
+    """Variants without a curve over tokens, where others have one."""
+    timed = {r.tags.get("attention") for r in summary.study.of("attention_time") if number(r.value)}
+    return [v.attention for v in summary.variants if v.attention not in timed] if timed else []
 
 
 def learning(summary: Summary, key: str) -> Rows:

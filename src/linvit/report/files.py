@@ -23,7 +23,10 @@ NUMBERS = {  # column → metric
     "attention_error": "attention_error",
 }
 MORE = {
+    "train_step_vs_identity": "train_step_vs_identity",
     "inference_latency_s": "inference_latency",
+    "latency_vs_softmax": "latency_vs_softmax",
+    "latency_vs_identity": "latency_vs_identity",
     "attention_error_uniform": "attention_error_uniform",
     "attention_entropy": "attention_entropy",
     "break_even_tokens": "break_even_tokens",
@@ -43,6 +46,7 @@ def row(variant: Variant) -> dict[str, object]:
     cells |= {column: variant.get(metric) for column, metric in NUMBERS.items()}
     cells["verdict"] = variant.verdict
     cells |= {column: variant.get(metric) for column, metric in MORE.items()}
+    cells |= dict(zip(("behind_best", "behind_best_margin", "p"), variant.behind or (None,) * 3, strict=True))
     cells["diverged"] = "; ".join(variant.diverged)
     return cells
 
@@ -75,6 +79,14 @@ def points(variant: Variant, which: str = "best") -> str:
     if found.low is not None and found.high is not None:  # the interval is cut at 0 and 1; show the wider side
         half = f" ± {100 * max(found.high - found.mean, found.mean - found.low):.1f}"
     return f"{100 * found.mean:.1f}{half}\N{NO-BREAK SPACE}%"
+
+
+def behind(variant: Variant) -> str:
+    """`−2.6 ± 1.4 points`: the difference to the most accurate, seed by seed."""
+    if variant.behind is None:
+        return ""
+    difference, margin, _ = variant.behind
+    return f"{100 * difference:+.1f} ± {100 * margin:.1f} points".replace("-", "−")
 
 
 def count(value: float | None) -> str:
@@ -113,7 +125,9 @@ def escape(text: object) -> str:
     return re.sub(r"([\\`*_{}\[\]<>|#!~&$])", r"\\\1", " ".join(str(text).split()))
 
 
-def write_markdown(summary: Summary, advice: Recommendation, path: Path, figures: list[tuple[str, str]]) -> None:
+def write_markdown(
+    summary: Summary, advice: Recommendation, path: Path, figures: list[tuple[str, str]], facts: list[tuple[str, str]]
+) -> None:
     study, data = summary.study, summary.study.dataset
     lines = [f"# Which attention for {escape(data.get('name', 'these images'))}?", ""]
     lines += [escape(" ".join(advice.sentences)), "", f"*{escape(advice.confidence)}.* {escape(advice.reason)}", ""]
@@ -124,12 +138,13 @@ def write_markdown(summary: Summary, advice: Recommendation, path: Path, figures
     lines += ["## Results", "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for v in summary.variants:
         cells = (escape(v.attention), points(v), points(v, "final"), v.best.n if v.best else 0,
-                 seconds(v.get("train_step")), count(v.get("inference_throughput")) + " img/s",
+                 seconds(v.get("train_step")), f"{v.get('inference_throughput') or 0:,.0f} img/s",
                  ratio(v.get("inference_vs_softmax")), size(v.get("peak_memory")), count(v.get("parameters")),
                  count(v.get("macs")), v.verdict)  # fmt: skip
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     lines += ["", "Mean and 95 % t-interval over seeds; verdicts are against the most accurate.", ""]
     lines += [f"![{title}](figures/{name}.svg)\n" for name, title in figures]
+    lines += ["## What was run", "", *(f"- {name}: {escape(text)}" for name, text in facts), ""]
     if study.info.get("commands"):
         fence = [line.replace("`", "'") for command in study.info["commands"] for line in str(command).splitlines()]
         lines += ["## Run it again", "", "```", *fence, "```", ""]

@@ -13,19 +13,21 @@ from linvit.report.load import read_arrays
 from linvit.report.summary import Summary, number
 
 EXAMPLES = 12
-SIDE = 160  # longest side of a stored image, in pixels
+SIDE, THUMB = 160, 72  # longest side of a stored image, and of one behind a map, in pixels
 HEAT = (230, 97, 0)  # seen on grey, on colour and by the colour-blind
+FULL = 3.0  # times the average: where a map is opaque
 
 
-def uri(pixels: np.ndarray) -> str:
-    """uint8 (H, W), (H, W, 1), (H, W, 3) or (H, W, 4) → a data: address."""
+def uri(pixels: np.ndarray, side: int = SIDE) -> str:
+    """uint8 (H, W), (H, W, 1), (H, W, 3) or (H, W, 4) → a data: address; photos as JPEG, the page must stay small."""
     pixels = np.ascontiguousarray(pixels)
     image = Image.fromarray(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[-1] == 1 else pixels)
-    if max(image.size) > SIDE:
-        image.thumbnail((SIDE, SIDE))
+    if max(image.size) > side:
+        image.thumbnail((side, side))
+    kind = "jpeg" if max(image.size) > 64 and image.mode != "RGBA" else "png"
     file = io.BytesIO()
-    image.save(file, "PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    image.save(file, kind, optimize=True)
+    return f"data:image/{kind};base64," + base64.b64encode(file.getvalue()).decode()
 
 
 def _pictures(array: Any, ndim: int) -> np.ndarray | None:
@@ -35,10 +37,10 @@ def _pictures(array: Any, ndim: int) -> np.ndarray | None:
 
 
 def heat(attention: np.ndarray) -> str:
-    """Where it looks: transparent where least, opaque where most."""
+    """Where it looks more than on average; one scale for all, so that a flat map looks flat."""
     grid = np.nan_to_num(np.asarray(attention, dtype=float))
-    grid = grid - grid.min()
-    alpha = (215 * grid / (grid.max() or 1)).astype(np.uint8)
+    above = grid / (grid.mean() or 1) - 1
+    alpha = (215 * np.clip(above / (FULL - 1), 0, 1)).astype(np.uint8)
     colour = np.broadcast_to(np.array(HEAT, np.uint8), (*alpha.shape, 3))
     return uri(np.concatenate([colour, alpha[..., None]], axis=-1))
 
@@ -55,7 +57,8 @@ def examples(summary: Summary) -> list[dict[str, Any]]:
         wrong = sum((x != labels).astype(int) for _, x in told) + np.zeros(len(labels), int)
         return [
             {
-                "image": uri(pictures[i]), "label": _name(summary, labels[i]), "wrong": int(wrong[i]), "of": len(told),
+                "image": uri(pictures[i]), "thumb": uri(pictures[i], THUMB), "label": _name(summary, labels[i]),
+                "wrong": int(wrong[i]), "of": len(told),
                 "answers": [_answer(summary, arrays, v, x, labels, i) for v, x in told],
             }
             for i in map(int, np.argsort(-wrong, kind="stable")[:EXAMPLES])

@@ -50,6 +50,9 @@ def load(folders: Path | str | Sequence[Path | str]) -> Study:
     names = {part.dataset.get("name") for part in parts if part.dataset.get("name")}
     if len(names) > 1:
         raise ValueError(f"studies of different data cannot be merged: {', '.join(sorted(map(str, names)))}")
+    for what in ("identity", "classes"):
+        if len({json.dumps(part.dataset[what]) for part in parts if part.dataset.get(what)}) > 1:
+            raise ValueError("studies of different data cannot be merged: their images or classes are not the same")
     newest: dict[tuple, Record] = {}
     for record in sorted((r for part in parts for r in part.records), key=lambda r: r.time):
         newest[(record.metric, *(str(record.tags.get(key, "")) for key in KEY))] = record

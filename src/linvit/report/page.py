@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from linvit.report import charts, curves, files, images, theme
 from linvit.report.charts import Chart
 from linvit.report.load import Study, load
 from linvit.report.recommendation import Recommendation, recommend
-from linvit.report.summary import Summary, summarise
+from linvit.report.summary import Summary, number, summarise
 
 HERE = Path(__file__).parent
 
@@ -34,7 +34,11 @@ def build(folders: Path | str | Sequence[Path | str], out: Path | str | None = N
     `figures=False` leaves the figure files out."""
     paths = [Path(folders)] if isinstance(folders, (str, Path)) else [Path(folder) for folder in folders]
     study = load(paths)
+    if out is None and len(paths) > 1:
+        raise ValueError("several studies are merged into a folder of their own: give --out")
     target = Path(out) if out is not None else paths[0]
+    if target not in paths and (target / "study.json").exists():
+        raise ValueError(f"{target} holds another study: choose another --out")
     target.mkdir(parents=True, exist_ok=True)
     summary = summarise(study)
     advice = recommend(summary)
@@ -46,7 +50,7 @@ def build(folders: Path | str | Sequence[Path | str], out: Path | str | None = N
         files.write_csv(summary, target / "results.csv")
         shown = ("pareto", "cost", "scaling", "learning") if figures else ()
         titles = [(chart.name, chart.title) for name in shown for chart in sections.get(name, [])]
-        files.write_markdown(summary, advice, target / "report.md", titles)
+        files.write_markdown(summary, advice, target / "report.md", titles, facts(study))
         write_atomically(page, render(summary, advice, sections))
         drawn.result()
     return page
@@ -88,7 +92,7 @@ def render(summary: Summary, advice: Recommendation, sections: dict[str, list[Ch
     chosen = next((v for v in summary.variants if v.attention == advice.attention), None)
     return environment.get_template("page.html").render(
         summary=summary, advice=advice, chosen=chosen, sections=sections, points=files.points,
-        breaks=curves.break_even,
+        breaks=curves.break_even, untimed=curves.not_timed(summary), behind=files.behind,
         examples=images.examples(summary), illustration=images.illustration(summary),
         confused={v.attention: found for v in summary.variants if (found := curves.confused(summary, v.attention))},
         facts=facts(summary.study), colours=len(theme.PALETTE), shapes=theme.SHAPES,
@@ -122,30 +126,50 @@ def facts(study: Study) -> list[tuple[str, str]]:
     side = data.get("image_size")
     shape = f"{side}×{side}" if isinstance(side, int) else "×".join(map(str, side)) if isinstance(side, list) else ""
     classes = f"{len(study.classes)} classes" if study.classes else ""
+    model, recipe, machine = (_dict(info.get(key)) for key in ("model", "recipe", "machine"))
+    machine.pop("device", None)  # named below, as it was used
+    if isinstance(machine.get("memory"), (int, float)):
+        machine["memory"] = files.size(machine["memory"])
+    for planned in ("epochs", "steps"):  # what was made of it stands under Training
+        recipe.pop(planned, None)
+    spent = {key: number(value) for key, value in _dict(info.get("seconds")).items()}
+    speeds = study.of("train_step")
+    clocks = {"cpu": "CPU time", "wall": "wall time"}
     found = [
         ("Data", ", ".join(filter(None, [str(data.get("name", "")), classes, shape and f"{shape} px", *counts]))),
         ("Seeds", ", ".join(map(str, info.get("seeds") or []))),
         ("Training", _pairs({key: info.get(key) for key in ("epochs", "steps", "budget")})),
         ("Parameters matched", {True: "yes", False: "no"}.get(info.get("parameter_matching"), "")),  # type: ignore
-        ("Model", _pairs(info.get("model"))),
-        ("Recipe", _pairs(info.get("recipe"))),
-        ("Machine", _pairs(info.get("machine"))),
-        ("Device", ", ".join(sorted({r.device for r in study.records if r.device}))),
-        ("Threads", ", ".join(sorted({str(r.threads) for r in study.records if r.threads}))),
-        ("Precision", ", ".join(sorted({r.dtype for r in study.records if r.dtype}))),
-        ("Versions", "; ".join(sorted({r.versions for r in study.records if r.versions}))),
-        ("Commit", ", ".join(sorted({r.commit for r in study.records if r.commit}))),
+        ("Model", _pairs(model)),
+        ("Recipe", _pairs(recipe)),
+        ("Speeds", ", ".join(filter(None, [
+            _all(clocks.get(str(r.tags.get("clock")), "") for r in speeds), _all(f"{r.n} rounds" for r in speeds),
+            _all(f"batch {r.tags['batch']}" for r in speeds if "batch" in r.tags)]))),
+        ("Machine", _pairs(machine)),
+        ("Device", _all(r.device for r in study.records)),
+        ("Threads", _all(str(r.threads or "") for r in study.records)),
+        ("Precision", _all(r.dtype for r in study.of("test_accuracy"))),
+        ("Versions", _all(r.versions for r in study.records)),
+        ("Commit", _all(r.commit for r in study.records)),
         ("Started", _when(info.get("started"))),
         ("Finished", _when(info.get("finished"))),
-        ("Seconds", _pairs(info.get("seconds"))),
-    ]
+        ("Time", _pairs({key: f"{value / 60:.1f} min" for key, value in spent.items() if value})),
+    ]  # fmt: skip
     return [(name, text) for name, text in found if text]
 
 
-def _pairs(value: Any) -> str:
-    if not isinstance(value, dict):
-        return str(value) if value else ""
-    return ", ".join(f"{str(key).replace('_', ' ')} {item}" for key, item in value.items() if item is not None)
+def _dict(value: Any) -> dict[str, Any]:
+    return dict(value) if isinstance(value, dict) else {}
+
+
+def _all(values: Iterable[str]) -> str:
+    return ", ".join(sorted({value for value in values if value}))
+
+
+def _pairs(value: dict[str, Any]) -> str:
+    """`name value, …` without what is off."""
+    shown = {key: f"{item:g}" if isinstance(item, float) else item for key, item in value.items() if item}
+    return ", ".join(str(key).replace("_", " ") + ("" if item is True else f" {item}") for key, item in shown.items())
 
 
 def _when(value: Any) -> str:

@@ -122,6 +122,14 @@ class Verdicts:
     names: tuple[str, ...]  # those compared, in the comparison's order
     comparison: Comparison | None
 
+    def against_best(self, name: str) -> tuple[float, float, float] | None:
+        """Difference to the most accurate, its simultaneous 95 % margin, its corrected p; None if never compared."""
+        if self.comparison is None or self.best is None or name not in self.names or name == self.best:
+            return None
+        at = self.names.index(name), self.names.index(self.best)
+        found = self.comparison.difference[at], self.comparison.margin[at], self.comparison.p[at]
+        return None if np.isinf(found[1]) else (float(found[0]), float(found[1]), float(found[2]))
+
     def loss(self, name: str) -> float:
         """How much accuracy choosing `name` may give up at most (95 %, over all comparisons)."""
         if self.comparison is None or len(self.names) < 2:
@@ -149,6 +157,5 @@ def verdicts(
         else:
             shared = np.isfinite(table[i] - table[top]).sum()
             of[name] = SAME if shared >= ENOUGH else UNKNOWN
-    alone = len(names) > 1 and all(of[name] == WORSE for i, name in enumerate(names) if i != top)
-    of[names[top]] = BETTER if alone else BEST
+    of[names[top]] = BEST
     return Verdicts(names[top], of, names, comparison)

@@ -13,8 +13,9 @@ from linvit.report.statistics import Interval, Verdicts
 
 ONCE = (
     "parameters", "macs", "train_step", "inference_throughput", "inference_latency", "train_step_vs_softmax",
-    "inference_vs_softmax", "inference_vs_identity", "peak_memory", "attention_error", "attention_error_uniform",
-    "attention_entropy", "break_even_tokens",
+    "train_step_vs_identity", "inference_vs_softmax", "inference_vs_identity", "latency_vs_softmax",
+    "latency_vs_identity", "peak_memory", "attention_error", "attention_error_uniform", "attention_entropy",
+    "break_even_tokens",
 )  # fmt: skip
 CONTROLS = ("identity", "uniform")
 
@@ -32,6 +33,7 @@ class Variant:
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)  # metric → quartiles
     diverged: list[str] = field(default_factory=list)
     verdict: str = statistics.MISSING
+    behind: tuple[float, float, float] | None = None  # the most accurate: difference, 95 % margin, corrected p
 
     @property
     def control(self) -> bool:
@@ -45,12 +47,24 @@ class Variant:
 class Summary:
     study: Study
     variants: list[Variant]
-    verdicts: Verdicts
+    verdicts: Verdicts = field(default_factory=lambda: Verdicts(None, {}, (), None))
     warnings: list[str] = field(default_factory=list)
 
     @property
     def seeds(self) -> int:
-        return max((len(v.scores) for v in self.variants), default=0)
+        """As many as were asked for: one that diverged everywhere counts too."""
+        asked = self.study.info.get("seeds")
+        return max([len(v.scores) for v in self.variants] + [len(asked) if isinstance(asked, list) else 0])
+
+    @property
+    def images(self) -> int:
+        return max((r.n for r in self.study.of("test_accuracy")), default=1)
+
+    def judge(self, variants: list[Variant]) -> Verdicts:
+        """What these variants are among themselves."""
+        scores = {v.attention: v.scores for v in variants}
+        diverged = [v.attention for v in variants if v.diverged]
+        return statistics.verdicts(scores, diverged, resolution=1 / self.images if self.images > 1 else 0.0)
 
     def __getitem__(self, attention: str) -> Variant:
         return next(v for v in self.variants if v.attention == attention)
@@ -63,15 +77,11 @@ def number(value: Any) -> float | None:
 
 def summarise(study: Study) -> Summary:
     variants = [_variant(study, name, index) for index, name in enumerate(study.attentions)]
-    images = max((r.n for r in study.of("test_accuracy")), default=1)
-    verdicts = statistics.verdicts(
-        {v.attention: v.scores for v in variants},
-        [v.attention for v in variants if v.diverged],
-        resolution=1 / images if images > 1 else 0.0,
-    )
+    summary = Summary(study, variants)
+    summary.verdicts = summary.judge(variants)
     for variant in variants:
-        variant.verdict = verdicts.of[variant.attention]
-    summary = Summary(study, variants, verdicts)
+        variant.verdict = summary.verdicts.of[variant.attention]
+        variant.behind = summary.verdicts.against_best(variant.attention)
     summary.warnings = list(dict.fromkeys(study.warnings + _doubts(summary)))
     return summary
 
@@ -131,8 +141,8 @@ def _doubts(summary: Summary) -> list[str]:
             found.append(f"{v.attention}: {'; '.join(v.diverged)}. It is listed, but never recommended.")
         elif not v.scores:
             found.append(f"{v.attention} was requested, but has no test accuracy yet.")
-    if measured and summary.seeds < statistics.ENOUGH:
-        found.append(f"{_seeds(summary.seeds)}: that is not enough to tell variants apart; use --seeds 3 or more.")
+    if measured and (most := max(len(v.scores) for v in measured)) < statistics.ENOUGH:
+        found.append(f"{_seeds(most)}: that is not enough to tell variants apart; use --seeds 3 or more.")
     if len({frozenset(v.scores) for v in measured if not v.diverged}) > 1:
         found.append("Not every variant was trained with the same seeds; pairs are compared over the seeds they share.")
     sizes = {v.attention: p for v in measured if (p := v.get("parameters"))}
@@ -140,20 +150,27 @@ def _doubts(summary: Summary) -> list[str]:
         large, small = max(sizes, key=sizes.__getitem__), min(sizes, key=sizes.__getitem__)
         ratio = sizes[large] / sizes[small] - 1
         found.append(f"Parameters are not matched: {large} has {ratio:.0%} more than {small}.")
-    for what, values in {
-        "devices": {r.device for r in study.records if r.device},
-        "numbers of threads": {str(r.threads) for r in study.records if r.threads and r.metric in ONCE},
-        "data types": {r.dtype for r in study.records if r.dtype},
-        "versions of linvit": {r.commit for r in study.records if r.commit},
-    }.items():
-        if len(values) > 1:
-            found.append(f"Measured with different {what}: {', '.join(sorted(values))}.")
+    for what, of in (("devices", "device"), ("numbers of threads", "threads"), ("data types", "dtype"),
+                     ("versions of linvit", "commit")):  # fmt: skip
+        values = _mixed(study.records, of)
+        if values:
+            found.append(f"Measured with different {what}: {', '.join(values)}.")
     best = summary.verdicts.best
     for v in measured:
         if v.control and not v.diverged and v.verdict in (statistics.SAME, statistics.BEST, statistics.BETTER):
             other = "the best" if v.attention == best else best
             found.append(f"The control {v.attention} is as accurate as {other}: these images hardly need attention.")
     return found
+
+
+def _mixed(records: list[Record], of: str) -> list[str]:
+    """Values of a field that differ within a metric: like is then not compared with like. An accuracy may come from
+    another number of threads or another day's version than a speed."""
+    found: dict[str, set[str]] = {}
+    for record in records:
+        if (value := getattr(record, of)) and (of != "threads" or record.metric in ONCE):
+            found.setdefault(record.metric, set()).add(str(value))
+    return sorted(set().union(*(values for values in found.values() if len(values) > 1)))
 
 
 def _seeds(count: int) -> str:

@@ -173,7 +173,7 @@ def _run(
                 torch.manual_seed(dice)
                 with torch.autocast(device.type, cast, enabled=recipe.amp != "off"):
                     layer = first_non_finite(model, x)
-                return [_diverged(experiment, layer, state.step, total, device, progress)]
+                return _diverged(experiment, model, layer, state.step, total, device, progress)
             scaler.step(optimizer)
             scaler.update()
             if recipe.ema:
@@ -188,7 +188,7 @@ def _run(
                 row = _end_epoch(experiment, dataset, averaged, state, folder, device, rate, steps_per_epoch)
                 row["seconds"] = round(time.perf_counter() - started, 3)
                 if not math.isfinite(row["validation_loss"]):
-                    return [_diverged(experiment, "the validation loss", state.step, total, device, progress)]
+                    return _diverged(experiment, model, "the validation loss", state.step, total, device, progress)
                 append_line(log, row)
             stopping = stop()  # asked once: what is said to be saved must be
             if stopping or state.stopped or state.step == total or time.perf_counter() - saved > every:
@@ -248,12 +248,10 @@ def _finish(
     base = experiment.record("", None, device)
     n = len(dataset.test)
     records = [
-        replace(base, metric="parameters", value=model.parameter_count()),
-        replace(base, metric="macs", value=model.macs()),
+        *_facts(base, model),
         replace(base, metric="validation_accuracy", value=state.best_accuracy, n=len(dataset.validation)),
         replace(base, metric="train_seconds", value=state.seconds, unit="s"),
         replace(base, metric="test_seconds", value=seconds, unit="s"),
-        replace(base, metric="learning_curve", value=None, artefact="log.jsonl"),
         replace(base, metric="confusion", value=None, n=n, artefact="confusion.json").tagged(selection="best"),
     ]
     for selection, result in (("best", best), ("final", final)):
@@ -285,11 +283,22 @@ def _average(averaged: nn.Module, model: nn.Module, decay: float) -> None:
 
 
 def _diverged(
-    experiment: Experiment, layer: str, step: int, total: int, device: torch.device, progress: Progress
-) -> Record:
-    """The record of a run that ended in a number that is not finite, and the layer it came from."""
+    experiment: Experiment, model: VisionTransformer, layer: str, step: int, total: int, device: torch.device,
+    progress: Progress,
+) -> list[Record]:  # fmt: skip
+    """A run that ended in a number that is not finite: where and when, what it was, and how it learned until then."""
     progress(_message(f"diverged at step {step}: {layer} is not finite; try a lower lr", step, total))
-    return experiment.record("diverged", step, device).tagged(layer=layer)
+    base = experiment.record("diverged", step, device)
+    return [*_facts(base, model), base.tagged(layer=layer)]
+
+
+def _facts(base: Record, model: VisionTransformer) -> list[Record]:
+    """What holds of a run however it ends."""
+    return [
+        replace(base, metric="parameters", value=model.parameter_count()),
+        replace(base, metric="macs", value=model.macs()),
+        replace(base, metric="learning_curve", value=None, artefact="log.jsonl"),
+    ]
 
 
 def _message(text: str, step: int, total: int) -> Event:
