@@ -36,5 +36,5 @@ bench: setup
 	$(BIN)/linvit bench speed --threads 2 --out runs/bench
 
 clean:
-	rm -rf runs build dist .pytest_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf build dist .pytest_cache .ruff_cache .hypothesis src/*.egg-info
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 _HOMES = {
+    "compare": "linvit.study",
     "create_attention": "linvit.attention",
     "create_kernel": "linvit.kernels",
     "create_model": "linvit.models",
@@ -18,13 +19,14 @@ _HOMES = {
     "train": "linvit.train",  # the package itself, which can be called
     "MultiHead": "linvit.attention.multihead",
 }
-__all__ = ["MultiHead", "__version__", "create_attention", "create_kernel", "create_model", "load", "train"]
+__all__ = ["MultiHead", "__version__", "compare", "create_attention", "create_kernel", "create_model", "load", "train"]
 
 if TYPE_CHECKING:
     from linvit.attention import create_attention
     from linvit.attention.multihead import MultiHead
     from linvit.kernels import create_kernel
     from linvit.models import create_model
+    from linvit.study import compare
     from linvit.train import load, train
 
 

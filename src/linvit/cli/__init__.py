@@ -49,6 +49,8 @@ HELP = """Which attention should my vision transformer use? Train, measure and c
 
 Examples:
 
+    linvit compare digits
+    linvit compare path/to/images --budget 30m
     linvit list attentions
     linvit bench speed --tokens 1024 --attention performer-exp:m=128
 

@@ -17,7 +17,12 @@ def run(
     ] = "digits",
     attention: Annotated[
         list[str] | None,
-        typer.Option("--attention", "-a", metavar="SPEC", help="A variant; repeat it. Default: five that answer most."),
+        typer.Option(
+            "--attention",
+            "-a",
+            metavar="SPEC",
+            help="A variant; repeat it. Default: softmax, performer-exp, -relu and -theta with m=32, linformer:k=16.",
+        ),
     ] = None,
     epochs: Annotated[
         float | None, typer.Option(min=0, help="Epochs of every run; default: the data set's own.")

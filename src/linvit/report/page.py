@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
@@ -65,7 +66,7 @@ def _draw(specs: dict[str, Any], folder: Path) -> None:
     done = subprocess.run(call, input=json.dumps(specs), env=os.environ | paths, capture_output=True, text=True)
     if done.returncode:
         why = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
-        raise OSError(f"{folder} could not be drawn: {why}")
+        raise OSError(errno.EIO, f"could not be drawn ({why})", str(folder))
 
 
 @functools.cache
