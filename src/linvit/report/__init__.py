@@ -14,7 +14,7 @@ study.json
      "attentions": [specs as requested], "seeds": [0, 1, 2], "epochs", "steps", "budget": null | "10m",
      "model": {…}, "recipe": {…}, "parameter_matching": true,
      "machine": {"cpu", "cores", "memory", "device", "os"}, "warnings": [sentences],
-     "seconds": {"training", "measuring"}}                     # of the calls that were not killed
+     "seconds": {"measuring"}}                                 # of the calls that were not killed
 
 records.jsonl: every record has the tag `attention` (the spec's text), but for `examples` and `illustration`.
 
@@ -29,6 +29,7 @@ records.jsonl: every record has the tag `attention` (the spec's text), but for `
                                                                           "train_loss", "validation_loss",
                                                                           "validation_accuracy", …} a line
     diverged                             seed, layer (where)              the step at which it happened
+    train_seconds, test_seconds s        seed
     parameters, macs                                                      macs per image
     train_step                 s         low, high (quartiles)            median
     inference_throughput       images/s

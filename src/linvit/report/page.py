@@ -133,7 +133,8 @@ def facts(study: Study) -> list[tuple[str, str]]:
         machine["memory"] = files.size(machine["memory"])
     for planned in ("epochs", "steps"):  # what was made of it stands under Training
         recipe.pop(planned, None)
-    spent = {key: number(value) for key, value in _dict(info.get("seconds")).items()}
+    spent = {name: sum(number(r.value) or 0 for r in study.of(f"{name}_seconds")) for name in ("train", "test")}
+    spent["measure"] = number(_dict(info.get("seconds")).get("measuring")) or 0
     speeds = study.of("train_step")
     clocks = {"cpu": "CPU time", "wall": "wall time"}
     found = [
@@ -154,7 +155,7 @@ def facts(study: Study) -> list[tuple[str, str]]:
         ("Commit", _all(r.commit for r in study.records)),
         ("Started", _when(info.get("started"))),
         ("Finished", _when(info.get("finished"))),
-        ("Time", _pairs({key: f"{value / 60:.1f} min" for key, value in spent.items() if value})),
+        ("Time", _pairs({f"to {name}": f"{value / 60:.1f} min" for name, value in spent.items() if value})),
     ]  # fmt: skip
     return [(name, text) for name, text in found if text]
 

@@ -116,12 +116,10 @@ def compare(
         recipe = base.recipe.model_copy(update={"steps": study["steps"]}) if budget is not None else base.recipe
         remove_parts(folder, folder / "figures")
         records = Records(folder / "records.jsonl")
-        start = time.perf_counter()
         folders = _train_all(folder, records, data, configs, recipe, study["seeds"], place, show, source)
         trained, before = time.perf_counter(), records.path.stat().st_size
         failed = measure_all(folder, records, data, configs, folders, base, place, measuring)
-        spent = {"training": trained - start, "measuring": time.perf_counter() - trained}
-        study["seconds"] = {key: round(study["seconds"][key] + value, 1) for key, value in spent.items()}
+        study["seconds"]["measuring"] += round(time.perf_counter() - trained, 1)
         if study["finished"] is None or records.path.stat().st_size != before:
             study["finished"] = time.time()
         study["warnings"] = _warnings(study, data, base, limit) + failed
@@ -177,7 +175,7 @@ def _claim(
             "identity": data.identity,
         },
         "attentions": attentions, "seeds": seeds, "epochs": None, "steps": None, "warnings": [], "machine": machine(),
-        "seconds": {"training": 0.0, "measuring": 0.0},
+        "seconds": {"measuring": 0.0},
         **{key: value for key, value in fixed.items() if key != "identity"},
     }  # fmt: skip
 
