@@ -43,7 +43,7 @@ def remove_parts(*folders: Path) -> None:
     """What a killed process had not finished writing, in folders that nobody else is writing to."""
     for folder in folders:
         for part in folder.glob(".*.part"):
-            part.unlink()
+            part.unlink(missing_ok=True)  # whoever wrote it may still be at it
 
 
 def sync_folder(folder: Path) -> None:

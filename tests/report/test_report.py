@@ -8,6 +8,7 @@ import functools
 import html
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -170,6 +171,29 @@ def test_a_control_that_is_best_does_not_hide_a_tie(tmp_path):
     found = advice(accuracies(tmp_path / "control", table))
     assert found.attention == "performer-relu"
     assert "more than any other" not in found.sentences[0]
+    verdicts = {v.attention: v.verdict for v in report.summarise(report.load(tmp_path / "control")).variants}
+    assert verdicts["identity"] == "better"
+    table["performer-relu"] = {0: 0.900, 1: 0.902, 2: 0.904}
+    found = advice(accuracies(tmp_path / "ahead", table))
+    assert found.attention == "softmax"
+    assert "every other variant, the control identity (99.1\N{NO-BREAK SPACE}%) aside, is less" in found.sentences[1]
+    del table["performer-relu"]
+    assert "only controls" in advice(accuracies(tmp_path / "alone", table)).sentences[1]
+
+
+def test_a_noisy_control_does_not_blur_the_others(tmp_path):
+    table = {"softmax": {0: 0.960, 1: 0.962, 2: 0.964}, "performer-relu": {0: 0.950, 1: 0.9515, 2: 0.9545}}
+    quiet = report.summarise(report.load(accuracies(tmp_path / "quiet", table)))
+    noisy = report.summarise(report.load(accuracies(tmp_path / "noisy", table | {"uniform": {0: 0.7, 1: 0.9, 2: 0.5}})))
+    assert [v.verdict for v in quiet.variants] == [v.verdict for v in noisy.variants[:2]] == ["most accurate", "worse"]
+
+
+def test_pairs_without_a_shared_seed_promise_nothing(tmp_path):
+    table = {"softmax": {s: 0.97 + 0.001 * s for s in range(6)}, "performer-relu": dict.fromkeys(range(3), 0.97),
+             "linformer": dict.fromkeys(range(3, 6), 0.8)}  # fmt: skip
+    found = advice(accuracies(tmp_path / "x", table))
+    assert found.confidence == "not enough seeds to tell"
+    assert "inf" not in " ".join(found.sentences)
 
 
 def test_a_wide_margin_is_not_fairly_sure(tmp_path):
@@ -291,8 +315,11 @@ def test_merging(tmp_path):
         report.load([first, study(tmp_path / "d", classes=("cat", "dog"), artefacts=False)])
     with pytest.raises(ValueError, match="give --out"):
         build([first, second])
-    with pytest.raises(ValueError, match="another study"):
+    with pytest.raises(ValueError, match="a study of its own"):
         build([first], second)
+    with pytest.raises(ValueError, match="a study of its own"):
+        build([first, second], first)
+    assert build(first, os.path.relpath(first)).samefile(first / "report.html")
 
 
 def test_the_same_name_is_not_the_same_data(tmp_path):
@@ -344,6 +371,22 @@ def test_photos_do_not_make_the_page_large(tmp_path):
     page = build(study(tmp_path, attentions=many, side=224, channels=3))
     assert "data:image/jpeg" in page.read_text(encoding="utf-8")
     assert page.stat().st_size < 5_000_000
+
+
+def test_a_grid_too_fine_to_draw_is_left_out(copy):
+    record = next(r for r in report.load(copy).records if r.metric == "illustration")
+    with np.load(record.artefact) as file:
+        arrays = dict(file) | {"grid": np.array([112, 112])}
+    np.savez(record.artefact, **arrays)
+    assert "A training image" in text_of(build(copy))
+
+
+def test_an_older_record_of_an_unnamed_seed_gives_way(tmp_path):
+    folder = study(tmp_path, artefacts=False)
+    Records(folder / "records.jsonl").append(
+        record("attention_error", 0.125, attention="linformer:k=16", seed=s) for s in range(3)
+    )
+    assert report.summarise(report.load(folder))["linformer:k=16"].get("attention_error") == 0.125
 
 
 def test_maps_share_one_scale():

@@ -39,16 +39,18 @@ def side_by_side(
     batch: int = 64,
     rounds: int = ROUNDS,
     optimizer: MakeOptimizer = adamw,
+    by: str | None = None,
     progress: Progress = ignore,
 ) -> Iterator[Record]:
-    """configs by spec, the baselines among them → times and ratios of each. The optimizer's rate should
+    """configs by spec, the baselines among them → times and ratios of each, `by` one clock. The optimizer's rate should
     be tiny: the steps are on random labels."""
+    by = by or clock(device)
     calls: dict[tuple[str, str], Call] = {}
     for spec, config in configs.items():
         calls |= {(spec, task): call for task, call in model_calls(config, device, batch, optimizer).items()}
     repeat = {key: repeats(call, device) for key, call in calls.items()}
     times: dict[tuple[str, str], list[float]] = {key: [] for key in calls}
-    order, by = random.Random(0), clock(device)
+    order = random.Random(0)
     for turn in range(rounds):
         keys = list(calls)
         order.shuffle(keys)

@@ -20,7 +20,7 @@ from torch import Tensor
 from linvit.attention import Attention, create_attention
 from linvit.kernels.projections import generator
 from linvit.measure.provenance import Progress, ignore, provenance
-from linvit.measure.timing import ROUNDS, clock, quartiles, repeats, timed
+from linvit.measure.timing import ROUNDS, clock, quartiles, ratio_clock, repeats, timed
 from linvit.records import Record, Tag
 
 BASELINES = ("softmax", "identity")
@@ -147,16 +147,17 @@ def _calls(attention: Attention, q: Tensor, k: Tensor, v: Tensor, gradient: Tens
 def _summarise(
     cases: list[Case], device: torch.device, ratios: dict[tuple[str, str], dict[int, float]], n: int
 ) -> Iterator[Record]:
-    by = clock(device)
+    by = ratio_clock(device)
     base = {case.spec: case for case in cases if case.spec in BASELINES}
     for case in cases:
         for mode in MODES:
             times = case.times[mode]
-            tags: dict[str, Tag] = {"attention": case.spec, "mode": mode, "clock": by}
-            yield _median("attention_time", [t[by] for t in times], "s", tags)
+            own = clock(device)
+            tags: dict[str, Tag] = {"attention": case.spec, "mode": mode}
+            yield _median("attention_time", [t[own] for t in times], "s", tags | {"clock": own})
             for name, other in base.items():
                 quotients = [b[by] / a[by] for a, b in zip(times, other.times[mode], strict=True)]
-                record = _median(f"attention_vs_{name}", quotients, "×", tags)
+                record = _median(f"attention_vs_{name}", quotients, "×", tags | {"clock": by})
                 if name == "softmax" and isinstance(record.value, float):
                     ratios[case.spec, mode][n] = record.value
                 yield record

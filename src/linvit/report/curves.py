@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from linvit.records import Record
 from linvit.report import files
 from linvit.report.load import read_json, read_lines
 from linvit.report.summary import Summary, number
@@ -57,12 +58,19 @@ def not_timed(summary: Summary) -> list[str]:
     return [v.attention for v in summary.variants if v.attention not in timed] if timed else []
 
 
+def _whole(summary: Summary, attention: str) -> list[Record]:
+    """The learning curves of seeds that did not diverge, or of all where each did: a mean must be of the same seeds."""
+    diverged = {r.tags.get("seed") for r in summary.study.of("diverged", attention=attention)}
+    curves = summary.study.of("learning_curve", attention=attention)
+    return [r for r in curves if r.tags.get("seed") not in diverged] or curves
+
+
 def learning(summary: Summary, key: str) -> Rows:
     """Mean, lowest and highest seed at each epoch."""
     rows: Rows = []
     for variant in summary.variants:
         seen: dict[float, list[float]] = defaultdict(list)
-        for record in summary.study.of("learning_curve", attention=variant.attention):
+        for record in _whole(summary, variant.attention):
             for line in read_lines(record):
                 epoch, value = number(line.get("epoch")), number(line.get(key))
                 if epoch is not None and value is not None:

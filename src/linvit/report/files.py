@@ -46,7 +46,7 @@ def row(variant: Variant) -> dict[str, object]:
     cells |= {column: variant.get(metric) for column, metric in NUMBERS.items()}
     cells["verdict"] = variant.verdict
     cells |= {column: variant.get(metric) for column, metric in MORE.items()}
-    cells |= dict(zip(("behind_best", "behind_best_margin", "p"), variant.behind or (None,) * 3, strict=True))
+    cells |= dict(zip(("behind_best", "p"), variant.behind or (None, None), strict=True))
     cells["diverged"] = "; ".join(variant.diverged)
     return cells
 
@@ -82,11 +82,11 @@ def points(variant: Variant, which: str = "best") -> str:
 
 
 def behind(variant: Variant) -> str:
-    """`−2.6 ± 1.4 points`: the difference to the most accurate, seed by seed."""
+    """`−2.6 points, p 0.01`: the difference to the most accurate, seed by seed."""
     if variant.behind is None:
         return ""
-    difference, margin, _ = variant.behind
-    return f"{100 * difference:+.1f} ± {100 * margin:.1f} points".replace("-", "−")
+    difference, p = variant.behind
+    return f"{100 * difference:+.1f} points, p {'< 0.001' if p < 0.001 else format(p, '.2g')}".replace("-", "−")
 
 
 def count(value: float | None) -> str:
@@ -137,8 +137,9 @@ def write_markdown(
             "peak memory", "parameters", "MACs", "verdict")  # fmt: skip
     lines += ["## Results", "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for v in summary.variants:
+        speed = v.get("inference_throughput")
         cells = (escape(v.attention), points(v), points(v, "final"), v.best.n if v.best else 0,
-                 seconds(v.get("train_step")), f"{v.get('inference_throughput') or 0:,.0f} img/s",
+                 seconds(v.get("train_step")), f"{speed:,.0f} img/s" if speed else "–",
                  ratio(v.get("inference_vs_softmax")), size(v.get("peak_memory")), count(v.get("parameters")),
                  count(v.get("macs")), v.verdict)  # fmt: skip
         lines.append("| " + " | ".join(map(str, cells)) + " |")

@@ -91,6 +91,7 @@ def illustration(summary: Summary) -> dict[str, Any]:
             continue
         augmented = _pictures(arrays.get("augmented"), 4)
         found: dict[str, Any] = {"original": uri(original), "channels": channels(original)}
+        found["patches"], found["grid"] = "", []
         found["augmented"] = [] if augmented is None else [uri(picture) for picture in augmented[:10]]
         grid = arrays.get("grid", np.zeros(0)).ravel()
         if len(grid) == 2 and all(0 < side <= 64 for side in grid):

@@ -38,8 +38,8 @@ def build(folders: Path | str | Sequence[Path | str], out: Path | str | None = N
     if out is None and len(paths) > 1:
         raise ValueError("several studies are merged into a folder of their own: give --out")
     target = Path(out) if out is not None else paths[0]
-    if target not in paths and (target / "study.json").exists():
-        raise ValueError(f"{target} holds another study: choose another --out")
+    if [target.resolve()] != [path.resolve() for path in paths] and (target / "study.json").exists():
+        raise ValueError(f"{target} holds a study of its own: choose another --out")
     target.mkdir(parents=True, exist_ok=True)
     summary = summarise(study)
     advice = recommend(summary)

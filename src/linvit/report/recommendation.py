@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from linvit.report import statistics
+from linvit.report.statistics import WORSE
 from linvit.report.summary import Summary, Variant
 
 TIE = 1.05  # a speed difference below 5 % is no reason
@@ -32,14 +34,17 @@ def recommend(summary: Summary) -> Recommendation:
             (f"No attention can be recommended: {why}.", "Run the comparison to its end, then rebuild this page."),
             "nothing to judge", "A recommendation needs at least one variant that trained to its end.",
         )  # fmt: skip
-    verdicts = summary.judge(list(able.values()))  # among themselves: a control may be the most accurate of all
+    verdicts = summary.verdicts
     best = able[verdicts.best] if verdicts.best in able else max(able.values(), key=_accuracy)
     if len(able) == 1:
+        beside = "Beside it there were only controls and runs that diverged" if len(summary.variants) > 1 else ""
         return Recommendation(
-            best.attention, (_lead(best, summary), "No other variant was trained to compare it with."), ALONE,
-            "It is the only variant that was trained to its end.",
+            best.attention,
+            (_lead(best, summary), f"{beside or 'No other variant was trained'}: it was compared with none."), ALONE,
+            "It is the only variant that can be recommended.",
         )  # fmt: skip
-    if len(best.scores) < statistics.ENOUGH or statistics.UNKNOWN in verdicts.of.values():
+    unknown = statistics.UNKNOWN in (verdicts.of[name] for name in able)
+    if len(best.scores) < statistics.ENOUGH or unknown or any(math.isinf(verdicts.loss(name)) for name in able):
         return Recommendation(
             best.attention,
             (f"{best.attention} is the most accurate so far, {_right(best)} in {_seeds(best)}{_speed(best)}.",
@@ -53,11 +58,13 @@ def recommend(summary: Summary) -> Recommendation:
         top = max(v.numbers[metric] for v in equal)
         chosen = max((v for v in equal if v.numbers[metric] * TIE >= top), key=_accuracy)
     loss = verdicts.loss(chosen.attention)
+    good = [f"{v.attention} ({_percent(v)})" for v in summary.variants if v.control and v.best and v.verdict != WORSE]
+    aside = f", the control {' and '.join(good)} aside," if good else ""
     return Recommendation(
         chosen.attention,
-        (_what(chosen, best, metric, summary), _how_sure(loss, summary)),
+        (_what(chosen, best, metric, summary), _how_sure(loss, summary, aside)),
         HIGH if loss <= SMALL else MODERATE if loss <= LARGE else UNSURE,
-        _reason(metric, len(equal)),
+        _reason(metric, len(equal), aside),
     )
 
 
@@ -87,12 +94,12 @@ def _speed(variant: Variant) -> str:
 
 def _lead(chosen: Variant, summary: Summary) -> str:
     """The most accurate: by how much, where softmax is there to be compared with."""
-    softmax = next((v for v in summary.variants if v.attention == "softmax" and v.best and v is not chosen), None)
+    softmax = next((v for v in summary.variants if v.attention == "softmax" and v.verdict == WORSE), None)
     others = [_accuracy(v) for v in summary.variants if v is not chosen and v.best]
     more = ""
     if softmax:
         gain = 100 * (_accuracy(chosen) - _accuracy(softmax))
-        more = f", {gain:.1f} points more than softmax ({_percent(softmax)})" if gain >= 0.05 else ""
+        more = f", {gain:.1f} points more than softmax ({_percent(softmax)})"
     elif others and _accuracy(chosen) > max(others):
         more = ", more than any other"
     return f"Use {chosen.attention}: {_right(chosen)}{more}{_speed(chosen)}."
@@ -103,23 +110,23 @@ def _what(chosen: Variant, best: Variant, metric: str | None, summary: Summary) 
         text = f"Use {chosen.attention}: {_right(chosen)}, which {_seeds(best)} cannot tell from the most accurate, "
         return f"{text}{best.attention} ({_percent(best)}){_speed(chosen)}."
     if metric:
-        return _lead(chosen, summary)[:-1] + "; none that equals it is faster."
+        return _lead(chosen, summary)[:-1] + "; none that equals it is more than 5 % faster."
     return _lead(chosen, summary)
 
 
-def _how_sure(loss: float, summary: Summary) -> str:
+def _how_sure(loss: float, summary: Summary, aside: str) -> str:
     sure = f"At 95\N{NO-BREAK SPACE}% confidence (over seeds, on these {summary.images:,} test images)"
     points = f"{100 * loss:.1f} points"
     if loss == 0:
-        return f"{sure} every other variant is less accurate."
+        return f"{sure} every other variant{aside} is less accurate."
     if loss <= SMALL:
         return f"{sure} choosing it gives up at most {points} of accuracy."
     return f"{sure} it is at most {points} behind the truly best; more seeds would narrow that."
 
 
-def _reason(metric: str | None, equal: int) -> str:
+def _reason(metric: str | None, equal: int, aside: str) -> str:
     if equal == 1:
-        return f"{TEST[0].upper()}{TEST[1:]} finds none as accurate, so speed did not have to decide."
+        return f"{TEST[0].upper()}{TEST[1:]} finds none{aside} as accurate, so speed did not have to decide."
     rule = f"Among the variants that {TEST} cannot tell from the most accurate"
     if metric:
         return (

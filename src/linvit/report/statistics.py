@@ -122,20 +122,29 @@ class Verdicts:
     names: tuple[str, ...]  # those compared, in the comparison's order
     comparison: Comparison | None
 
-    def against_best(self, name: str) -> tuple[float, float, float] | None:
-        """Difference to the most accurate, its simultaneous 95 % margin, its corrected p; None if never compared."""
-        if self.comparison is None or self.best is None or name not in self.names or name == self.best:
+    def against(self, name: str, other: str) -> tuple[float, float] | None:
+        """The difference in accuracy and its corrected p; None if the two were not compared."""
+        if self.comparison is None or name == other or not {name, other} <= set(self.names):
             return None
-        at = self.names.index(name), self.names.index(self.best)
-        found = self.comparison.difference[at], self.comparison.margin[at], self.comparison.p[at]
-        return None if np.isinf(found[1]) else (float(found[0]), float(found[1]), float(found[2]))
+        at = self.names.index(name), self.names.index(other)
+        if np.isinf(self.comparison.margin[at]):
+            return None
+        return float(self.comparison.difference[at]), float(self.comparison.p[at])
+
+    def against_best(self, name: str) -> tuple[float, float] | None:
+        return None if self.best is None else self.against(name, self.best)
 
     def loss(self, name: str) -> float:
         """How much accuracy choosing `name` may give up at most (95 %, over all comparisons)."""
         if self.comparison is None or len(self.names) < 2:
             return float("inf")
         i = self.names.index(name)
-        worst = self.comparison.difference[:, i] + self.comparison.margin[:, i]
+        difference, margin, p = (
+            x[:, i] for x in (self.comparison.difference, self.comparison.margin, self.comparison.p)
+        )
+        worst = np.where(
+            (p <= LEVEL) & (difference < 0), 0.0, difference + margin
+        )  # Holm may know more than Bonferroni
         return max(0.0, float(np.delete(worst, i).max()))
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
 from linvit.records import Record
 from linvit.report import statistics
 from linvit.report.load import Study
-from linvit.report.statistics import Interval, Verdicts
+from linvit.report.statistics import WORSE, Interval, Verdicts
 
 ONCE = (
     "parameters", "macs", "train_step", "inference_throughput", "inference_latency", "train_step_vs_softmax",
@@ -17,6 +18,7 @@ ONCE = (
     "latency_vs_identity", "peak_memory", "attention_error", "attention_error_uniform", "attention_entropy",
     "break_even_tokens",
 )  # fmt: skip
+TIMED = tuple(metric for metric in ONCE if re.match("train_step|inference|latency|peak_memory|break_even", metric))
 CONTROLS = ("identity", "uniform")
 
 
@@ -33,7 +35,7 @@ class Variant:
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)  # metric → quartiles
     diverged: list[str] = field(default_factory=list)
     verdict: str = statistics.MISSING
-    behind: tuple[float, float, float] | None = None  # the most accurate: difference, 95 % margin, corrected p
+    behind: tuple[float, float] | None = None  # the most accurate: difference, corrected p
 
     @property
     def control(self) -> bool:
@@ -78,10 +80,18 @@ def number(value: Any) -> float | None:
 def summarise(study: Study) -> Summary:
     variants = [_variant(study, name, index) for index, name in enumerate(study.attentions)]
     summary = Summary(study, variants)
-    summary.verdicts = summary.judge(variants)
+    summary.verdicts = verdicts = summary.judge([v for v in variants if not v.control] or variants)
     for variant in variants:
-        variant.verdict = summary.verdicts.of[variant.attention]
-        variant.behind = summary.verdicts.against_best(variant.attention)
+        name = variant.attention
+        if name in verdicts.of:
+            variant.verdict, variant.behind = verdicts.of[name], verdicts.against_best(name)
+        elif verdicts.best is None:
+            variant.verdict = summary.judge([variant]).of[name]
+        else:  # a control: noise of its own must not blur what is said of the others
+            pair = summary.judge([summary[verdicts.best], variant])
+            other = pair.of[verdicts.best]
+            variant.verdict = pair.of[name] if pair.best != name else statistics.BETTER if other == WORSE else other
+            variant.behind = pair.against(name, verdicts.best)
     summary.warnings = list(dict.fromkeys(study.warnings + _doubts(summary)))
     return summary
 
@@ -94,6 +104,7 @@ def _variant(study: Study, name: str, index: int) -> Variant:
     variant = Variant(name, index, best, _fraction(best), _fraction(final))
     for metric in ONCE:
         found = [r for r in mine if r.metric == metric and r.tags.get("mode", "forward") == "forward"]
+        found = [r for r in found if "seed" in r.tags] or found  # an older record may be of one seed, and not say which
         values = [x for r in found if (x := number(r.value)) is not None]
         if values:
             variant.numbers[metric] = sum(values) / len(values)
@@ -168,7 +179,7 @@ def _mixed(records: list[Record], of: str) -> list[str]:
     another number of threads or another day's version than a speed."""
     found: dict[str, set[str]] = {}
     for record in records:
-        if (value := getattr(record, of)) and (of != "threads" or record.metric in ONCE):
+        if (value := getattr(record, of)) and (of != "threads" or record.metric in TIMED):
             found.setdefault(record.metric, set()).add(str(value))
     return sorted(set().union(*(values for values in found.values() if len(values) > 1)))
 

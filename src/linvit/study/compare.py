@@ -205,7 +205,7 @@ def _steps_within(
         measuring(done, total, "how many steps fit the budget")
 
     found = list(side_by_side(
-        every, device=device, batch=batch, rounds=3, optimizer=optimizer_of(base), progress=show,
+        every, device=device, batch=batch, rounds=3, optimizer=optimizer_of(base), by="wall", progress=show,
     ))  # fmt: skip
     of = {(r.metric, r.tags["attention"]): float(r.value or 0) for r in found}
     step = sum(of["train_step", spec] for spec in configs) * seeds

@@ -46,7 +46,8 @@ def measure_all(
     device: torch.device, progress: Progress,
 ) -> list[str]:  # fmt: skip
     """Sentences about what could not be measured."""
-    have = {(r.metric, r.tags.get("attention")) for r in records}
+    batch = base.plan(len(data.train))[0]
+    have = {(r.metric, r.tags.get("attention")) for r in records if r.tags.get("batch") == batch or not _batched(r)}
     failed: list[str] = []
 
     def missing(*metrics: str) -> list[str]:
@@ -59,7 +60,6 @@ def measure_all(
         except (ValueError, RuntimeError, MemoryError) as error:
             failed.append(f"{what} could not be measured: {str(error).partition(chr(10))[0]}.")
 
-    batch = base.plan(len(data.train))[0]
     if missing(*METRICS):  # ratios are measured side by side, so all are measured again
         with attempt("Speed"):
             every = with_baselines(configs, base.model)
@@ -88,6 +88,11 @@ def measure_all(
     return failed
 
 
+def _batched(record: Record) -> bool:
+    """Whether it depends on the batch: speed and memory of a model."""
+    return record.metric == "peak_memory" or record.metric in METRICS
+
+
 def _models(records: Records, configs: dict[str, ModelConfig], folders: Folders) -> Folders:
     """(spec, seed) → the folder of its best model; of runs that diverged, only where there is no other."""
     diverged = {(r.tags.get("attention"), r.tags.get("seed")) for r in records if r.metric == "diverged"}
@@ -107,7 +112,7 @@ def _curve(
     progress: Progress,
 ) -> None:  # fmt: skip
     """Time over tokens, the model's own number among them. All again if one is new: ratios are side by side."""
-    if not new:
+    if not any(_builds(spec, LENGTHS[-1]) for spec in new):
         return
     model = base.model
     tokens = VisionTransformer(model).tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -19,9 +20,13 @@ def peak_memory(config: ModelConfig, recipe: Recipe, device: torch.device, batch
     """Bytes that a model, its optimizer and one step take: on CUDA as allocated, else in a CPU process."""
     place = device if device.type == "cuda" else torch.device("cpu")
     common = provenance(place, torch.float32)
-    call = [sys.executable, "-m", "linvit.train.memory", config.model_dump_json(), recipe.model_dump_json(), str(place),
-            str(batch), str(common["threads"])]  # fmt: skip
-    done = subprocess.run(call, capture_output=True, text=True, check=False)
+    call = [sys.executable, "-P", "-m", "linvit.train.memory", config.model_dump_json(), recipe.model_dump_json(),
+            str(place), str(batch), str(common["threads"])]  # fmt: skip
+    paths = {"PYTHONPATH": os.pathsep.join(sys.path)}  # what can be imported here can be there
+    try:
+        done = subprocess.run(call, env=os.environ | paths, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise ValueError(str(error)) from None
     if done.returncode:
         why = (done.stderr.strip() or f"its process ended with {done.returncode}").splitlines()[-1]
         raise ValueError(why)
