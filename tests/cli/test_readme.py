@@ -16,8 +16,8 @@ PYTHON = re.findall(r"```python\n(.*?)```", README.read_text(), re.S)
 def test_use_an_attention():
     found: dict = {}
     exec(PYTHON[0], found)
-    assert found["out"].shape == (2, 8, 1024, 64)
-    assert found["matrix"].shape == (2, 8, 100, 100)
+    assert found["out"].shape == (2, 8, 196, 64)
+    assert found["matrix"].shape == (2, 8, 196, 196)
 
 
 def test_add_a_kernel(tmp_path):
