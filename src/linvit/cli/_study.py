@@ -115,7 +115,7 @@ class _Lines:
                 self._say(f"{event.attention} seed {event.seed}: {place}{self.left(event)}")
         elif event.stage == "measure":
             kind = event.what.split(" of ")[0].split(":")[0]
-            if kind != self.said:
+            if kind not in (self.said, "done"):
                 self.said = kind
                 self._say(f"measuring {kind}")
 
