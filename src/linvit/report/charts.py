@@ -229,7 +229,9 @@ def learning(summary: Summary, key: str, title: str, label: str, form: str) -> C
         return None
     last = int(max(row["epoch"] for row in rows))
     whole = list(range(0, last + 1, max(1, round(last / 6)))) if last > 1 else alt.Undefined
-    x = alt.X("epoch:Q", title="Epoch", axis=alt.Axis(values=whole, grid=False), scale=alt.Scale(nice=False))
+    x = alt.X(
+        "epoch:Q", title="Epoch", axis=alt.Axis(values=whole, format="~f", grid=False), scale=alt.Scale(nice=False)
+    )
     y = alt.Y("mean:Q", title=label, axis=alt.Axis(format=form, tickCount=5), scale=alt.Scale(zero=False))
     shown = ".1%" if form == "~%" else ".4g"
     tips = ["attention:N", alt.Tooltip("epoch:Q"), alt.Tooltip("mean:Q", title=title.lower(), format=shown),
