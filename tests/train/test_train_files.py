@@ -207,7 +207,8 @@ def test_divergence_names_the_layer_and_keeps_what_was_good(tmp_path):
     assert messages[-1].startswith("diverged at step 5: blocks.1.mlp.0")
     assert (tmp_path / "run" / "best" / "model.safetensors").read_bytes() == best
     assert checkpoint.exists()
-    assert [(r.metric, r.value) for r in trained.records] == [("diverged", 5)]
+    assert {r.metric for r in trained.records} == {"parameters", "macs", "learning_curve", "diverged"}
+    assert trained.value("diverged") == 5
     assert run(tmp_path / "run").diverged == "blocks.1.mlp.0"
 
 
