@@ -1,4 +1,4 @@
-"""Memory that one call needs, and a training step's in a fresh process."""
+"""Memory that one call needs."""
 
 from __future__ import annotations
 

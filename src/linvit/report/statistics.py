@@ -139,12 +139,10 @@ class Verdicts:
         if self.comparison is None or len(self.names) < 2:
             return float("inf")
         i = self.names.index(name)
-        difference, margin, p = (
-            x[:, i] for x in (self.comparison.difference, self.comparison.margin, self.comparison.p)
-        )
-        worst = np.where(
-            (p <= LEVEL) & (difference < 0), 0.0, difference + margin
-        )  # Holm may know more than Bonferroni
+        found = self.comparison
+        difference, margin, p = found.difference[:, i], found.margin[:, i], found.p[:, i]
+        known = (p <= LEVEL) & (difference < 0)  # by Holm, which may know more than the margins, Bonferroni's
+        worst = np.where(known, 0.0, difference + margin)
         return max(0.0, float(np.delete(worst, i).max()))
 
 
