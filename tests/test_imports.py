@@ -15,7 +15,7 @@ ROOT = Path(linvit.__file__).parent
 
 # What each part may import, besides itself. One line through it:
 # registry, records ← kernels ← attention ← models, data ← measure ← train ← convert ← study ← studies, tune ← cli
-BASE = {"registry", "records", "files"}
+BASE = {"registry", "records", "metrics", "variants", "files", "locks", "randomness", "errors", "progress"}
 CORE = BASE | {"kernels", "attention"}
 MODELS = CORE | {"models"}
 MEASURE = MODELS | {"data", "measure"}
@@ -23,9 +23,15 @@ TRAIN = MEASURE | {"train"}
 CONVERT = TRAIN | {"convert"}
 STUDY = CONVERT | {"study", "report"}
 MAY = {
-    "registry": set(),
-    "records": set(),
     "files": set(),
+    "errors": set(),
+    "progress": set(),
+    "randomness": set(),
+    "locks": {"files"},
+    "registry": {"errors"},
+    "metrics": set(),
+    "records": {"files", "locks"},
+    "variants": {"files", "errors"},
     "kernels": BASE,
     "attention": BASE | {"kernels"},
     "models": CORE,
@@ -33,7 +39,7 @@ MAY = {
     "measure": MODELS | {"data"},
     "train": MEASURE,
     "convert": TRAIN,
-    "report": {"records", "files"},
+    "report": {"records", "metrics", "variants", "files", "progress"},
     "study": CONVERT | {"report"},
     "studies": STUDY,
     "tune": STUDY,

@@ -9,7 +9,6 @@ data set or study is one file, wherever it lies.
 from __future__ import annotations
 
 import ast
-import difflib
 import functools
 import importlib
 import importlib.util
@@ -21,20 +20,15 @@ import sys
 import types
 import typing
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from linvit.errors import choices
+
 Value = bool | int | float | str | None
 T = TypeVar("T")
-
-
-def choices(wanted: str, allowed: Iterable[str]) -> str:
-    """The tail of an error message: the nearest match, then everything that would have been right."""
-    allowed = list(allowed)
-    near = difflib.get_close_matches(wanted, allowed, n=1, cutoff=0.5)
-    return (f"; did you mean '{near[0]}'? " if near else "; ") + "choose from: " + ", ".join(allowed)
 
 
 @dataclass(frozen=True)

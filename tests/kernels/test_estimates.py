@@ -20,7 +20,8 @@ from torch import Tensor
 from linvit.kernels import KERNELS, create_kernel
 from linvit.kernels import projections as projections_module
 from linvit.kernels.pointwise import gauss_hermite
-from linvit.kernels.projections import draw, generator
+from linvit.kernels.projections import draw
+from linvit.randomness import generator
 from linvit.registry import signature_options
 
 D, M, DRAWS = 7, 23, 500

@@ -9,7 +9,8 @@ import pytest
 import torch
 from scipy import stats
 
-from linvit.kernels.projections import Omega, draw, generator
+from linvit.kernels.projections import Omega, draw
+from linvit.randomness import generator
 
 D = 13
 

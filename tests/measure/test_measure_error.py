@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from linvit.attention import create_attention
-from linvit.kernels.projections import generator
 from linvit.measure.error import attention_error, measure
 from linvit.measure.trained import trained_error
 from linvit.models import create_model
+from linvit.randomness import generator
 
 SITE = {"heads": 3, "head_dim": 5, "tokens": 11}
 

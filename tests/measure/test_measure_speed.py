@@ -6,10 +6,10 @@ import torch
 from linvit.attention import attention_names, create_attention
 from linvit.attention.base import Attention
 from linvit.kernels.base import Site
-from linvit.kernels.projections import generator
 from linvit.measure.cost import macs_formula
 from linvit.measure.provenance import pick_device
 from linvit.measure.speed import BASELINES, break_even, measure, wrong
+from linvit.randomness import generator
 
 SIZES = {"heads": 2, "head_dim": 8, "rounds": 3}
 

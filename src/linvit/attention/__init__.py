@@ -7,8 +7,9 @@ import inspect
 import typing
 
 from linvit.attention.base import ATTENTIONS, Attention, Switches, register
+from linvit.errors import choices
 from linvit.kernels import KERNELS, Site
-from linvit.registry import Spec, check_options, choices, parse, signature_options
+from linvit.registry import Spec, check_options, parse, signature_options
 
 __all__ = ["ATTENTIONS", "Attention", "Site", "Switches", "attention_names", "create_attention", "register"]
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linvit.kernels.base import Site
-from linvit.kernels.projections import generator
+from linvit.randomness import generator
 from linvit.registry import Registry
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Switches, register
 from linvit.kernels.base import Site, positive
-from linvit.kernels.projections import generator
+from linvit.randomness import generator
 
 Sharing = Literal["none", "headwise", "key-value", "layerwise"]
 

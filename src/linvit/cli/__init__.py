@@ -72,7 +72,7 @@ class Verbs(TyperGroup):
         return verb(cmd_name, module)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        from linvit.registry import choices
+        from linvit.errors import choices
 
         if args and not args[0].startswith("-") and args[0] not in self.list_commands(ctx):
             raise ValueError(f"unknown verb '{args[0]}'" + choices(args[0], self.list_commands(ctx)))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-Progress = Callable[[int, int, str], None]  # (done, total, what is being done now)
+from linvit.progress import Progress
+
 PATIENCE = 2.0  # seconds before the first sign of life
 INTERVAL = 5.0  # seconds between plain lines
 

@@ -12,7 +12,7 @@ import typer
 from linvit.cli import _options as options
 
 if TYPE_CHECKING:
-    from linvit.cli._output import Progress
+    from linvit.progress import Progress
     from linvit.records import Record
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

@@ -31,7 +31,7 @@ def run(
         linvit list datasets
     """
     from linvit.cli._output import print_json, print_table
-    from linvit.registry import choices
+    from linvit.errors import choices
 
     if what not in KINDS:
         raise ValueError(f"nothing to list under '{what}'" + choices(what, KINDS))

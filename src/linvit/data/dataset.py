@@ -20,8 +20,10 @@ from linvit.data.augment import Augment
 from linvit.data.cache import Pixels, Progress, cache_root, common_size, decoded, digest
 from linvit.data.decode import SMALLEST, resize
 from linvit.data.sources import DATASETS, FORMATS, SPLITS, Arrays, Pictures, check_labels
+from linvit.errors import choices
 from linvit.files import write_atomically
-from linvit.registry import check_options, choices, parse, signature_options
+from linvit.randomness import permutation
+from linvit.registry import check_options, parse, signature_options
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Split:
 
     def order(self, epoch: int, seed: int) -> np.ndarray:
         """The positions of this split, shuffled: a pure function of (seed, epoch), the same on every machine."""
-        return splits.permutation(len(self), "order", seed, epoch)
+        return permutation(len(self), "order", seed, epoch)
 
 
 @dataclass(frozen=True)

@@ -7,19 +7,13 @@ content alone, never on the seed: five seeds are scored on one test set.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from linvit.randomness import permutation
+
 TEST_FRACTION = 0.2
-
-
-def permutation(n: int, *key: int | str) -> np.ndarray:
-    """A permutation of n that is a pure function of the key."""
-    digest = hashlib.sha256(repr(key).encode()).digest()
-    bits = np.random.Philox(key=np.frombuffer(digest[:16], np.uint64)).random_raw(n)
-    return np.argsort(bits, kind="stable")
 
 
 def choose(

@@ -11,7 +11,8 @@ from torch.func import functional_call
 
 from linvit.kernels.base import FeatureMap, Features, Prepared, Site, masked_mean, positive, register, square_norm
 from linvit.kernels.pointwise import LEAST
-from linvit.kernels.projections import Omega, Projection, draw, generator
+from linvit.kernels.projections import Omega, Projection, draw
+from linvit.randomness import generator
 
 
 def _linear(source: torch.Generator, inputs: int, outputs: int, bias: bool = True) -> nn.Linear:

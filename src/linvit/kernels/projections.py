@@ -7,21 +7,16 @@ Everything comes from a generator seeded by (seed, layer, step), so that ranks a
 
 from __future__ import annotations
 
-import hashlib
 import math
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from linvit.randomness import generator
+
 Projection = Literal["orthogonal", "iid", "hadamard", "none"]
 Norms = Literal["chi", "sqrt"]
-
-
-def generator(*key: int | str) -> torch.Generator:
-    """A CPU generator for this key: the same on every machine, device and rank."""
-    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
 def _haar(d: int, source: torch.Generator) -> Tensor:

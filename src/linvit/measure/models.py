@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from linvit.measure.provenance import Progress, ignore, provenance
+from linvit.measure.provenance import provenance
 from linvit.measure.timing import ROUNDS, Call, clock, quartiles, repeats, timed
 from linvit.models import ModelConfig, VisionTransformer
+from linvit.progress import Progress, ignore
 from linvit.records import Record
 
 BASELINES = ("softmax", "identity")

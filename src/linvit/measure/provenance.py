@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypedDict
 
 import torch
-
-Progress = Callable[[int, int, str], None]  # (done, total, what is being done now)
-
-
-def ignore(done: int, total: int, what: str) -> None:
-    """No progress wanted."""
 
 
 class Provenance(TypedDict):

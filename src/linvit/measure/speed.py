@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from linvit.attention import Attention, create_attention
-from linvit.kernels.projections import generator
-from linvit.measure.provenance import Progress, ignore, provenance
+from linvit.measure.provenance import provenance
 from linvit.measure.timing import ROUNDS, clock, quartiles, ratio_clock, repeats, timed
+from linvit.progress import Progress, ignore
+from linvit.randomness import generator
 from linvit.records import Record, Tag
 
 BASELINES = ("softmax", "identity")

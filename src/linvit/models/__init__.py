@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from linvit.errors import choices, clear
 from linvit.models.sizes import SIZES
-from linvit.models.vit import ModelConfig, VisionTransformer, clear
-from linvit.registry import choices
+from linvit.models.vit import ModelConfig, VisionTransformer
 
 __all__ = ["SIZES", "ModelConfig", "VisionTransformer", "create_model", "match_parameters", "model_config"]
 

@@ -12,15 +12,15 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 from torch import Tensor, nn
 
 from linvit.attention import attention_options
 from linvit.attention.base import Attention
 from linvit.attention.linformer import Linformer
 from linvit.attention.multihead import MultiHead
-from linvit.kernels.projections import generator
 from linvit.models.stems import ConvStem, LengthOneStem, PatchStem, PixelStem, ResNetStem, Stem
+from linvit.randomness import generator
 from linvit.registry import check_options, parse_layers
 
 
@@ -236,13 +236,3 @@ def initialise(model: VisionTransformer, seed: int) -> None:
             value.copy_(spread * torch.randn(value.shape, generator=generator("init", seed, name)))
     if isinstance(model.head, nn.Linear):
         model.head.weight.mul_(0.1)  # first predictions near uniform
-
-
-def clear(error: ValidationError) -> ValueError:
-    """Pydantic's report as one line that names the argument, the value and what is allowed."""
-    first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"])
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden":
-        return ValueError(f"unknown option '{place}'")
-    return ValueError(f"{place}={first['input']!r}: {message}" if place else message)

@@ -22,9 +22,10 @@ from linvit import report
 from linvit.data import Dataset
 from linvit.files import remove_parts, write_atomically
 from linvit.measure.models import side_by_side
-from linvit.measure.provenance import Progress, machine
+from linvit.measure.provenance import machine
 from linvit.measure.timing import ROUNDS
 from linvit.models import ModelConfig, VisionTransformer, match_parameters
+from linvit.progress import Progress
 from linvit.records import Record, Records
 from linvit.registry import parse_layers
 from linvit.study.measuring import measure_all, optimizer_of, with_baselines

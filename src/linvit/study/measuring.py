@@ -19,9 +19,10 @@ from linvit.data import Dataset, normalise
 from linvit.files import write_atomically
 from linvit.measure import speed
 from linvit.measure.models import BASELINES, METRICS, MakeOptimizer, side_by_side
-from linvit.measure.provenance import Progress, provenance
+from linvit.measure.provenance import provenance
 from linvit.measure.trained import attention_maps, trained_error
 from linvit.models import ModelConfig, VisionTransformer
+from linvit.progress import Progress
 from linvit.records import Record, Records
 from linvit.train import Experiment, load
 from linvit.train.memory import peak_memory

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from linvit.data import Dataset
+from linvit.errors import choices
 from linvit.files import write_atomically
 from linvit.measure.provenance import provenance
 from linvit.models import ModelConfig, model_config
 from linvit.records import Record
-from linvit.registry import choices
 from linvit.train.defaults import OTHERS, defaults
 from linvit.train.recipe import Recipe, create_recipe
 

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from linvit.data import Augment, Dataset
 from linvit.files import remove_parts, write_atomically
-from linvit.kernels.projections import generator
 from linvit.measure.accuracy import Evaluation, evaluate
 from linvit.models import VisionTransformer
+from linvit.randomness import generator
 from linvit.records import Record, Records
 from linvit.train.card import model_card
 from linvit.train.checkpoint import load_checkpoint, save_checkpoint, save_config, save_model

@@ -9,8 +9,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import nn
 
-from linvit.models.vit import clear
-from linvit.registry import choices
+from linvit.errors import choices, clear
 from linvit.train.muon import Muon
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
