@@ -15,7 +15,7 @@ ROOT = Path(linvit.__file__).parent
 
 # What each part may import, besides itself. One line through it:
 # registry, records ← kernels ← attention ← models, data ← measure ← train ← convert ← study ← studies, tune ← cli
-BASE = {"registry", "records", "metrics", "variants", "files", "locks", "randomness", "errors", "progress"}
+BASE = {"registry", "records", "metrics", "files", "locks", "randomness", "errors", "progress"}
 CORE = BASE | {"kernels", "attention"}
 MODELS = CORE | {"models"}
 MEASURE = MODELS | {"data", "measure"}
@@ -29,7 +29,7 @@ MAY = {
     "randomness": set(),
     "locks": {"files"},
     "registry": {"errors"},
-    "metrics": set(),
+    "metrics": {"records"},
     "records": {"files", "locks"},
     "variants": {"files", "errors"},
     "kernels": BASE,
@@ -39,7 +39,7 @@ MAY = {
     "measure": MODELS | {"data"},
     "train": MEASURE,
     "convert": TRAIN,
-    "report": {"records", "metrics", "variants", "files", "progress"},
+    "report": {"records", "metrics", "files", "progress"},
     "study": CONVERT | {"report"},
     "studies": STUDY,
     "tune": STUDY,

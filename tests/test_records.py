@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import multiprocessing
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -58,15 +60,14 @@ def test_any_record_survives_its_line(metric, value, tags):
     record = Record(metric, value, tags=tags)
     line = record.line()
     assert "\n" not in line
-    assert Record.from_line(line) == record
-    assert Record.from_line(line.encode()) == record
+    assert Record.of(json.loads(line)) == record
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_diverged_runs_are_recorded_without_a_number(value):
     record = Record("loss", value)
     assert json.loads(record.line())["value"] is None
-    assert Record.from_line(record.line()).value is None
+    assert Record.of(json.loads(record.line())).value is None
 
 
 @pytest.mark.parametrize("name", sorted(own))
@@ -121,7 +122,7 @@ def test_a_bad_line_inside_is_named(tmp_path, line):
     records.append([some(2)])
     reader = iter(records)
     next(reader)
-    with pytest.raises(ValueError, match=r"records\.jsonl:2: not a record"):
+    with pytest.raises(ValueError, match=r"records\.jsonl:2: damaged"):
         next(reader)
 
 
@@ -184,3 +185,18 @@ def test_commit_is_of_the_package():
     home = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=Path(linvit.__file__).parent,
                           capture_output=True, text=True, check=False)  # fmt: skip
     assert commit().rstrip("+") == home.stdout.strip()
+
+
+def test_commit_is_not_that_of_a_repository_the_package_is_installed_in(tmp_path):
+    package = tmp_path / ".venv" / "lib" / "linvit"
+    shutil.copytree(Path(linvit.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    for words in (
+        ["init", "-q"],
+        ["add", "-f", "."],
+        ["-c", "user.name=a", "-c", "user.email=b", "commit", "-qm", "x"],
+    ):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    code = "from linvit.records import commit; print(repr(commit()))"
+    paths = os.environ | {"PYTHONPATH": str(package.parent)}
+    done = subprocess.run([sys.executable, "-c", code], env=paths, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "''"

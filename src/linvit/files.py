@@ -1,13 +1,16 @@
-"""Files that a crash cannot harm: written under another name, synced, renamed."""
+"""Files that a crash cannot harm: written under another name, synced, renamed; lines appended whole."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
+import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
@@ -52,3 +55,35 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def append_line(path: Path, row: Mapping[str, Any]) -> None:
+    """One more line of JSON, on disk before this returns."""
+    with named(path), open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_lines(path: Path, skip_bad: bool = False) -> Iterator[dict[str, Any]]:
+    """The objects of a JSON-lines file. A torn last line is left out; any other bad one is an error that names it,
+    or is left out too."""
+    if not path.is_file():
+        return
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                row = json.loads(line)
+                if not isinstance(row, dict):
+                    raise ValueError(f"{type(row).__name__}, not an object")
+                yield row
+            except ValueError as error:
+                if not skip_bad:
+                    raise ValueError(f"{path}:{number}: damaged ({error})") from None
+
+
+def slug(text: str, longest: int = 60) -> str:
+    """The text as a part of a file's name."""
+    return re.sub(r"[^\w.]+", "-", text)[:longest].strip("-.") or "unnamed"

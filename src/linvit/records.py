@@ -7,7 +7,6 @@ This module knows no torch: whoever measures fills in `Provenance`.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -20,12 +19,16 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from linvit.files import read_lines
+from linvit.locks import appending
+
 Tag = str | int | float | bool | None
 
 
 @cache
 def commit() -> str:
-    """The commit of the linvit that measures, `+` if its files differ from it; empty outside a checkout."""
+    """The commit of the linvit that measures, `+` if its files differ from it; empty outside linvit's own checkout (a
+    package installed below somebody else's repository must not claim that one's)."""
     here = Path(__file__).parent
 
     def git(*words: str) -> str:
@@ -35,8 +38,10 @@ def commit() -> str:
             return ""
         return done.stdout.strip() if done.returncode == 0 else ""
 
-    head = git("rev-parse", "--short=12", "HEAD")
-    return head + ("+" if head and git("status", "--porcelain", "--untracked-files=no", ".") else "")
+    if git("rev-parse", "--show-prefix") != "src/linvit/" or not git("ls-files", Path(__file__).name):
+        return ""
+    changed = git("status", "--porcelain", "--untracked-files=no", ".")
+    return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
 
 
 @cache
@@ -78,10 +83,8 @@ class Record:
         return json.dumps(row | tags, ensure_ascii=False, allow_nan=False)
 
     @classmethod
-    def from_line(cls, line: str | bytes) -> Record:
-        row = json.loads(line)
-        if not isinstance(row, dict):
-            raise ValueError(f"{type(row).__name__}, not an object")
+    def of(cls, row: dict[str, Any]) -> Record:
+        """A line's object, as a record."""
         own = {f.name: row.pop(f.name) for f in fields(cls) if f.name in row}
         return cls(**own, tags=row)
 
@@ -100,24 +103,18 @@ class Records:
         if not text:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.path, "a+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # released by close, or with the process
+        with appending(self.path), open(self.path, "a+b") as file:
             _drop_torn_line(file)
             file.write(text.encode())
             file.flush()
             os.fsync(file.fileno())
 
     def __iter__(self) -> Iterator[Record]:
-        if not self.path.exists():
-            return
-        with open(self.path, "rb") as file:
-            for number, line in enumerate(file, 1):
-                if not line.endswith(b"\n"):
-                    return
-                try:
-                    yield Record.from_line(line)
-                except (ValueError, TypeError) as error:
-                    raise ValueError(f"{self.path}:{number}: not a record ({error})") from None
+        for number, row in enumerate(read_lines(self.path), 1):
+            try:
+                yield Record.of(row)
+            except TypeError as error:
+                raise ValueError(f"{self.path}:{number}: damaged ({error})") from None
 
 
 def _drop_torn_line(file: Any) -> None:

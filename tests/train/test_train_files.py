@@ -15,9 +15,11 @@ import pytest
 import torch
 
 import linvit
-from linvit.files import write_atomically
-from linvit.train import files
-from linvit.train.files import load_tensors, locked, read_lines, save_tensors
+from linvit import files
+from linvit.files import read_lines, write_atomically
+from linvit.locks import locked
+from linvit.train.events import Began, Diverged, Noted, Stepped
+from linvit.train.files import load_tensors, save_tensors
 
 DATA = "synthetic:images=72,size=8"
 SOURCE = Path(linvit.__file__).parent
@@ -37,12 +39,12 @@ class Killed(BaseException):
 
 
 def run_until(out, step, **options):
-    def progress(event):
-        if event.step == step and not event.message:
+    def listener(event):
+        if isinstance(event, Stepped) and event.step == step:
             raise Killed
 
     with pytest.raises(Killed):
-        run(out, progress=progress, **options)
+        run(out, listeners=[listener], **options)
 
 
 def test_no_pickle_is_ever_loaded():
@@ -60,10 +62,11 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_message(tmp_path):
         newest = max((out / "last").glob("step-*"))
         assert newest.name == "step-000000005.safetensors"
         newest.write_bytes(harm(newest.read_bytes()))
-        messages: list[str] = []
-        run(out, progress=lambda event, messages=messages: messages.append(event.message))
-        assert f"{newest} is damaged" in messages[0]
-        assert "going on from step 4 of 8" in messages
+        events: list = []
+        run(out, listeners=[events.append])
+        assert isinstance(events[0], Noted)
+        assert f"{newest} is damaged" in events[0].text
+        assert events[1] == Began("going on from step 4 of 8", 4, 8)
         killable.same(out, tmp_path / "whole")
 
 
@@ -137,7 +140,7 @@ def test_one_process_at_a_time(tmp_path):
     code = f"""
 import time
 from pathlib import Path
-from linvit.train.files import locked
+from linvit.locks import locked
 with locked(Path({str(tmp_path / "other")!r})):
     print("locked", flush=True)
     time.sleep(60)
@@ -188,26 +191,21 @@ def test_what_cannot_be_built_leaves_no_folder(tmp_path):
 
 
 def test_divergence_names_the_layer_and_keeps_what_was_good(tmp_path):
-    def poison(event):
-        if event.step == 5 and not event.message:
-            raise Killed
-
-    with pytest.raises(Killed):
-        run(tmp_path / "run", progress=poison)
+    run_until(tmp_path / "run", 5)
     checkpoint = tmp_path / "run" / "last" / "step-000000005.safetensors"
     tensors, facts = load_tensors(checkpoint)
     tensors["model.blocks.1.mlp.0.weight"][0, 0] = torch.nan
     save_tensors(checkpoint, tensors, **facts)
     best = (tmp_path / "run" / "best" / "model.safetensors").read_bytes()
-    messages = []
-    trained = run(tmp_path / "run", progress=lambda event: messages.append(event.message))
+    events: list = []
+    trained = run(tmp_path / "run", listeners=[events.append])
     assert trained.diverged == "blocks.1.mlp.0"
     assert trained.test_accuracy is None
     assert trained.model is not None
-    assert messages[-1].startswith("diverged at step 5: blocks.1.mlp.0")
+    assert events[-1] == Diverged(5, "blocks.1.mlp.0")
     assert (tmp_path / "run" / "best" / "model.safetensors").read_bytes() == best
     assert checkpoint.exists()
-    assert {r.metric for r in trained.records} == {"parameters", "macs", "learning_curve", "diverged"}
+    assert {r.metric for r in trained.records} == {"parameters", "macs", "learning_curve", "train_seconds", "diverged"}
     assert trained.value("diverged") == 5
     assert run(tmp_path / "run").diverged == "blocks.1.mlp.0"
 
@@ -220,10 +218,11 @@ def test_a_rate_far_too_high_diverges(tmp_path):
 
 def test_a_log_with_a_torn_end_is_read(tmp_path):
     (tmp_path / "log").write_bytes(b'{"a": 1}\n{"b": "\xc3')
-    assert read_lines(tmp_path / "log") == [{"a": 1}]
+    assert list(read_lines(tmp_path / "log")) == [{"a": 1}]
     (tmp_path / "log").write_bytes(b'{"a": \n{"b": 2}\n')
-    with pytest.raises(ValueError, match="log is damaged"):
-        read_lines(tmp_path / "log")
+    with pytest.raises(ValueError, match="log:1: damaged"):
+        list(read_lines(tmp_path / "log"))
+    assert list(read_lines(tmp_path / "log", skip_bad=True)) == [{"b": 2}]
 
 
 def test_equal_weights_are_equal_bytes(tmp_path):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import killable
 import pytest
 
 import linvit
-from linvit.train import loop
 
 DATA = "synthetic:images=72,size=8"
 
@@ -20,7 +20,9 @@ def losses(folder, **options) -> list[float]:
 
 @pytest.mark.parametrize("attention", ["softmax", "performer-exp:m=8", "performer-relu:m=8,dwc=3", "linformer:k=2"])
 def test_bfloat16(tmp_path, monkeypatch, attention):
-    monkeypatch.setattr(loop, "check_amp", lambda amp, device: None)  # slow without hardware for it, but right
+    monkeypatch.setattr(
+        sys.modules["linvit.train.run"], "check_amp", lambda amp, device: None
+    )  # slow without hardware for it, but right
     plain = losses(tmp_path / "plain", attention=attention)
     half = losses(tmp_path / "half", attention=attention, amp="bf16")
     assert half != plain

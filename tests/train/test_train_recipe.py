@@ -12,7 +12,8 @@ from linvit import data
 from linvit.models import ModelConfig, create_model
 from linvit.train import create_recipe, design
 from linvit.train.muon import orthogonalised
-from linvit.train.recipe import Recipe, check_amp, learning_rate, make_optimizer
+from linvit.train.optimizers import make_optimizer
+from linvit.train.recipe import Recipe, check_amp, learning_rate
 
 TOTAL, EPOCH, LR = 100, 10, 0.3
 

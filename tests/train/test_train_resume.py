@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
 import killable
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 import linvit
 from linvit.train import Event
+from linvit.train.events import Stepped
 
 DATA = "synthetic:images=72,size=8"
 
@@ -22,11 +24,11 @@ class Killed(BaseException):
 def run(out, *, stop_at=None, every=0.0, **options):
     """Train, or be torn out of the loop after step `stop_at`."""
 
-    def progress(event: Event) -> None:
-        if event.step == stop_at and not event.message:
+    def listener(event: Event) -> None:
+        if isinstance(event, Stepped) and event.step == stop_at:
             raise Killed
 
-    return linvit.train(DATA, out=out, progress=progress, checkpoint_seconds=every, **killable.TINY | options)
+    return linvit.train(DATA, out=out, listeners=[listener], checkpoint_seconds=every, **killable.TINY | options)
 
 
 @pytest.fixture(autouse=True)
@@ -81,35 +83,43 @@ def test_resumed_on_two_threads(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "place", ["_finish", "save_model", "save_checkpoint", "_end_epoch", "append_line", "model_card"]
+    ("module", "place"),
+    [
+        ("run", "_tested"),
+        ("run", "_store"),
+        ("loop", "save_model"),
+        ("loop", "save_checkpoint"),
+        ("loop", "append_line"),
+        ("loop", "model_card"),
+    ],
 )
-def test_torn_out_of_every_stage(tmp_path, monkeypatch, place):
+def test_torn_out_of_every_stage(tmp_path, monkeypatch, module, place):
     run(tmp_path / "whole", epochs=2)
-    loop = __import__("linvit.train.loop", fromlist=["loop"])
-    real, calls = getattr(loop, place), []
+    home = sys.modules[f"linvit.train.{module}"]
+    real, calls = getattr(home, place), []
 
     def torn(*args, **named):
         calls.append(place)
-        if len(calls) == 2 or place == "_finish":
+        if len(calls) == 2 or module == "run":
             raise Killed
         return real(*args, **named)
 
-    monkeypatch.setattr(loop, place, torn)
+    monkeypatch.setattr(home, place, torn)
     with pytest.raises(Killed):
         run(tmp_path / "torn", epochs=2)
-    monkeypatch.setattr(loop, place, real)
+    monkeypatch.setattr(home, place, real)
     run(tmp_path / "torn", epochs=2)
     killable.same(tmp_path / "torn", tmp_path / "whole")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_polite_stop_saves_and_says_so(tmp_path, number):
-    def progress(event: Event) -> None:
-        if event.step == 2:
+    def listener(event: Event) -> None:
+        if isinstance(event, Stepped) and event.step == 2:
             os.kill(os.getpid(), number)
 
     with pytest.raises(KeyboardInterrupt, match=r"saved at step \d of 8"):
-        linvit.train(DATA, out=tmp_path / "run", epochs=2, progress=progress, **killable.TINY)
+        linvit.train(DATA, out=tmp_path / "run", epochs=2, listeners=[listener], **killable.TINY)
     assert list((tmp_path / "run" / "last").glob("step-*"))
     assert signal.getsignal(number) is not None
     run(tmp_path / "run", epochs=2)
@@ -121,7 +131,7 @@ def test_a_finished_run_is_returned_as_it_is(tmp_path):
     first = run(tmp_path / "run", epochs=1)
     before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.name != ".lock"}
     events: list[Event] = []
-    again = linvit.train(DATA, out=tmp_path / "run", epochs=1, progress=events.append, **killable.TINY)
+    again = linvit.train(DATA, out=tmp_path / "run", epochs=1, listeners=[events.append], **killable.TINY)
     assert again.records == first.records
     assert not events
     assert before == {p: p.stat().st_mtime_ns for p in before}

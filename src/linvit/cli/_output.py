@@ -1,50 +1,12 @@
-"""What verbs print: tables and JSON on stdout, progress on stderr. In a pipe both are plain text."""
+"""What verbs print: tables and JSON on stdout, warnings on stderr. In a pipe they are plain text."""
 
 from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
-
-from linvit.progress import Progress
-
-PATIENCE = 2.0  # seconds before the first sign of life
-INTERVAL = 5.0  # seconds between plain lines
-
-
-@contextmanager
-def progress(title: str, quiet: bool = False) -> Iterator[Progress]:
-    """A function to call as work gets done: a live bar with the time left, or a line now and then in a pipe."""
-    if quiet:
-        yield lambda done, total, what: None
-    elif sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as Live
-
-        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-        with Live(*columns, TextColumn("{task.fields[what]}"), console=Console(stderr=True), transient=True) as live:
-            task = live.add_task(title, total=None, what="")
-            yield lambda done, total, what: live.update(task, completed=done, total=total, what=what)
-    else:
-        yield _Lines(title)
-
-
-class _Lines:
-    def __init__(self, title: str):
-        self.title, self.start = title, time.monotonic()
-        self.next = self.start + PATIENCE
-
-    def __call__(self, done: int, total: int, what: str) -> None:
-        now = time.monotonic()
-        if now < self.next:
-            return
-        self.next = now + INTERVAL
-        left = f"{duration((now - self.start) * (total - done) / done)} left" if done else "starting"
-        print(f"{self.title}: {done}/{total}, {left}, {what}", file=sys.stderr, flush=True)
 
 
 def duration(seconds: float) -> str:

@@ -1,115 +1,14 @@
-"""What `linvit train` shows: images being decoded, steps being made, and in the end what came of it."""
+"""What `linvit train` says when it is done, and how verbs read `--set`."""
 
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from linvit.cli._output import duration, progress
+from linvit.cli._output import duration
 
 if TYPE_CHECKING:
-    from linvit.train import Event, Trained
-
-Decode = Callable[[int, int], None]
-
-
-class Watch:
-    """Counts the events of a training, and passes on what it has to say; subclasses show the rest."""
-
-    def __init__(self) -> None:
-        self.events = 0
-
-    def __call__(self, event: Event) -> None:
-        self.events += 1
-        if not event.message:
-            self.show(event)
-        elif not event.message.startswith("diverged"):  # which is explained in the end
-            self.say(event.message)
-
-    def say(self, message: str) -> None:
-        """Nothing: quiet."""
-
-    def show(self, event: Event) -> None:
-        """Nothing: quiet."""
-
-
-class Lines(Watch):
-    """One plain line per epoch, and one every half minute of a longer one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last = time.monotonic()
-
-    def say(self, message: str) -> None:
-        print(f"linvit: {message}", file=sys.stderr, flush=True)
-
-    def show(self, event: Event) -> None:
-        if event.row is None and time.monotonic() - self.last < 30:
-            return
-        self.last = time.monotonic()
-        row = event.row or {"train_loss": event.loss, "train_accuracy": event.accuracy}
-        validation = f"validation accuracy {row['validation_accuracy']:.4f}, " if event.row else ""
-        print(
-            f"epoch {_epochs(event)}, step {event.step}/{event.total}, loss {row['train_loss']:.4f}, "
-            f"accuracy {row['train_accuracy']:.4f}, {validation}{event.images_per_second:.0f} images/s, "
-            f"{duration(event.eta)} left",
-            file=sys.stderr,
-            flush=True,
-        )
-
-
-class Bar(Watch):
-    """A live line: the bar, and the numbers of the running epoch."""
-
-    def __init__(self, live: Any):
-        super().__init__()
-        self.live, self.task, self.validation = live, None, ""
-
-    def say(self, message: str) -> None:
-        self.live.console.print(f"linvit: {message}", markup=False, highlight=False)
-
-    def show(self, event: Event) -> None:
-        if event.row is not None:
-            self.validation = f", val {event.row['validation_accuracy']:.3f}"
-        numbers = (  # fits 80 columns
-            f"epoch {_epochs(event)}, {event.step}/{event.total}, {duration(event.eta)} left, loss {event.loss:.3f}, "
-            f"acc {event.accuracy:.3f}{self.validation}, {event.images_per_second:.0f} img/s"
-        )
-        if self.task is None:
-            self.task = self.live.add_task("", numbers=numbers)
-        self.live.update(self.task, completed=event.step, total=event.total, numbers=numbers)
-
-
-def _epochs(event: Event) -> str:
-    return f"{event.epoch:.4g}/{event.epochs:.4g}" if event.row else f"{int(event.epoch) + 1}/{event.epochs:.4g}"
-
-
-@contextmanager
-def shown(quiet: bool) -> Iterator[tuple[Watch, Decode]]:
-    """(called with every event of the training, called while images are decoded)."""
-    if quiet:
-        yield Watch(), lambda done, total: None
-    elif not sys.stderr.isatty():
-        with progress("decoding") as lines:
-            yield Lines(), lambda done, total: lines(done, total, "images")
-    else:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn
-
-        numbers = TextColumn("{task.fields[numbers]}")
-        with Progress(BarColumn(8), numbers, console=Console(stderr=True), transient=True) as live:
-            tasks: list[Any] = []
-
-            def decode(done: int, total: int) -> None:
-                if not tasks:
-                    tasks.append(live.add_task("", numbers=""))
-                text = f"decoding images, {done:,} of {total:,}"
-                live.update(tasks[0], completed=done, total=total, numbers=text, visible=done < total)
-
-            yield Bar(live), decode
+    from linvit.train import Trained
 
 
 def summary(trained: Trained) -> dict[str, Any]:
@@ -179,6 +78,16 @@ def settings(pairs: list[str], flags: dict[str, Any]) -> dict[str, Any]:
 
 ELSEWHERE = (
     "data", "attention", "attentions", "seed", "seeds", "image_size", "limit", "skip_bad", "out", "device", "data_root",
-    "budget", "match",
+    "budget", "match", "jobs", "threads", "controls",
 )  # fmt: skip
-NOT_OPTIONS = ("progress", "decode_progress", "checkpoint_seconds", "command", "watch", "decoding")  # of the functions
+NOT_OPTIONS = (
+    "progress",
+    "listeners",
+    "checkpoint_seconds",
+    "command",
+    "hear",
+    "test",
+    "variants",
+    "source",
+    "start",
+)  # of the functions

@@ -135,13 +135,14 @@ def _run(
     quiet: bool,
 ) -> None:
     from linvit.cli import _output
+    from linvit.cli._display import Display
     from linvit.records import Records
 
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)  # fails now rather than after minutes of work
     records: list[Record] = []
-    with _output.progress(f"bench {name}", quiet) as progress:
-        for record in work(progress):
+    with Display(quiet) as display:
+        for record in work(display.progress):
             records.append(record)
             if out is not None:
                 Records(out / "records.jsonl").append([record])

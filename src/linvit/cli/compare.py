@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from typing import Annotated
 
 import typer
@@ -12,6 +10,7 @@ from linvit.cli import _options as options
 
 
 def run(
+    ctx: typer.Context,
     data: Annotated[
         str, typer.Argument(help="A data set's name, or the path of an image folder, .npz or .parquet.")
     ] = "digits",
@@ -41,8 +40,12 @@ def run(
     limit: Annotated[int | None, typer.Option(min=2, help="At most so many images in each split.")] = None,
     match: Annotated[bool, typer.Option(help="Match parameters by the width of the MLP.")] = True,
     skip_bad: Annotated[bool, typer.Option(help="Leave unreadable images out and count them.")] = False,
+    controls: Annotated[bool, typer.Option(help="Train `uniform` too, which tells what attention is worth.")] = True,
     out: options.Out = None,
-    threads: options.Threads = 0,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Trainings at a time. [default: the faster way, which is measured]")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of each training.")] = None,
     device: options.Device = "auto",
     data_root: options.DataRoot = None,
     json: options.Json = False,
@@ -61,34 +64,23 @@ def run(
 
         linvit compare cifar10 -a softmax -a performer-relu:m=32,dwc=5 -a linformer:k=32 --epochs 10 --seeds 5
     """
-    import torch
-
     from linvit import report
-    from linvit.cli._study import live, show
+    from linvit.cli import _output
+    from linvit.cli._display import Display
+    from linvit.cli._study import show
     from linvit.cli._training import settings
-    from linvit.study import ATTENTIONS, compare
+    from linvit.study import compare
 
-    if threads:
-        torch.set_num_threads(threads)
     flags = {"epochs": epochs, "size": size}
     extra = settings(set_ or [], {key: value for key, value in flags.items() if value is not None})
-    with live(quiet or json) as (watch, decoding):
-        folder = compare(
-            data,
-            attentions=attention or ATTENTIONS,
-            seeds=seeds,
-            seed=seed,
-            budget=budget,
-            out=out,
-            device=device,
-            data_root=data_root,
-            image_size=image_size,
-            limit=limit,
-            skip_bad=skip_bad,
-            match=match,
-            command="linvit " + shlex.join(sys.argv[1:]),
-            watch=watch,
-            decoding=decoding,
-            **extra,
-        )
-    show(report.summarise(report.load(folder)), folder, json, quiet)
+    again = options.again(ctx)
+    with Display(quiet or json) as display, _output.warnings_in_one_line():
+        try:
+            folder = compare(
+                data, attentions=attention, controls=controls, seeds=seeds, seed=seed, budget=budget, out=out,
+                device=device, jobs=jobs, threads=threads, data_root=data_root, image_size=image_size, limit=limit,
+                skip_bad=skip_bad, match=match, command=again, hear=display.hear, progress=display.progress, **extra,
+            )  # fmt: skip
+        except KeyboardInterrupt as stop:
+            raise KeyboardInterrupt(f"nothing that was trained is lost; go on with: {again}") from stop
+    show(report.summarise(report.read(folder)), folder, json, quiet)

@@ -36,15 +36,16 @@ def run(
     import torch
 
     from linvit.cli import _output
+    from linvit.cli._display import Display
     from linvit.measure.accuracy import wilson
     from linvit.train.use import evaluate_folder
 
     if threads:
         torch.set_num_threads(threads)
-    with _output.progress("decoding", quiet) as show, _output.warnings_in_one_line():
+    with Display(quiet) as display, _output.warnings_in_one_line():
         done = evaluate_folder(
             model, data, split=split, device=device, data_root=data_root, limit=limit, skip_bad=skip_bad,
-            progress=lambda done, total: show(done, total, "images"),
+            progress=display.progress,
         )  # fmt: skip
     result = done.result
     n = len(result.labels)

@@ -31,6 +31,7 @@ def run(
     import torch
 
     from linvit.cli import _output
+    from linvit.cli._display import Display
     from linvit.train import load, pick_device
     from linvit.train.use import find_images, predict
 
@@ -41,9 +42,8 @@ def run(
         ready = load(model).to(pick_device(device))
     skipped: list[str] = []
     note = (lambda error: skipped.append(str(error))) if skip_bad else None
-    with _output.progress("predicting", quiet) as show:
-        work = predict(ready, paths, top=top, skip=note, progress=lambda done, total: show(done, total, "images"))
-        found = list(work)
+    with Display(quiet) as display:
+        found = list(predict(ready, paths, top=top, skip=note, progress=display.progress))
     for message in skipped:
         print(f"linvit: skipped: {message}", file=sys.stderr)
     if json:

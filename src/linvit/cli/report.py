@@ -28,4 +28,4 @@ def run(
     from linvit.cli._study import show
 
     page = report.build(folders, out)
-    show(report.summarise(report.load(folders)), page.parent, json, quiet)
+    show(report.summarise(report.read(folders)), page.parent, json, quiet)

@@ -64,6 +64,7 @@ def run(
         linvit train mnist --limit 12000 --epochs 2 --json
     """
     from linvit.cli import _output, _training
+    from linvit.cli._display import Display
 
     flags: dict[str, Any] = {
         "epochs": epochs, "steps": steps, "size": size, "stem": stem, "patch_size": patch_size, "dim": dim,
@@ -83,17 +84,17 @@ def run(
 
     if threads:
         torch.set_num_threads(threads)
-    with _training.shown(quiet) as (watch, decode), _output.warnings_in_one_line():
+    with Display(quiet) as display, _output.warnings_in_one_line():
         try:
             trained = train(
                 data, out=out, seed=seed, device=device, data_root=data_root, image_size=image_size, limit=limit,
-                skip_bad=skip_bad, progress=watch, decode_progress=decode, checkpoint_seconds=save_every, **chosen,
+                skip_bad=skip_bad, listeners=[display.listen], progress=display.progress, checkpoint_seconds=save_every, **chosen,
             )  # fmt: skip
         except KeyboardInterrupt as stop:
             raise KeyboardInterrupt(f"{stop or 'nothing is lost'}; go on with: {options.again(ctx)}") from stop
     if json:
         _output.print_json(_training.summary(trained))
     elif not quiet:
-        _training.print_summary(trained, already=not watch.events)
+        _training.print_summary(trained, already=not display.heard)
     if trained.diverged:
         raise typer.Exit(_training.explain_divergence(trained))

@@ -6,14 +6,16 @@ User text is only ever data or a scale's domain. A `sort` of names would be comp
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
 
-from linvit.report import curves, files, theme
-from linvit.report.summary import Summary, Variant
+from linvit import metrics
+from linvit.metrics import Metric
+from linvit.report import curves, tables, theme
+from linvit.report.summary import Result, Summary
 
 Rows = list[dict[str, Any]]
 
@@ -43,7 +45,7 @@ def build(summary: Summary, chosen: str | None) -> dict[str, list[Chart]]:
     """Section → its charts; a section without data is absent."""
     sections = {
         "pareto": [pareto(summary, chosen)],
-        "cost": [bars(summary, *what) for what in COSTS],
+        "cost": [bars(summary, metric) for metric in metrics.TABLE if metric.bar],
         "scaling": [scaling(summary, mode) for mode in ("forward", "both")],
         "learning": [learning(summary, *what) for what in CURVES],
         "confusion": [confusion(summary, v) for v in summary.variants],
@@ -59,17 +61,17 @@ def _data(rows: Iterable[dict[str, Any]]) -> alt.Chart:
 
 
 def _colour(summary: Summary) -> alt.Color:
-    return alt.Color("attention:N", scale=alt.Scale(domain=[v.attention for v in summary.variants]))
+    return alt.Color("variant:N", scale=alt.Scale(domain=[v.label for v in summary.variants]))
 
 
 def _shape(summary: Summary) -> alt.Shape:
-    names = [v.attention for v in summary.variants]
-    return alt.Shape("attention:N", scale=alt.Scale(domain=names, range=_cycle(theme.SHAPES, len(names))))
+    names = [v.label for v in summary.variants]
+    return alt.Shape("variant:N", scale=alt.Scale(domain=names, range=_cycle(theme.SHAPES, len(names))))
 
 
 def _dash(summary: Summary) -> alt.StrokeDash:
-    names = [v.attention for v in summary.variants]
-    return alt.StrokeDash("attention:N", scale=alt.Scale(domain=names, range=_cycle(theme.DASHES, len(names))))
+    names = [v.label for v in summary.variants]
+    return alt.StrokeDash("variant:N", scale=alt.Scale(domain=names, range=_cycle(theme.DASHES, len(names))))
 
 
 def _cycle(values: Any, count: int) -> list[Any]:
@@ -101,9 +103,9 @@ def pareto(summary: Summary, chosen: str | None) -> Chart | None:
         if v.best is None or speed is None:
             continue
         low, high = (v.best.mean if end is None else end for end in (v.best.low, v.best.high))
-        rows.append({"attention": v.attention, "speed": speed, "accuracy": v.best.mean, "low": low, "high": high,
-                     "shown": files.points(v), "pace": files.ratio(speed) if beside else f"{files.count(speed)} img/s",
-                     "verdict": v.verdict, "chosen": v.attention == chosen, "sound": not v.diverged})  # fmt: skip
+        rows.append({"variant": v.label, "speed": speed, "accuracy": v.best.mean, "low": low, "high": high,
+                     "shown": tables.points(v), "pace": metrics.METRICS[metric].show(speed),
+                     "verdict": v.verdict, "chosen": v.id == chosen, "sound": not v.diverged})  # fmt: skip
     if not rows:
         return None
     ends = _span([r["low"] for r in rows] + [r["high"] for r in rows])
@@ -112,7 +114,7 @@ def pareto(summary: Summary, chosen: str | None) -> Chart | None:
               axis=alt.Axis(tickCount=6, format="~r" if beside else "~s"))  # fmt: skip
     y = alt.Y("accuracy:Q", title="Test accuracy", axis=alt.Axis(format="~%", tickCount=6),
               scale=alt.Scale(domain=[max(0, ends[0]), min(1, ends[1])], nice=False, zero=False))  # fmt: skip
-    tips = [alt.Tooltip("attention:N"), alt.Tooltip("shown:N", title="test accuracy"),
+    tips = [alt.Tooltip("variant:N"), alt.Tooltip("shown:N", title="test accuracy"),
             alt.Tooltip("pace:N", title="inference"), alt.Tooltip("verdict:N")]  # fmt: skip
     base = _data(rows).encode(x=x, y=y)
     layers = [
@@ -139,26 +141,22 @@ def _front(rows: Rows) -> Rows:
     return [{"speed": row["speed"], "accuracy": row["accuracy"]} for row in front]
 
 
-COSTS: list[tuple[str, str, Callable[[float | None], str]]] = [
-    ("peak_memory", "Peak memory", files.size),
-    ("parameters", "Parameters", files.count),
-    ("train_step", "Training step", files.seconds),
-    ("macs", "Multiply–accumulates per image", files.count),
-]
-
-
-def bars(summary: Summary, metric: str, title: str, text: Callable[[float | None], str]) -> Chart | None:
-    rows = [(v, value) for v in summary.variants if (value := v.get(metric)) is not None]
+def bars(summary: Summary, metric: Metric) -> Chart | None:
+    rows = [(v, value) for v in summary.variants if (value := v.get(metric.name)) is not None]
     softmax = next((value for v, value in rows if v.attention == "softmax"), None)
     found = [
-        {"attention": v.attention, "value": value, "shown": text(value),
+        {"variant": v.label, "value": value, "shown": metric.show(value),
          "beside": f"{value / softmax:.0%}" if softmax else "–"}
         for v, value in rows
     ]  # fmt: skip
     if not found:
         return None
     top = max(value for _, value in rows) or 1
-    tips = ["attention:N", alt.Tooltip("shown:N", title=title.lower()), alt.Tooltip("beside:N", title="of softmax's")]
+    tips = [
+        "variant:N",
+        alt.Tooltip("shown:N", title=metric.bar.lower()),
+        alt.Tooltip("beside:N", title="of softmax's"),
+    ]
     x = alt.X("value:Q", title=None, scale=alt.Scale(domain=[0, top * 1.22], nice=False), axis=None)
     base = _data(found).encode(y=_rows(), tooltip=tips)
     layers = alt.layer(
@@ -166,19 +164,19 @@ def bars(summary: Summary, metric: str, title: str, text: Callable[[float | None
         base.mark_text(align="left", dx=8, dy=9, fontWeight=600).encode(x=x, text="shown:N"),
         _labels(base),
     )
-    return Chart(metric, title, layers.properties(height=ROW * len(found)))
+    return Chart(metric.name, metric.bar, layers.properties(height=ROW * len(found)))
 
 
 ROW = 44
 
 
 def _rows() -> alt.Y:
-    return alt.Y("attention:N", sort=None, title=None, axis=None)
+    return alt.Y("variant:N", sort=None, title=None, axis=None)
 
 
 def _labels(base: alt.Chart) -> alt.Chart:
     """The variant's name above its bar, where it has the whole width of a phone."""
-    return base.mark_text(align="left", dy=-9, style="quiet").encode(x=alt.value(0), text="attention:N")
+    return base.mark_text(align="left", dy=-9, style="quiet").encode(x=alt.value(0), text="variant:N")
 
 
 def _nearest(rows: Rows, x: Any, y: Any, tips: list[Any], summary: Summary) -> alt.Chart:
@@ -203,13 +201,13 @@ def scaling(summary: Summary, mode: str) -> Chart | None:
     y = alt.Y("seconds:Q", title="Time per call (log)", scale=alt.Scale(type="log"),
               axis=alt.Axis(values=_decades([row["seconds"] for row in rows]),
                             labelExpr="format(datum.value, '~s') + 's'"))  # fmt: skip
-    tips = ["attention:N", alt.Tooltip("tokens:Q", title="tokens"), alt.Tooltip("shown:N", title="time")]
+    tips = ["variant:N", alt.Tooltip("tokens:Q", title="tokens"), alt.Tooltip("shown:N", title="time")]
     lines = _data(rows).mark_line(strokeWidth=2).encode(x=x, y=y, color=_colour(summary), strokeDash=_dash(summary))
     layers = [lines, _nearest(rows, x, y, tips, summary)]
     if breaks:
         rule = _data(breaks).mark_rule(strokeWidth=1.5, strokeOpacity=0.5, strokeDash=[2, 3]).encode(
             x=alt.X("tokens:Q"), color=_colour(summary),
-            tooltip=["attention:N", alt.Tooltip("tokens:Q", title="faster than softmax from N =", format=".0f")],
+            tooltip=["variant:N", alt.Tooltip("tokens:Q", title="faster than softmax from N =", format=".0f")],
         )  # fmt: skip
         layers.insert(0, rule)
     note = "Vertical lines: the number of tokens from which a variant is faster than softmax." if breaks else ""
@@ -234,7 +232,7 @@ def learning(summary: Summary, key: str, title: str, label: str, form: str) -> C
     )
     y = alt.Y("mean:Q", title=label, axis=alt.Axis(format=form, tickCount=5), scale=alt.Scale(zero=False))
     shown = ".1%" if form == "~%" else ".4g"
-    tips = ["attention:N", alt.Tooltip("epoch:Q"), alt.Tooltip("mean:Q", title=title.lower(), format=shown),
+    tips = ["variant:N", alt.Tooltip("epoch:Q"), alt.Tooltip("mean:Q", title=title.lower(), format=shown),
             alt.Tooltip("low:Q", title="lowest seed", format=shown),
             alt.Tooltip("high:Q", title="highest seed", format=shown)]  # fmt: skip
     base = _data(rows).encode(x=x, y=y, color=_colour(summary))
@@ -246,8 +244,8 @@ def learning(summary: Summary, key: str, title: str, label: str, form: str) -> C
     return Chart(f"learning-{key.replace('_', '-')}", title, layers.properties(height=280))
 
 
-def confusion(summary: Summary, variant: Variant) -> Chart | None:
-    rows, names = curves.confusion(summary, variant.attention)
+def confusion(summary: Summary, variant: Result) -> Chart | None:
+    rows, names = curves.confusion(summary, variant)
     if not rows:
         return None
     label = alt.Axis(labelLimit=80, labelPadding=4, grid=False)
@@ -258,7 +256,7 @@ def confusion(summary: Summary, variant: Variant) -> Chart | None:
                  alt.Tooltip("share:Q", title="of the true class", format=".1%")],
     )  # fmt: skip
     opacity = alt.FillOpacity("share:Q", legend=None, scale=alt.Scale(type="sqrt", domain=[0, 1], range=[0.03, 0.95]))
-    name = alt.Color("attention:N", legend=None, scale=alt.Scale(domain=[v.attention for v in summary.variants]))
+    name = alt.Color("variant:N", legend=None, scale=alt.Scale(domain=[v.label for v in summary.variants]))
     layers = [base.mark_rect().encode(color=name, fillOpacity=opacity)]
     if len(names) <= 10:
         digits = base.transform_filter("datum.share >= 0.005").encode(text=alt.Text("share:Q", format=".0%"))
@@ -267,7 +265,7 @@ def confusion(summary: Summary, variant: Variant) -> Chart | None:
             digits.transform_filter("datum.share >= 0.5").mark_text(fontSize=9, style="paper", fontWeight=600),
         ]
     height = min(420, max(200, 30 * len(names)))
-    return Chart(f"confusion-{variant.index}", variant.attention, alt.layer(*layers).properties(height=height))
+    return Chart(f"confusion-{variant.index}", variant.label, alt.layer(*layers).properties(height=height))
 
 
 def classes(summary: Summary) -> Chart | None:
@@ -277,7 +275,7 @@ def classes(summary: Summary) -> Chart | None:
         return None
     y = alt.Y("class:N", scale=alt.Scale(domain=names), title=None, axis=alt.Axis(labelLimit=120, grid=False))
     x = alt.X("f1:Q", title="F1", axis=alt.Axis(format="~%", tickCount=5), scale=alt.Scale(zero=False))
-    tips = ["attention:N", "class:N", *(alt.Tooltip(f"{key}:Q", format=".1%") for key in ("f1", "precision", "recall"))]
+    tips = ["variant:N", "class:N", *(alt.Tooltip(f"{key}:Q", format=".1%") for key in ("f1", "precision", "recall"))]
     base = _data(rows)
     layers = alt.layer(
         base.mark_rule(strokeWidth=1, strokeOpacity=0.5).encode(y=y, x=alt.X("min(f1):Q", title="F1"), x2="max(f1):Q"),
@@ -292,8 +290,9 @@ def scores(summary: Summary, chosen: str | None) -> Chart | None:
     """Precision, recall and F1 of the recommended variant, class by class."""
     rows, names, _ = curves.classes(summary)
     kinds = ("precision", "recall", "f1")
-    found = [{"attention": chosen, "class": row["class"], "metric": kind, "value": row[kind]}
-             for row in rows if row["attention"] == chosen for kind in kinds if row.get(kind) is not None]  # fmt: skip
+    label = next((v.label for v in summary.variants if v.id == chosen), "")
+    found = [{"variant": label, "class": row["class"], "metric": kind, "value": row[kind]}
+             for row in rows if row["variant"] == label for kind in kinds if row.get(kind) is not None]  # fmt: skip
     if not found:
         return None
     spec = _data(found).mark_bar(cornerRadiusEnd=2).encode(
@@ -306,19 +305,19 @@ def scores(summary: Summary, chosen: str | None) -> Chart | None:
         tooltip=["class:N", "metric:N", alt.Tooltip("value:Q", format=".1%")],
     )  # fmt: skip
     height = max(160, 36 * len({row["class"] for row in found}))
-    return Chart("class-scores", f"Precision, recall and F1 of {chosen}", alt.layer(spec).properties(height=height))
+    return Chart("class-scores", f"Precision, recall and F1 of {label}", alt.layer(spec).properties(height=height))
 
 
 def error(summary: Summary) -> Chart | None:
     rows = [
-        {"attention": v.attention, "error": min(1.0, value), "uniform": v.get("attention_error_uniform"),
+        {"variant": v.label, "error": min(1.0, value), "uniform": v.get("attention_error_uniform"),
          "entropy": v.get("attention_entropy"), "shown": f"{value:.2f}"}
         for v in summary.variants
         if (value := v.get("attention_error")) is not None
     ]  # fmt: skip
     if not rows:
         return None
-    tips = ["attention:N", alt.Tooltip("shown:N", title="distance to softmax"),
+    tips = ["variant:N", alt.Tooltip("shown:N", title="distance to softmax"),
             alt.Tooltip("uniform:Q", title="uniform's distance", format=".3f"),
             alt.Tooltip("entropy:Q", title="entropy", format=".3f")]  # fmt: skip
     base = _data(rows).encode(y=_rows(), tooltip=tips)

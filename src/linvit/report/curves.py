@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from linvit.metrics import seconds as in_seconds
 from linvit.records import Record
-from linvit.report import files
-from linvit.report.load import read_json, read_lines
-from linvit.report.summary import Summary, number
+from linvit.report.evidence import read_json, read_lines
+from linvit.report.summary import Result, Summary, number
 
 Rows = list[dict[str, Any]]
 POINTS = 120  # of one learning curve
@@ -21,11 +21,14 @@ CLASSES = 20  # of one per-class chart, or one confusion matrix
 def scaling(summary: Summary, mode: str) -> tuple[Rows, Rows]:
     """Time over tokens, and where each variant becomes faster than softmax."""
     rows: Rows = []
+    labels = {v.id: v.label for v in summary.variants}
     for r in summary.study.of("attention_time", mode=mode):
+        if str(r.tags.get("variant")) not in labels:
+            continue
         seconds, tokens = number(r.value), number(r.tags.get("tokens"))
         if seconds and tokens and seconds > 0 and tokens > 0:
-            rows.append({"attention": str(r.tags.get("attention")), "tokens": tokens, "seconds": seconds,
-                         "shown": files.seconds(seconds), "marked": True})  # fmt: skip
+            rows.append({"variant": labels[str(r.tags["variant"])], "tokens": tokens, "seconds": seconds,
+                         "shown": in_seconds(seconds), "marked": True})  # fmt: skip
     if not rows:
         return [], []
     low, high = min(r["tokens"] for r in rows), max(r["tokens"] for r in rows)
@@ -33,14 +36,14 @@ def scaling(summary: Summary, mode: str) -> tuple[Rows, Rows]:
     for r in summary.study.of("break_even_tokens"):
         tokens = number(r.value)
         if r.tags.get("mode", mode) == mode and tokens is not None and low <= tokens <= high:
-            breaks.append({"attention": str(r.tags.get("attention")), "tokens": tokens})
-    return sorted(rows, key=lambda r: (r["attention"], r["tokens"])), breaks
+            breaks.append({"variant": labels.get(str(r.tags.get("variant")), ""), "tokens": tokens})
+    return sorted(rows, key=lambda r: (r["variant"], r["tokens"])), breaks
 
 
-def break_even(summary: Summary, attention: str) -> str:
+def break_even(summary: Summary, variant: Result) -> str:
     """From how many tokens it is faster than softmax, in words; "" if that was not measured."""
     found = []
-    for r in summary.study.of("break_even_tokens", attention=attention):
+    for r in summary.study.of("break_even_tokens", variant=variant.id):
         tokens, least = number(r.value), number(r.tags.get("from"))
         mode = {"forward": "in inference", "both": "in training"}.get(str(r.tags.get("mode")), "")
         if tokens is None:
@@ -54,14 +57,14 @@ def break_even(summary: Summary, attention: str) -> str:
 
 def not_timed(summary: Summary) -> list[str]:
     """Variants without a curve over tokens, where others have one."""
-    timed = {r.tags.get("attention") for r in summary.study.of("attention_time") if number(r.value)}
-    return [v.attention for v in summary.variants if v.attention not in timed] if timed else []
+    timed = {r.tags.get("variant") for r in summary.study.of("attention_time") if number(r.value)}
+    return [v.label for v in summary.variants if v.id not in timed] if timed else []
 
 
-def _whole(summary: Summary, attention: str) -> list[Record]:
+def _whole(summary: Summary, variant: Result) -> list[Record]:
     """The learning curves of seeds that did not diverge, or of all where each did: a mean must be of the same seeds."""
-    diverged = {r.tags.get("seed") for r in summary.study.of("diverged", attention=attention)}
-    curves = summary.study.of("learning_curve", attention=attention)
+    diverged = {r.tags.get("seed") for r in summary.study.of("diverged", variant=variant.id)}
+    curves = summary.study.of("learning_curve", variant=variant.id)
     return [r for r in curves if r.tags.get("seed") not in diverged] or curves
 
 
@@ -70,7 +73,7 @@ def learning(summary: Summary, key: str) -> Rows:
     rows: Rows = []
     for variant in summary.variants:
         seen: dict[float, list[float]] = defaultdict(list)
-        for record in _whole(summary, variant.attention):
+        for record in _whole(summary, variant):
             for line in read_lines(record):
                 epoch, value = number(line.get("epoch")), number(line.get(key))
                 if epoch is not None and value is not None:
@@ -84,15 +87,15 @@ def learning(summary: Summary, key: str) -> Rows:
         marks = ((np.arange(MARKS) + shift) / MARKS * last).round().astype(int)
         for i in np.union1d(points, marks):
             values = seen[epochs[i]]
-            rows.append({"attention": variant.attention, "epoch": epochs[i], "mean": sum(values) / len(values),
+            rows.append({"variant": variant.label, "epoch": epochs[i], "mean": sum(values) / len(values),
                          "low": min(values), "high": max(values), "marked": bool(i in marks)})  # fmt: skip
     return rows
 
 
-def _matrix(summary: Summary, attention: str) -> np.ndarray | None:
+def _matrix(summary: Summary, variant: Result) -> np.ndarray | None:
     """Test images by (true, predicted) class, summed over seeds."""
     total: np.ndarray | None = None
-    for record in summary.study.of("confusion", attention=attention):
+    for record in summary.study.of("confusion", variant=variant.id):
         if record.tags.get("selection", "best") != "best":
             continue
         found = read_json(record)
@@ -116,20 +119,20 @@ def _names(summary: Summary, count: int) -> list[str]:
     return [name if names.count(name) == 1 else f"{name} ({i})" for i, name in enumerate(names)]
 
 
-def confusion(summary: Summary, attention: str) -> tuple[Rows, list[str]]:
-    matrix = _matrix(summary, attention)
+def confusion(summary: Summary, variant: Result) -> tuple[Rows, list[str]]:
+    matrix = _matrix(summary, variant)
     if matrix is None or len(matrix) > CLASSES:
         return [], []
     names = _names(summary, len(matrix))
     share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-    rows = [{"attention": attention, "true": t, "predicted": p, "count": int(matrix[i, j]),
+    rows = [{"variant": variant.label, "true": t, "predicted": p, "count": int(matrix[i, j]),
              "share": round(share[i, j], 5)} for i, t in enumerate(names) for j, p in enumerate(names)]  # fmt: skip
     return rows, names
 
 
-def confused(summary: Summary, attention: str, most: int = 8) -> Rows:
+def confused(summary: Summary, variant: Result, most: int = 8) -> Rows:
     """The pairs of classes most often confused: what a matrix of many classes cannot show."""
-    matrix = _matrix(summary, attention)
+    matrix = _matrix(summary, variant)
     if matrix is None or len(matrix) <= CLASSES:
         return []
     names = _names(summary, len(matrix))
@@ -142,18 +145,17 @@ def confused(summary: Summary, attention: str, most: int = 8) -> Rows:
 
 def classes(summary: Summary) -> tuple[Rows, list[str], int]:
     """F1, precision and recall by variant and class; the classes, hardest first; how many there are if some are cut."""
+    labels = {v.id: v.label for v in summary.variants}
     seen: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for metric in ("f1", "precision", "recall"):
         for r in summary.study.of(metric):
             value = number(r.value)
             if value is not None and r.tags.get("class") is not None and r.tags.get("selection", "best") == "best":
-                seen[str(r.tags.get("attention")), str(r.tags["class"])][metric].append(value)
+                seen[labels.get(str(r.tags.get("variant")), ""), str(r.tags["class"])][metric].append(value)
     means = {key: {m: sum(v) / len(v) for m, v in found.items()} for key, found in seen.items() if "f1" in found}
     names = list(dict.fromkeys(name for _, name in means))
     score = {name: np.mean([found["f1"] for (_, own), found in means.items() if own == name]) for name in names}
     names.sort(key=lambda name: score[name])
     kept = names[:CLASSES]
-    rows = [
-        {"attention": attention, "class": name, **found} for (attention, name), found in means.items() if name in kept
-    ]
+    rows = [{"variant": label, "class": name, **found} for (label, name), found in means.items() if name in kept]
     return rows, kept, len(names) if len(names) > len(kept) else 0

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from linvit.report.load import read_arrays
+from linvit.report.evidence import read_arrays
 from linvit.report.summary import Summary, number
 
 EXAMPLES = 12
@@ -52,8 +52,8 @@ def examples(summary: Summary) -> list[dict[str, Any]]:
         pictures, labels = _pictures(arrays.get("images"), 4), arrays.get("labels")
         if pictures is None or labels is None or len(labels) != len(pictures):
             continue
-        said = {v.attention: arrays.get(f"predictions/{v.attention}") for v in summary.variants}
-        told = [(v, x) for v in summary.variants if (x := said[v.attention]) is not None and x.shape == labels.shape]
+        said = {v.id: arrays.get(f"predictions/{v.id}") for v in summary.variants}
+        told = [(v, x) for v in summary.variants if (x := said[v.id]) is not None and x.shape == labels.shape]
         wrong = sum((x != labels).astype(int) for _, x in told) + np.zeros(len(labels), int)
         return [
             {
@@ -67,7 +67,7 @@ def examples(summary: Summary) -> list[dict[str, Any]]:
 
 
 def _answer(summary: Summary, arrays: dict[str, np.ndarray], variant: Any, said: Any, labels: Any, i: int) -> dict:
-    sure, maps = arrays.get(f"confidence/{variant.attention}"), arrays.get(f"maps/{variant.attention}")
+    sure, maps = arrays.get(f"confidence/{variant.id}"), arrays.get(f"maps/{variant.id}")
     return {
         "variant": variant,
         "said": _name(summary, said[i]),

@@ -19,10 +19,11 @@ import jinja2
 import vl_convert
 from markupsafe import Markup
 
+from linvit import metrics
 from linvit.files import write_atomically
-from linvit.report import charts, curves, files, images, theme
+from linvit.report import charts, curves, images, tables, theme
 from linvit.report.charts import Chart
-from linvit.report.load import Study, load
+from linvit.report.evidence import Evidence, read
 from linvit.report.recommendation import Recommendation, recommend
 from linvit.report.summary import Summary, number, summarise
 
@@ -34,7 +35,7 @@ def build(folders: Path | str | Sequence[Path | str], out: Path | str | None = N
 
     `figures=False` leaves the figure files out."""
     paths = [Path(folders)] if isinstance(folders, (str, Path)) else [Path(folder) for folder in folders]
-    study = load(paths)
+    study = read(paths)
     if out is None and len(paths) > 1:
         raise ValueError("several studies are merged into a folder of their own: give --out")
     target = Path(out) if out is not None else paths[0]
@@ -43,15 +44,15 @@ def build(folders: Path | str | Sequence[Path | str], out: Path | str | None = N
     target.mkdir(parents=True, exist_ok=True)
     summary = summarise(study)
     advice = recommend(summary)
-    sections = charts.build(summary, advice.attention)
+    sections = charts.build(summary, advice.variant)
     specs = {chart.name: chart.figure() for found in sections.values() for chart in found} if figures else {}
     page = target / "report.html"
     with ThreadPoolExecutor(1) as pool:
         drawn = pool.submit(_draw, specs, target / "figures")
-        files.write_csv(summary, target / "results.csv")
+        tables.write_csv(summary, target / "results.csv")
         shown = ("pareto", "cost", "scaling", "learning") if figures else ()
         titles = [(chart.name, chart.title) for name in shown for chart in sections.get(name, [])]
-        files.write_markdown(summary, advice, target / "report.md", titles, facts(study))
+        tables.write_markdown(summary, advice, target / "report.md", titles, facts(study))
         write_atomically(page, render(summary, advice, sections))
         drawn.result()
     return page
@@ -87,15 +88,15 @@ def render(summary: Summary, advice: Recommendation, sections: dict[str, list[Ch
         undefined=jinja2.StrictUndefined,
     )  # fmt: skip
     environment.filters |= {
-        "count": files.count, "size": files.size, "seconds": files.seconds, "ratio": files.ratio,
         "percent": lambda value: f"{100 * value:.0f}\N{NO-BREAK SPACE}%", "breakable": breakable, "parts": parts,
     }  # fmt: skip
-    chosen = next((v for v in summary.variants if v.attention == advice.attention), None)
+    chosen = next((v for v in summary.variants if v.id == advice.variant), None)
     return environment.get_template("page.html").render(
-        summary=summary, advice=advice, chosen=chosen, sections=sections, points=files.points,
-        breaks=curves.break_even, untimed=curves.not_timed(summary), behind=files.behind,
+        summary=summary, advice=advice, chosen=chosen, sections=sections,
+        points=tables.points, shown=tables.shown, below=tables.below,
+        breaks=curves.break_even, untimed=curves.not_timed(summary), behind=tables.behind, headings=tables.HEADINGS,
         examples=images.examples(summary), illustration=images.illustration(summary),
-        confused={v.attention: found for v in summary.variants if (found := curves.confused(summary, v.attention))},
+        confused={v.label: found for v in summary.variants if (found := curves.confused(summary, v))},
         facts=facts(summary.study), colours=len(theme.PALETTE), shapes=theme.SHAPES,
         specs=script_json({c.name: c.page() for found in sections.values() for c in found}),
         style=Markup(theme.css() + _text("page.css")),
@@ -120,7 +121,7 @@ def _text(name: str) -> str:
     return (HERE / name).read_text(encoding="utf-8")
 
 
-def facts(study: Study) -> list[tuple[str, str]]:
+def facts(study: Evidence) -> list[tuple[str, str]]:
     """What was run, where and with what."""
     info, data = study.info, study.dataset
     counts = [f"{data[part]:,} {part}" for part in ("train", "validation", "test") if isinstance(data.get(part), int)]
@@ -130,7 +131,7 @@ def facts(study: Study) -> list[tuple[str, str]]:
     model, recipe, machine = (_dict(info.get(key)) for key in ("model", "recipe", "machine"))
     machine.pop("device", None)  # named below, as it was used
     if isinstance(machine.get("memory"), (int, float)):
-        machine["memory"] = files.size(machine["memory"])
+        machine["memory"] = metrics.size(machine["memory"])
     for planned in ("epochs", "steps"):  # what was made of it stands under Training
         recipe.pop(planned, None)
     spent = {name: sum(number(r.value) or 0 for r in study.of(f"{name}_seconds")) for name in ("train", "test")}
@@ -141,7 +142,7 @@ def facts(study: Study) -> list[tuple[str, str]]:
         ("Data", ", ".join(filter(None, [str(data.get("name", "")), classes, shape and f"{shape} px", *counts]))),
         ("Seeds", ", ".join(map(str, info.get("seeds") or []))),
         ("Training", _pairs({key: info.get(key) for key in ("epochs", "steps", "budget")})),
-        ("Parameters matched", {True: "yes", False: "no"}.get(info.get("parameter_matching"), "")),  # type: ignore
+        ("Parameters matched", {True: "yes", False: "no"}.get(info.get("match"), "")),  # type: ignore
         ("Model", _pairs(model)),
         ("Recipe", _pairs(recipe)),
         ("Speeds", ", ".join(filter(None, [
@@ -149,6 +150,7 @@ def facts(study: Study) -> list[tuple[str, str]]:
             _all(f"batch {r.tags['batch']}" for r in speeds if "batch" in r.tags)]))),
         ("Machine", _pairs(machine)),
         ("Device", _all(r.device for r in study.records)),
+        ("Trainings", _placing(_dict(info.get("placing")))),
         ("Threads", _all(str(r.threads or "") for r in study.records)),
         ("Precision", _all(r.dtype for r in study.of("test_accuracy"))),
         ("Versions", _all(r.versions for r in study.records)),
@@ -158,6 +160,16 @@ def facts(study: Study) -> list[tuple[str, str]]:
         ("Time", _pairs({f"to {name}": f"{value / 60:.1f} min" for name, value in spent.items() if value})),
     ]  # fmt: skip
     return [(name, text) for name, text in found if text]
+
+
+def _placing(placing: dict[str, Any]) -> str:
+    """How trainings were placed, and what was measured of the ways."""
+    if not placing:
+        return ""
+    jobs, threads = placing.get("jobs", 1), placing.get("threads", 1)
+    how = f"{jobs} at a time" if jobs > 1 else "one at a time"
+    speeds = ", ".join(f"{name} {rate:g} steps/s" for name, rate in _dict(placing.get("measured")).items())
+    return f"{how}, {threads} thread{'s' * (threads != 1)} each" + (f" (measured: {speeds})" if speeds else "")
 
 
 def _dict(value: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from linvit.report import statistics
 from linvit.report.statistics import WORSE
-from linvit.report.summary import Summary, Variant
+from linvit.report.summary import Result, Summary
 
 TIE = 1.05  # a speed difference below 5 % is no reason
 SMALL, LARGE = 0.01, 0.03  # accuracies one may give up and still be sure, or fairly sure
@@ -19,14 +19,16 @@ TEST = "a paired t-test over seeds (Holm-corrected, 95\N{NO-BREAK SPACE}%)"
 
 @dataclass(frozen=True)
 class Recommendation:
-    attention: str | None
+    variant: str | None  # its id
     sentences: tuple[str, str]  # what and why; how sure
     confidence: str
     reason: str  # the rule that led there
 
 
 def recommend(summary: Summary) -> Recommendation:
-    able = {v.attention: v for v in summary.variants if v.best and not v.diverged and not v.control}
+    able = {
+        v.id: v for v in summary.variants if v.best and not v.diverged and not v.control and v.column != "published"
+    }
     if not able:
         why = "every variant diverged" if any(v.diverged for v in summary.variants) else "no test accuracy was measured"
         return Recommendation(
@@ -39,52 +41,52 @@ def recommend(summary: Summary) -> Recommendation:
     if len(able) == 1:
         beside = "Beside it there were only controls and runs that diverged" if len(summary.variants) > 1 else ""
         return Recommendation(
-            best.attention,
+            best.id,
             (_lead(best, summary), f"{beside or 'No other variant was trained'}: it was compared with none."), ALONE,
             "It is the only variant that can be recommended.",
         )  # fmt: skip
     unknown = statistics.UNKNOWN in (verdicts.of[name] for name in able)
     if len(best.scores) < statistics.ENOUGH or unknown or any(math.isinf(verdicts.loss(name)) for name in able):
         return Recommendation(
-            best.attention,
-            (f"{best.attention} is the most accurate so far, {_right(best)} in {_seeds(best)}{_speed(best)}.",
+            best.id,
+            (f"{best.label} is the most accurate so far, {_right(best)} in {_seeds(best)}{_speed(best)}.",
              "Whether another is as good cannot be told yet: every variant needs the same three seeds or more."),
             LOW, "With fewer than three shared seeds the most accurate is named, and nothing is claimed of the others.",
         )  # fmt: skip
-    equal = [v for v in able.values() if verdicts.of[v.attention] != statistics.WORSE]
+    equal = [v for v in able.values() if verdicts.of[v.id] != statistics.WORSE]
     metric = next((m for m in SPEEDS if all(v.get(m) for v in equal)), None) if len(equal) > 1 else None
     chosen = best
     if metric:
         top = max(v.numbers[metric] for v in equal)
         chosen = max((v for v in equal if v.numbers[metric] * TIE >= top), key=_accuracy)
-    loss = verdicts.loss(chosen.attention)
-    good = [f"{v.attention} ({_percent(v)})" for v in summary.variants if v.control and v.best and v.verdict != WORSE]
+    loss = verdicts.loss(chosen.id)
+    good = [f"{v.label} ({_percent(v)})" for v in summary.variants if v.control and v.best and v.verdict != WORSE]
     aside = f", the control {' and '.join(good)} aside," if good else ""
     return Recommendation(
-        chosen.attention,
+        chosen.id,
         (_what(chosen, best, metric, summary), _how_sure(loss, summary, aside)),
         HIGH if loss <= SMALL else MODERATE if loss <= LARGE else UNSURE,
         _reason(metric, len(equal), aside),
     )
 
 
-def _accuracy(variant: Variant) -> float:
+def _accuracy(variant: Result) -> float:
     return variant.best.mean if variant.best else -1.0
 
 
-def _percent(variant: Variant) -> str:
+def _percent(variant: Result) -> str:
     return f"{100 * _accuracy(variant):.1f}\N{NO-BREAK SPACE}%"
 
 
-def _right(variant: Variant) -> str:
+def _right(variant: Result) -> str:
     return f"{_percent(variant)} of the test images right"
 
 
-def _seeds(variant: Variant) -> str:
+def _seeds(variant: Result) -> str:
     return "one seed" if len(variant.scores) == 1 else f"{len(variant.scores)} seeds"
 
 
-def _speed(variant: Variant) -> str:
+def _speed(variant: Result) -> str:
     """Its speed beside softmax, to end a sentence; empty where that was not measured or is softmax itself."""
     ratio = variant.get("inference_vs_softmax")
     if ratio is None or variant.attention == "softmax":
@@ -92,7 +94,7 @@ def _speed(variant: Variant) -> str:
     return ", at softmax's speed" if 1 / TIE < ratio < TIE else f", at {ratio:.2g}× softmax's speed"
 
 
-def _lead(chosen: Variant, summary: Summary) -> str:
+def _lead(chosen: Result, summary: Summary) -> str:
     """The most accurate: by how much, where softmax is there to be compared with."""
     softmax = next((v for v in summary.variants if v.attention == "softmax" and v.verdict == WORSE), None)
     others = [_accuracy(v) for v in summary.variants if v is not chosen and v.best]
@@ -102,13 +104,13 @@ def _lead(chosen: Variant, summary: Summary) -> str:
         more = f", {gain:.1f} points more than softmax ({_percent(softmax)})"
     elif others and _accuracy(chosen) > max(others):
         more = ", more than any other"
-    return f"Use {chosen.attention}: {_right(chosen)}{more}{_speed(chosen)}."
+    return f"Use {chosen.label}: {_right(chosen)}{more}{_speed(chosen)}."
 
 
-def _what(chosen: Variant, best: Variant, metric: str | None, summary: Summary) -> str:
+def _what(chosen: Result, best: Result, metric: str | None, summary: Summary) -> str:
     if chosen is not best:
-        text = f"Use {chosen.attention}: {_right(chosen)}, which {_seeds(best)} cannot tell from the most accurate, "
-        return f"{text}{best.attention} ({_percent(best)}){_speed(chosen)}."
+        text = f"Use {chosen.label}: {_right(chosen)}, which {_seeds(best)} cannot tell from the most accurate, "
+        return f"{text}{best.label} ({_percent(best)}){_speed(chosen)}."
     if metric:
         return _lead(chosen, summary)[:-1] + "; none that equals it is more than 5 % faster."
     return _lead(chosen, summary)

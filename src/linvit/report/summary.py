@@ -1,39 +1,36 @@
-"""A `Study` → one `Variant` per attention, with its verdict, and the reasons to doubt the comparison."""
+"""Evidence → one `Result` per variant, with its verdict, and the reasons to doubt the comparison."""
 
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from linvit import metrics
 from linvit.records import Record
 from linvit.report import statistics
-from linvit.report.load import Study
+from linvit.report.evidence import Asked, Evidence
 from linvit.report.statistics import WORSE, Interval, Verdicts
 
-ONCE = (
-    "parameters", "macs", "train_step", "inference_throughput", "inference_latency", "train_step_vs_softmax",
-    "train_step_vs_identity", "inference_vs_softmax", "inference_vs_identity", "latency_vs_softmax",
-    "latency_vs_identity", "peak_memory", "attention_error", "attention_error_uniform", "attention_entropy",
-    "break_even_tokens",
-)  # fmt: skip
-TIMED = tuple(metric for metric in ONCE if re.match("train_step|inference|latency|peak_memory|break_even", metric))
 CONTROLS = ("identity", "uniform")
 
 
 @dataclass
-class Variant:
-    """One attention of the study. `numbers` holds what is measured once per attention, where it was."""
+class Result:
+    """What is known of one variant. `numbers` holds the metrics that are numbers, means over seeds where there are."""
 
+    id: str
+    label: str
     attention: str
     index: int  # its place decides colour, shape and dash in every chart
+    column: str = "fair"
     scores: dict[int, float] = field(default_factory=dict)  # seed → test accuracy of the validation-selected model
     best: Interval | None = None
     final: Interval | None = None
     numbers: dict[str, float] = field(default_factory=dict)
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)  # metric → quartiles
-    diverged: list[str] = field(default_factory=list)
+    diverged: list[str] = field(default_factory=list)  # one line for each seed
+    failed: list[str] = field(default_factory=list)
     verdict: str = statistics.MISSING
     behind: tuple[float, float] | None = None  # the most accurate: difference, corrected p
 
@@ -47,8 +44,8 @@ class Variant:
 
 @dataclass
 class Summary:
-    study: Study
-    variants: list[Variant]
+    study: Evidence
+    variants: list[Result]
     verdicts: Verdicts = field(default_factory=lambda: Verdicts(None, {}, (), None))
     warnings: list[str] = field(default_factory=list)
 
@@ -62,14 +59,14 @@ class Summary:
     def images(self) -> int:
         return max((r.n for r in self.study.of("test_accuracy")), default=1)
 
-    def judge(self, variants: list[Variant]) -> Verdicts:
+    def judge(self, variants: list[Result]) -> Verdicts:
         """What these variants are among themselves."""
-        scores = {v.attention: v.scores for v in variants}
-        diverged = [v.attention for v in variants if v.diverged]
+        scores = {v.id: v.scores for v in variants}
+        diverged = [v.id for v in variants if v.diverged]
         return statistics.verdicts(scores, diverged, resolution=1 / self.images if self.images > 1 else 0.0)
 
-    def __getitem__(self, attention: str) -> Variant:
-        return next(v for v in self.variants if v.attention == attention)
+    def __getitem__(self, name: str) -> Result:
+        return next(v for v in self.variants if v.id == name)
 
 
 def number(value: Any) -> float | None:
@@ -77,13 +74,16 @@ def number(value: Any) -> float | None:
     return float(value) if ok else None
 
 
-def summarise(study: Study) -> Summary:
-    variants = [_variant(study, name, index) for index, name in enumerate(study.attentions)]
+def summarise(study: Evidence) -> Summary:
+    variants = [_result(study, asked, index) for index, asked in enumerate(study.variants)]
     summary = Summary(study, variants)
-    summary.verdicts = verdicts = summary.judge([v for v in variants if not v.control] or variants)
+    run = [v for v in variants if v.column != "published"]  # a printed number has no seeds to compare
+    summary.verdicts = verdicts = summary.judge([v for v in run if not v.control] or run)
     for variant in variants:
-        name = variant.attention
-        if name in verdicts.of:
+        name = variant.id
+        if variant.column == "published":
+            variant.verdict = "published"
+        elif name in verdicts.of:
             variant.verdict, variant.behind = verdicts.of[name], verdicts.against_best(name)
         elif verdicts.best is None:
             variant.verdict = summary.judge([variant]).of[name]
@@ -96,24 +96,26 @@ def summarise(study: Study) -> Summary:
     return summary
 
 
-def _variant(study: Study, name: str, index: int) -> Variant:
-    mine = [r for r in study.records if r.tags.get("attention") == name]
+def _result(study: Evidence, asked: Asked, index: int) -> Result:
+    mine = [r for r in study.records if r.tags.get("variant") == asked.id]
     accuracy = [r for r in mine if r.metric == "test_accuracy"]
     best = _by_seed([r for r in accuracy if r.tags.get("selection", "best") == "best"])
     final = _by_seed([r for r in accuracy if r.tags.get("selection") == "final"])
-    variant = Variant(name, index, best, _fraction(best), _fraction(final))
-    for metric in ONCE:
-        found = [r for r in mine if r.metric == metric and r.tags.get("mode", "forward") == "forward"]
-        found = [r for r in found if "seed" in r.tags] or found  # an older record may be of one seed, and not say which
-        values = [x for r in found if (x := number(r.value)) is not None]
+    found = Result(asked.id, asked.label, asked.attention, index, asked.column, best, _fraction(best), _fraction(final))
+    for metric in metrics.TABLE:
+        rows = [r for r in mine if r.metric == metric.name and r.tags.get("mode", "forward") == "forward"]
+        values = [x for r in rows if (x := number(r.value)) is not None]
         if values:
-            variant.numbers[metric] = sum(values) / len(values)
-        for record in mine:
-            low, high = number(record.tags.get("low")), number(record.tags.get("high"))
-            if record.metric == metric and low is not None and high is not None:
-                variant.ranges[metric] = (low, high)
-    variant.diverged = _divergences(mine, accuracy)
-    return variant
+            found.numbers[metric.name] = sum(values) / len(values)
+        for row in rows:
+            low, high = number(row.tags.get("low")), number(row.tags.get("high"))
+            if low is not None and high is not None:
+                found.ranges[metric.name] = (low, high)
+    found.diverged = _divergences(mine, accuracy)
+    done = {*best, *(r.tags.get("seed") for r in mine if r.metric == "diverged")}
+    found.failed = [f"seed {r.tags.get('seed')}: {r.tags.get('why')}" for r in mine
+                    if r.metric == "failed" and r.tags.get("seed") not in done]  # fmt: skip
+    return found
 
 
 def _by_seed(records: list[Record]) -> dict[int, float]:
@@ -146,17 +148,19 @@ def _divergences(mine: list[Record], accuracy: list[Record]) -> list[str]:
 def _doubts(summary: Summary) -> list[str]:
     """Where the comparison is not fair, in words a reader can act on."""
     study, variants, found = summary.study, summary.variants, []
-    measured = [v for v in variants if v.scores]
+    measured = [v for v in variants if v.scores and v.column != "published"]
     for v in variants:
         if v.diverged:
-            found.append(f"{v.attention}: {'; '.join(v.diverged)}. It is listed, but never recommended.")
-        elif not v.scores:
-            found.append(f"{v.attention} was requested, but has no test accuracy yet.")
+            found.append(f"{v.label}: {'; '.join(v.diverged)}. It is listed, but never recommended.")
+        elif not v.scores and not v.failed:
+            found.append(f"{v.label} was requested, but has no test accuracy yet.")
+        if v.failed:
+            found.append(f"{v.label} failed: {'; '.join(v.failed)}. The same command tries it again.")
     if measured and (most := max(len(v.scores) for v in measured)) < statistics.ENOUGH:
         found.append(f"{_seeds(most)}: that is not enough to tell variants apart; use --seeds 3 or more.")
     if len({frozenset(v.scores) for v in measured if not v.diverged}) > 1:
         found.append("Not every variant was trained with the same seeds; pairs are compared over the seeds they share.")
-    sizes = {v.attention: p for v in measured if (p := v.get("parameters"))}
+    sizes = {v.label: p for v in measured if (p := v.get("parameters"))}
     if sizes and max(sizes.values()) > 1.02 * min(sizes.values()):
         large, small = max(sizes, key=sizes.__getitem__), min(sizes, key=sizes.__getitem__)
         ratio = sizes[large] / sizes[small] - 1
@@ -169,8 +173,8 @@ def _doubts(summary: Summary) -> list[str]:
     best = summary.verdicts.best
     for v in measured:
         if v.control and not v.diverged and v.verdict in (statistics.SAME, statistics.BEST, statistics.BETTER):
-            other = "the best" if v.attention == best else best
-            found.append(f"The control {v.attention} is as accurate as {other}: these images hardly need attention.")
+            other = "the best" if best is None or v.id == best else summary[best].label
+            found.append(f"The control {v.label} is as accurate as {other}: these images hardly need attention.")
     return found
 
 
@@ -179,9 +183,13 @@ def _mixed(records: list[Record], of: str) -> list[str]:
     another number of threads or another day's version than a speed."""
     found: dict[str, set[str]] = {}
     for record in records:
-        if (value := getattr(record, of)) and (of != "threads" or record.metric in TIMED):
+        if (value := getattr(record, of)) and (of != "threads" or _timed(record.metric)):
             found.setdefault(record.metric, set()).add(str(value))
     return sorted(set().union(*(values for values in found.values() if len(values) > 1)))
+
+
+def _timed(name: str) -> bool:
+    return name in metrics.METRICS and metrics.METRICS[name].timed
 
 
 def _seeds(count: int) -> str:

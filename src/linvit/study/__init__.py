@@ -1,5 +1,7 @@
-"""Studies: several experiments under one protocol."""
+"""Studies: several variants under one protocol."""
 
-from linvit.study.compare import ATTENTIONS, StudyEvent, compare
+from linvit.study.compare import ATTENTIONS, compare
+from linvit.study.design import Study, Variant
+from linvit.study.jobs import Job
 
-__all__ = ["ATTENTIONS", "StudyEvent", "compare"]
+__all__ = ["ATTENTIONS", "Job", "Study", "Variant", "compare"]

@@ -1,188 +1,298 @@
 """`compare`: variants × seeds under one protocol, measured on this machine, reported on one page.
 
-One data order and split for all; equal steps; parameters matched to softmax's by the width of the MLP; seeds outermost,
-variants in turn, so that a drift of the machine hits all alike. A finished part is never run twice: the same call again
-goes on where it stopped, and a new variant or seed runs only what is new.
+One data order and split for all; equal steps; parameters matched to softmax's by the width of the MLP. A finished part
+is never run twice: the same call again goes on where it stopped, and a new variant or seed runs only what is new.
 """
 
 from __future__ import annotations
 
-import json
 import math
+import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from linvit import report
+from linvit import metrics, report
 from linvit.data import Dataset
-from linvit.files import remove_parts, write_atomically
+from linvit.files import remove_parts, slug
+from linvit.locks import claimed, locked
 from linvit.measure.models import side_by_side
 from linvit.measure.provenance import machine
-from linvit.measure.timing import ROUNDS
+from linvit.measure.race import ROUNDS
 from linvit.models import ModelConfig, VisionTransformer, match_parameters
-from linvit.progress import Progress
-from linvit.records import Record, Records
+from linvit.progress import Progress, ignore
+from linvit.records import Record, Records, Tag
 from linvit.registry import parse_layers
-from linvit.study.measuring import measure_all, optimizer_of, with_baselines
-from linvit.train import Event, Experiment, design, open_data, pick_device, run
+from linvit.study.design import OURS, Facts, Placing, Study, Variant, named
+from linvit.study.jobs import Hear, Job
+from linvit.study.measuring import Measuring
+from linvit.study.runners import RUNNERS, Runner
+from linvit.train import Experiment, Source, design, open_data, pick_device
 from linvit.train.defaults import defaults
-from linvit.train.files import locked
 
 ATTENTIONS = ("softmax", "performer-exp:m=32", "performer-relu:m=32", "performer-theta:m=32", "linformer:k=16")
-MEASURING, PAGE = 8.0, 12.0  # seconds of a budget kept for each variant's memory and curves, and for the page
-
-
-@dataclass(frozen=True)
-class StudyEvent:
-    """What a live display shows: a training's event, or a measurement under way."""
-
-    stage: str  # "train", "measure", "done"
-    attention: str = ""
-    seed: int = 0
-    run: int = 0  # of `runs`
-    runs: int = 0
-    event: Event | None = None
-    done: int = 0
-    total: int = 0
-    what: str = ""
-
-
-Watch = Callable[[StudyEvent], None]
+CONTROL = "uniform"
+PER_VARIANT, PAGE = 8.0, 12.0  # seconds of a budget kept for each variant's memory and curves, and for the page
+PROBE = 1.5  # seconds for which each way to place jobs is tried
 
 
 def compare(
     data: str | Path | Dataset = "digits",
     *,
-    attentions: Sequence[str] = ATTENTIONS,
+    attentions: Sequence[str] | None = None,
+    variants: Sequence[Variant] = (),
+    controls: bool = True,
     seeds: int = 3,
     seed: int = 0,
     epochs: float | None = None,
     budget: str | None = None,
     out: str | Path | None = None,
     device: str = "auto",
+    jobs: int | None = None,
+    threads: int | None = None,
     data_root: str | Path | None = None,
     image_size: int | None = None,
     limit: int | None = None,
     skip_bad: bool = False,
     match: bool = True,
     command: str = "",
-    watch: Watch | None = None,
-    decoding: Callable[[int, int], None] | None = None,
+    hear: Hear = lambda job, event: None,
+    progress: Progress = ignore,
     **options: Any,
 ) -> Path:
-    """Train and measure every attention with every seed, write the report; the study's folder."""
-    show, begun = watch or (lambda event: None), time.perf_counter()
+    """Train and measure every variant with every seed, write the report; the study's folder.
 
-    def measuring(done: int, total: int, what: str) -> None:
-        show(StudyEvent("measure", done=done, total=total, what=what))
+    attentions: one variant each; variants: whatever differs in more. controls: `uniform` is trained beside them. jobs:
+    how many trainings at a time, each in a process with `threads` threads (1); without either, the machine's faster way
+    is measured. hear(job, event) is told of every training, progress(done, total, what) of all else.
+    """
+    begun = time.perf_counter()
+    _check(seeds, epochs, budget, jobs, options)
+    wanted = [Variant(attention=spec) for spec in attentions or (() if variants else ATTENTIONS)]
+    wanted += variants
+    if controls and not any(variant.control for variant in wanted):
+        wanted.append(Variant(attention=CONTROL))
+    place = pick_device(device)
+    asked = {"root": data_root, "image_size": image_size, "limit": limit, "skip_bad": skip_bad}
+    dataset, source = open_data(data, progress, **asked, patch_size=options.get("patch_size"))
+    protocol = Protocol(dataset, source, seed, options | ({"epochs": epochs} if epochs is not None else {}), match)
+    study = Study(
+        commands=[command] if command else [], started=time.time(), dataset=Facts.of(dataset), source=source,
+        variants=named(wanted), seeds=list(range(seed, seed + seeds)), model=protocol.base.model,
+        recipe=protocol.base.recipe, match=match, budget=budget, machine=machine(),
+    )  # fmt: skip
+    for variant in study.variants:
+        protocol.config(variant)  # a bad option is an error before anything is written
+    folder = Path(out) if out is not None else Path("runs") / f"compare-{slug(dataset.name)}"
+    study = _with_earlier(folder, study)
+    crew = Crew(protocol, study, place, jobs, threads, source is not None)
+    try:
+        study.placing = crew.placing(progress)
+        if study.steps is None:
+            study.steps = protocol.base.length(len(dataset.train)).total
+            if budget is not None:
+                study.steps = _steps_within(budget, begun, protocol, study, place, progress)
+        study.epochs = round(study.steps / protocol.base.length(len(dataset.train)).per_epoch, 3)
+        with locked(folder):
+            study = _with_earlier(folder, study)  # again: another process may have come first
+            study.save(folder)
+            remove_parts(folder, folder / "figures")
+            records = Records(folder / "records.jsonl")
+            jobs_to_do = protocol.jobs(study, folder, place)
+            _train(records, jobs_to_do, crew.runner, hear)
+            crew.close()
+            _measure(folder, records, study, protocol, jobs_to_do, place, progress, limit)
+            report.build(folder)
+    finally:
+        crew.close()
+    return folder
 
+
+def _check(seeds: int, epochs: float | None, budget: str | None, jobs: int | None, options: dict[str, Any]) -> None:
     if seeds < 1:
         raise ValueError(f"seeds={seeds} must be at least 1")
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"jobs={jobs} must be at least 1")
     if epochs is not None and budget is not None:
         raise ValueError("give epochs or a budget, not both")
     if budget is not None and options.get("steps") is not None:
         raise ValueError("give steps or a budget, not both")
     if budget is not None:
         seconds(budget)  # a wrong one is an error before anything is done
-    attentions = list(dict.fromkeys(attentions))
-    if not attentions:
-        raise ValueError("give at least one attention to compare")
-    place = pick_device(device)
-    data, source = open_data(
-        data, data_root, image_size=image_size, limit=limit, skip_bad=skip_bad, patch_size=options.get("patch_size"),
-        progress=decoding,
-    )  # fmt: skip
-    options = options | ({"epochs": epochs} if epochs is not None else {})
-    folder = Path(out) if out is not None else Path("runs") / f"compare-{data.name}"
-    base = design(data, "softmax", seed, **options)
-    asked = {spec: _matched(data, spec, base.model, seed, options, match) for spec in attentions}
-    with locked(folder):
-        study = _claim(folder, data, base, attentions, list(range(seed, seed + seeds)), budget, match, command)
-        # those of earlier calls too: a study is whole, and what is finished costs nothing
-        configs = {
-            spec: asked.get(spec) or _matched(data, spec, base.model, seed, options, match)
-            for spec in study["attentions"]
-        }
-        if budget is not None and study["steps"] is None:
-            study["steps"] = _steps_within(budget, begun, data, configs, len(study["seeds"]), place, base, measuring)
-        elif study["steps"] is None:
-            study["steps"] = base.plan(len(data.train))[2]
-        study["epochs"] = round(study["steps"] / base.plan(len(data.train))[1], 3)
-        _save(folder, study)
-        recipe = base.recipe.model_copy(update={"steps": study["steps"]}) if budget is not None else base.recipe
-        remove_parts(folder, folder / "figures")
-        records = Records(folder / "records.jsonl")
-        folders = _train_all(folder, records, data, configs, recipe, study["seeds"], place, show, source)
-        trained, before = time.perf_counter(), records.path.stat().st_size
-        failed = measure_all(folder, records, data, configs, folders, base, place, measuring)
-        study["seconds"]["measuring"] += round(time.perf_counter() - trained, 1)
-        if study["finished"] is None or records.path.stat().st_size != before:
-            study["finished"] = time.time()
-        study["warnings"] = _warnings(study, data, base, limit) + failed
-        _save(folder, study)
-        report.build(folder)
-    show(StudyEvent("done"))
-    return folder
 
 
-def _matched(
-    data: Dataset, spec: str, base: ModelConfig, seed: int, options: dict[str, Any], match: bool
-) -> ModelConfig:
-    config = design(data, spec, seed, **options).model
-    parse_layers(spec, config.depth)
-    if not match or spec == "softmax":
-        return VisionTransformer(config).config  # built once: a bad option is an error before anything is trained
-    return match_parameters(config, VisionTransformer(base).parameter_count())
+def _with_earlier(folder: Path, study: Study) -> Study:
+    """The folder's own study with these variants and seeds added, or this one."""
+    earlier = claimed(folder / "study.json", study, OURS)
+    return study if earlier is None else earlier.extended(study)
 
 
-def _claim(
-    folder: Path, data: Dataset, base: Experiment, attentions: list[str], seeds: list[int], budget: str | None,
-    match: bool, command: str,
-) -> dict[str, Any]:  # fmt: skip
-    """study.json: new, or this study's with variants and seeds added; a ValueError if it is another's."""
-    model = base.model.model_dump(mode="json", exclude={"attention", "seed"})
-    recipe = base.recipe.model_dump(mode="json")
-    fixed = {"identity": data.identity, "model": model, "recipe": recipe, "budget": budget, "parameter_matching": match}
-    path = folder / "study.json"
-    if path.exists():
-        try:
-            study = json.loads(path.read_text(encoding="utf-8"))
-            there = {"identity": study["dataset"]["identity"]} | {key: study[key] for key in list(fixed)[1:]}
-        except (ValueError, KeyError, TypeError):
-            raise ValueError(f"{path} is not a study that compare wrote: choose another --out") from None
-        for key, value in fixed.items():
-            if there[key] != value:
-                what = "its images" if key == "identity" else f"its {key.replace('_', ' ')}"
-                raise ValueError(f"{folder} holds another study ({what} differ): choose another --out")
-        before = study["attentions"], study["seeds"]
-        study["attentions"] = list(dict.fromkeys([*study["attentions"], *attentions]))
-        study["seeds"] = sorted({*study["seeds"], *seeds})
-        if (study["attentions"], study["seeds"]) != before and command:  # all that it takes to have this study again
-            study["command"] = "\n".join(dict.fromkeys([*study["command"].splitlines(), command]))
-        return study
-    for name in ("experiment.json", "records.jsonl", "report.html", "results.csv"):
-        if (folder / name).exists():
-            raise ValueError(f"{folder} holds {name}, but no study: choose another --out")
-    return {
-        "format": 1, "command": command, "started": time.time(), "finished": None,
-        "dataset": {
-            "name": data.name, "classes": data.classes, "image_size": data.image_size, "channels": data.channels,
-            "train": len(data.train), "validation": len(data.validation), "test": len(data.test),
-            "identity": data.identity,
-        },
-        "attentions": attentions, "seeds": seeds, "epochs": None, "steps": None, "warnings": [], "machine": machine(),
-        "seconds": {"measuring": 0.0},
-        **{key: value for key, value in fixed.items() if key != "identity"},
-    }  # fmt: skip
+@dataclass
+class Protocol:
+    """What makes variants comparable: the same images, order, steps and, if `match`, number of parameters."""
+
+    dataset: Dataset
+    source: Source | None
+    seed: int
+    options: dict[str, Any]
+    match: bool
+
+    @cached_property
+    def base(self) -> Experiment:
+        return design(self.dataset, "softmax", self.seed, source=self.source, **self.options)
+
+    @cached_property
+    def datasets(self) -> dict[str, Dataset]:
+        return {self.dataset.identity: self.dataset}
+
+    def config(self, variant: Variant) -> ModelConfig:
+        return self.experiment(variant).model
+
+    def experiment(self, variant: Variant) -> Experiment:
+        """The variant with the first seed; built once, so that a bad option is an error before anything is trained."""
+        dataset, source = self._images(variant)
+        found = design(
+            dataset, variant.attention, self.seed, source=source, start=variant.start, **self.options | variant.options
+        )
+        parse_layers(variant.attention, found.model.depth)
+        if self.match and variant.column == "fair" and variant.start is None and variant.attention != "softmax":
+            rest = {key: value for key, value in variant.options.items() if key != "mlp_dim"}
+            like = design(dataset, "softmax", self.seed, **self.options | rest).model
+            model = match_parameters(found.model, VisionTransformer(like).parameter_count())
+        else:
+            model = VisionTransformer(found.model).config
+        return found.model_copy(update={"model": model, "label": variant.label or variant.attention})
+
+    def _images(self, variant: Variant) -> tuple[Dataset, Source | None]:
+        if not variant.data:
+            return self.dataset, self.source
+        if self.source is None:
+            raise ValueError(f"variant '{variant.id}' wants data options, but the images were given as they are")
+        source = self.source.model_copy(update=variant.data)
+        dataset = source.open()
+        return self.datasets.setdefault(dataset.identity, dataset), source
+
+    def jobs(self, study: Study, folder: Path, device: torch.device) -> list[Job]:
+        """One for each variant and seed, each in a folder of its own."""
+        first = {variant.id: self.experiment(variant) for variant in study.variants if not variant.published}
+        runs, found = study.runs(), []
+        for number, (variant, seed) in enumerate(runs):
+            experiment = first[variant.id]
+            changes: dict[str, Any] = {"seed": seed, "model": experiment.model.model_copy(update={"seed": seed})}
+            if study.budget is not None:
+                changes["recipe"] = experiment.recipe.model_copy(update={"steps": study.steps})
+            experiment = experiment.model_copy(update=changes)
+            place = folder / f"{slug(variant.id)}-seed{seed}-{experiment.id[:6]}"
+            threads = study.placing.threads if study.placing else 1
+            found.append(Job(number=number, jobs=len(runs), variant=variant.id, experiment=experiment,
+                             folder=str(place), device=str(device), threads=threads))  # fmt: skip
+        return found
 
 
-def _save(folder: Path, study: dict[str, Any]) -> None:
-    write_atomically(folder / "study.json", json.dumps(study, indent=1, ensure_ascii=False) + "\n")
+class Crew:
+    """Who does the jobs: as asked, or as an earlier call found to be faster, or as is found now."""
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        study: Study,
+        device: torch.device,
+        jobs: int | None,
+        threads: int | None,
+        can_leave: bool,
+    ):
+        self.protocol, self.study, self.device, self.jobs, self.threads = protocol, study, device, jobs, threads
+        self.can_leave = can_leave  # workers can find the images
+        self.runner: Runner = RUNNERS["here"](1, protocol.datasets)
+        if jobs is not None and jobs > 1 and not can_leave:
+            raise ValueError(f"jobs={jobs} needs images that workers can find: give a name or a path, not a Dataset")
+
+    def placing(self, progress: Progress) -> Placing:
+        """Where jobs run; the runner stands ready."""
+        cores, known = (
+            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+            self.study.placing,
+        )
+        whole = self.threads or torch.get_num_threads()
+        if self.jobs is not None:
+            found = Placing(runner="here" if self.jobs == 1 else "processes", jobs=self.jobs, threads=self.threads or 1)
+            if self.jobs == 1:
+                found.threads = whole
+        elif self.threads is not None or not self.can_leave or self.device.type != "cpu":
+            found = Placing(runner="here", threads=whole)
+        elif known is not None:
+            found = known
+        elif cores == 1 or len(self.study.runs()) == 1:
+            found = Placing(runner="here", threads=whole)
+        else:
+            return self._measured(cores, whole, progress)
+        self.runner = RUNNERS[found.runner](found.jobs, self.protocol.datasets)
+        return found
+
+    def _measured(self, cores: int, whole: int, progress: Progress) -> Placing:
+        """One job on all cores, or a job on each: whichever trains faster."""
+        progress(0, 2, "trying one training at a time")
+        job = Job(number=0, jobs=1, variant="", experiment=self.protocol.base, folder="", threads=whole)
+        here = self.runner.steps_per_second(job, PROBE)
+        progress(1, 2, f"trying {cores} trainings at a time")
+        others = RUNNERS["processes"](cores, self.protocol.datasets)
+        apart = others.steps_per_second(job.model_copy(update={"threads": 1}), PROBE)
+        progress(2, 2, "done")
+        measured = {"here": round(here, 2), "processes": round(apart, 2)}
+        if here >= apart:
+            others.close()
+            return Placing(runner="here", threads=whole, measured=measured)
+        self.runner = others
+        return Placing(runner="processes", jobs=cores, threads=1, measured=measured)
+
+    def close(self) -> None:
+        self.runner.close()
+
+
+def _train(records: Records, jobs: list[Job], runner: Runner, hear: Hear) -> None:
+    """Do the jobs, and copy their records into the study's, once; what they name lies in their folders."""
+    there = {metrics.key(record) for record in records if record.metric != "failed"}
+    for job, found in runner.run(jobs, hear):
+        place = Path(job.folder).name
+        mine = [
+            replace(r, artefact=f"{place}/{r.artefact}" if r.artefact else "").tagged(variant=job.variant)
+            for r in found
+        ]
+        records.append(
+            record for record in mine if metrics.key(record) not in there
+        )  # a kill may have cut the last append
+
+
+def _measure(
+    folder: Path, records: Records, study: Study, protocol: Protocol, jobs: list[Job], device: torch.device,
+    progress: Progress, limit: int | None,
+) -> None:  # fmt: skip
+    """Everything beside accuracy, and what the page says of the whole."""
+    start, before = time.perf_counter(), records.path.stat().st_size if records.path.exists() else 0
+    there = {metrics.key(record) for record in records}
+    records.append(r for r in _published(study) if metrics.key(r) not in there)
+    failed = Measuring(folder, records, protocol.dataset, study, jobs, protocol.base, device, progress).all()
+    study.seconds = study.seconds | {
+        "measuring": study.seconds.get("measuring", 0.0) + round(time.perf_counter() - start, 1)
+    }
+    if study.finished is None or records.path.stat().st_size != before:
+        study.finished = time.time()
+    study.warnings = _warnings(study, protocol, limit) + failed
+    study.save(folder)
+
+
+def _published(study: Study) -> list[Record]:
+    tags: dict[str, Tag] = {"dataset": study.dataset.name, "selection": "best"}
+    return [
+        Record(metric, value, metrics.METRICS[metric].unit, tags=tags | {"variant": v.id, "attention": v.attention})
+        for v in study.variants for metric, value in v.published.items()
+    ]  # fmt: skip
 
 
 def seconds(text: str) -> float:
@@ -194,28 +304,28 @@ def seconds(text: str) -> float:
 
 
 def _steps_within(
-    budget: str, begun: float, data: Dataset, configs: dict[str, ModelConfig], seeds: int,
-    device: torch.device, base: Experiment, measuring: Progress,
-) -> int:  # fmt: skip
+    budget: str, begun: float, protocol: Protocol, study: Study, device: torch.device, progress: Progress
+) -> int:
     """Equal steps for every run that fit what is left of the budget beside testing, measuring and the page; from
     measured times, stored before training."""
-    batch, per_epoch, _ = base.plan(len(data.train))
-    every = with_baselines(configs, base.model)
-
-    def show(done: int, total: int, what: str) -> None:
-        measuring(done, total, "how many steps fit the budget")
-
-    found = list(side_by_side(
-        every, device=device, batch=batch, rounds=3, optimizer=optimizer_of(base), by="wall", progress=show,
-    ))  # fmt: skip
-    of = {(r.metric, r.tags["attention"]): float(r.value or 0) for r in found}
-    step = sum(of["train_step", spec] for spec in configs) * seeds
-    image = sum(1 / of["inference_throughput", spec] for spec in configs) * seeds  # without a backward pass
+    data, base = protocol.dataset, protocol.base
+    batch, per_epoch, _ = base.length(len(data.train))
+    configs = {variant.id: protocol.config(variant) for variant in study.variants if not variant.published}
+    baselines = Measuring.baselines(base)
+    found = side_by_side(
+        configs | baselines, baselines=baselines, device=device, batch=batch, rounds=3,
+        optimizer=Measuring.optimizer(base), by="wall",
+        progress=lambda done, total, what: progress(done, total, "how many steps fit the budget"),
+    )  # fmt: skip
+    of = {(r.metric, r.tags["variant"]): float(r.value or 0) for r in found}
+    seeds, faster = len(study.seeds), _speedup(study.placing)
+    step = sum(of["train_step", name] for name in configs) * seeds / faster
+    image = sum(1 / of["inference_throughput", name] for name in configs) * seeds / faster  # without a backward pass
     validation, test = image * len(data.validation), image * len(data.test)
-    timing = sum(of["train_step", spec] + of["inference_latency", spec] + batch / of["inference_throughput", spec]
-                 for spec in every)  # fmt: skip
+    timing = sum(of["train_step", name] + of["inference_latency", name] + batch / of["inference_throughput", name]
+                 for name in configs | baselines)  # fmt: skip
     one_each = 1.1 * step + validation / per_epoch  # augmentation; a validation after each epoch
-    fixed = time.perf_counter() - begun + validation + 2 * test + ROUNDS * timing + MEASURING * len(configs) + PAGE
+    fixed = time.perf_counter() - begun + validation + 2 * test + ROUNDS * timing + PER_VARIANT * len(configs) + PAGE
     steps = int((seconds(budget) - fixed) / one_each)
     if steps < 1:
         need = math.ceil(one_each + fixed)
@@ -223,46 +333,26 @@ def _steps_within(
     return steps
 
 
-def _train_all(
-    folder: Path, records: Records, data: Dataset, configs: dict[str, ModelConfig], recipe: Any, seeds: list[int],
-    device: torch.device, watch: Watch, source: dict[str, Any] | None,
-) -> dict[tuple[str, int], Path]:  # fmt: skip
-    """Every run in its own folder; its records copied into the study's, once."""
-    there = {_key(record) for record in records}
-    folders: dict[tuple[str, int], Path] = {}
-    names = list(configs)
-    jobs = [(spec, s) for i, s in enumerate(seeds) for spec in names[i % len(names) :] + names[: i % len(names)]]
-    for number, (spec, s) in enumerate(jobs):
-        config = configs[spec].model_copy(update={"seed": s})
-        experiment = replace(Experiment.of(data, config, recipe, s), label=spec)
-        name = re.sub(r"[^\w.]+", "-", spec)[:60].strip("-")
-        place = folders[spec, s] = folder / f"{name}-seed{s}-{experiment.id[:6]}"
-
-        def show(event: Event, spec: str = spec, s: int = s, number: int = number) -> None:
-            watch(StudyEvent("train", spec, s, number, len(jobs), event))
-
-        found = run(experiment, data, place, device=device, progress=show, source=source)  # at once, if it is finished
-        named = (replace(r, artefact=f"{place.name}/{r.artefact}" if r.artefact else "") for r in found)
-        records.append(record for record in named if _key(record) not in there)  # a kill may have cut the last append
-    return folders
+def _speedup(placing: Placing | None) -> float:
+    """How much faster jobs get on than one at a time on all cores."""
+    if placing is None or placing.runner == "here" or "processes" not in placing.measured:
+        return 1.0
+    return placing.measured["processes"] / placing.measured["here"]
 
 
-def _key(record: Record) -> tuple:
-    return record.experiment, record.metric, *sorted((k, str(v)) for k, v in record.tags.items())
-
-
-def _warnings(study: dict[str, Any], data: Dataset, base: Experiment, limit: int | None) -> list[str]:
+def _warnings(study: Study, protocol: Protocol, limit: int | None) -> list[str]:
     """What a reader must know before trusting the comparison, and the records cannot tell."""
-    found, whole = [], defaults(data).get("epochs")
-    if study["epochs"] < 1:
-        found.append(f"{study['steps']} steps are {study['epochs']:.2g} of an epoch: nobody has learned much yet.")
-    elif whole and study["epochs"] < whole:
-        found.append(f"{study['epochs']:g} of the recipe's {whole:g} epochs: more training may change the order.")
+    found, whole, data, recipe = [], defaults(protocol.dataset).get("epochs"), protocol.dataset, study.recipe
+    done = study.epochs or 0.0
+    if done < 1:
+        found.append(f"{study.steps} steps are {done:.2g} of an epoch: nobody has learned much yet.")
+    elif whole and done < whole:
+        found.append(f"{done:g} of the recipe's {whole:g} epochs: more training may change the order.")
     if limit is not None:
         found.append(f"At most {limit:,} images of each split were used: more may change the order.")
-    if base.recipe.patience:
+    if recipe.patience:
         found.append("Early stopping (patience) lets variants differ in their number of steps.")
-    if base.recipe.amp != "off" or base.recipe.compile:
+    if recipe.amp != "off" or recipe.compile:
         found.append("Speeds and memory are of float32 models that are not compiled; the training was otherwise.")
     if len(data.test) < 500:
         found.append(f"Only {len(data.test)} test images: one of them is {1 / max(1, len(data.test)):.1%} of accuracy.")

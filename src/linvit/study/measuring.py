@@ -6,7 +6,9 @@ What cannot be measured is said, and the rest goes on: nothing that was trained 
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,160 +16,199 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from linvit.attention import create_attention
 from linvit.data import Dataset, normalise
 from linvit.files import write_atomically
 from linvit.measure import speed
-from linvit.measure.models import BASELINES, METRICS, MakeOptimizer, side_by_side
+from linvit.measure.models import METRICS, MakeOptimizer, side_by_side
 from linvit.measure.provenance import provenance
+from linvit.measure.race import BASELINES
 from linvit.measure.trained import attention_maps, trained_error
 from linvit.models import ModelConfig, VisionTransformer
 from linvit.progress import Progress
-from linvit.records import Record, Records
+from linvit.records import Record, Records, Tag
+from linvit.registry import parse_layers
+from linvit.study.design import Study
+from linvit.study.jobs import Job
 from linvit.train import Experiment, load
 from linvit.train.memory import peak_memory
-from linvit.train.recipe import make_optimizer
+from linvit.train.optimizers import make_optimizer
 
 LENGTHS = (64, 256, 1024)
 EXAMPLES, LOOKED_AT = 12, 500  # images shown, of so many tried
-Folders = dict[tuple[str, int], Path]
 
 
-def with_baselines(configs: dict[str, ModelConfig], model: ModelConfig) -> dict[str, ModelConfig]:
-    return {name: model.model_copy(update={"attention": name}) for name in BASELINES} | configs
+class Measuring:
+    """The measurements of one study; `all` makes those that are missing."""
 
+    def __init__(
+        self, folder: Path, records: Records, data: Dataset, study: Study, jobs: list[Job], base: Experiment,
+        device: torch.device, progress: Progress,
+    ):  # fmt: skip
+        self.folder, self.records, self.data, self.base, self.device, self.progress = (
+            folder,
+            records,
+            data,
+            base,
+            device,
+            progress,
+        )
+        self.batch = base.length(len(data.train)).batch
+        self.first = {job.variant: job for job in reversed(jobs)}  # of each variant, the job with the first seed
+        self.configs = {v.id: self.first[v.id].experiment.model for v in study.variants if v.id in self.first}
+        self.jobs = {(job.variant, job.experiment.seed): job for job in jobs}
+        self.failed: list[str] = []
+        found = list(records)
+        self.have = {(r.metric, r.tags.get("variant"), r.tags.get("seed")) for r in found}
+        self.diverged = {(r.tags.get("variant"), r.tags.get("seed")) for r in found if r.metric == "diverged"}
+        self.shown = {name for r in found if r.metric == "examples" for name in str(r.tags.get("variants")).split("\n")}
 
-def optimizer_of(base: Experiment) -> MakeOptimizer:
-    """The recipe's own, at a rate that leaves the weights alone: a training step is timed with it."""
-    return partial(make_optimizer, base.recipe.model_copy(update={"lr": 1e-12}))
+    def all(self) -> list[str]:
+        """Sentences about what could not be measured."""
+        if self.missing(*METRICS):  # ratios are measured side by side, so all are measured again
+            with self.attempt("Speed"):
+                self.speed()
+        self.memory()
+        if self.missing("break_even_tokens"):
+            with self.attempt("Speed at other sizes"):
+                self.curves()
+        self.errors()
+        with self.attempt("Examples"):
+            self.examples()
+        return self.failed
 
-
-def measure_all(
-    folder: Path, records: Records, data: Dataset, configs: dict[str, ModelConfig], folders: Folders, base: Experiment,
-    device: torch.device, progress: Progress,
-) -> list[str]:  # fmt: skip
-    """Sentences about what could not be measured."""
-    batch = base.plan(len(data.train))[0]
-    have = {(r.metric, r.tags.get("attention")) for r in records if r.tags.get("batch") == batch or not _batched(r)}
-    failed: list[str] = []
-
-    def missing(*metrics: str) -> list[str]:
-        return [spec for spec in configs if any((metric, spec) not in have for metric in metrics)]
+    def missing(self, *names: str) -> list[str]:
+        return [name for name in self.configs if any((metric, name, None) not in self.have for metric in names)]
 
     @contextmanager
-    def attempt(what: str) -> Iterator[None]:
+    def attempt(self, what: str) -> Iterator[None]:
         try:
             yield
         except (ValueError, RuntimeError, MemoryError) as error:
-            failed.append(f"{what} could not be measured: {str(error).partition(chr(10))[0]}.")
+            self.failed.append(f"{what} could not be measured: {str(error).partition(chr(10))[0]}.")
 
-    if missing(*METRICS):  # ratios are measured side by side, so all are measured again
-        with attempt("Speed"):
-            every = with_baselines(configs, base.model)
-            found = side_by_side(every, device=device, batch=batch, optimizer=optimizer_of(base), progress=progress)
-            records.append([r for r in found if r.tags["attention"] in configs])
-    for i, spec in enumerate(missing("peak_memory")):
-        progress(i, len(configs), f"memory of {spec}")
-        with attempt(f"Memory of {spec}"):
-            records.append([peak_memory(configs[spec], base.recipe, device, batch).tagged(attention=spec)])
-    with attempt("Speed at other sizes"):
-        _curve(records, [spec for spec in missing("attention_time") if _alone(spec)], configs, base, device, progress)
-    models = _models(records, configs, folders)
-    images = data.test.order(0, 0)  # images of a folder lie class by class
-    known = {(r.tags.get("attention"), r.tags.get("seed")) for r in records if r.metric == "attention_error"}
-    for i, ((spec, seed), path) in enumerate(models.items()):
-        if (spec, seed) not in known:
-            progress(i, len(models), f"error of {spec}")
-            with attempt(f"Distance of {spec} from softmax"):
-                records.append(_errors(load(path), data, images, spec, seed))
-    firsts = {spec: path for (spec, _), path in reversed(models.items())}
-    if set(missing("examples_of")) & set(firsts) or (firsts and ("illustration", None) not in have):
-        progress(0, 1, "examples")
-        with attempt("Examples"):
-            _examples(folder, records, data, {spec: load(path).to(device) for spec, path in firsts.items()}, device)
-            _illustration(folder, records, data, base)
-    return failed
+    def store(self, records: list[Record], name: str | None = None) -> None:
+        """With the attention beside the variant, for whoever reads the lines."""
 
+        def named(record: Record) -> Record:
+            variant = str(name or record.tags["variant"])
+            return record.tagged(variant=variant, attention=self.configs[variant].attention)
 
-def _batched(record: Record) -> bool:
-    """Whether it depends on the batch: speed and memory of a model."""
-    return record.metric == "peak_memory" or record.metric in METRICS
+        self.records.append([named(record) for record in records])
 
+    @staticmethod
+    def baselines(base: Experiment) -> dict[str, ModelConfig]:
+        return {name: base.model.model_copy(update={"attention": name}) for name in BASELINES}
 
-def _models(records: Records, configs: dict[str, ModelConfig], folders: Folders) -> Folders:
-    """(spec, seed) → the folder of its best model; of runs that diverged, only where there is no other."""
-    diverged = {(r.tags.get("attention"), r.tags.get("seed")) for r in records if r.metric == "diverged"}
-    there = {key: path / "best" for key, path in folders.items() if (path / "best" / "model.safetensors").exists()}
-    sound = {key: path for key, path in there.items() if key not in diverged}
-    names = {spec for spec, _ in sound}
-    return {key: path for key, path in there.items() if key[0] in configs and (key in sound or key[0] not in names)}
+    @staticmethod
+    def optimizer(base: Experiment) -> MakeOptimizer:
+        """The recipe's own, at a rate that leaves the weights alone: a training step is timed with it."""
+        return partial(make_optimizer, base.recipe.model_copy(update={"lr": 1e-12}))
 
+    def speed(self) -> None:
+        self.store(list(side_by_side(
+            self.configs, baselines=self.baselines(self.base), device=self.device, batch=self.batch,
+            optimizer=self.optimizer(self.base), progress=self.progress,
+        )))  # fmt: skip
 
-def _alone(spec: str) -> bool:
-    """Whether one attention layer says all: no mix of layers, nothing that needs a grid of tokens or a CLS token."""
-    return not set(spec) & set("+@") and "dwc" not in spec and "exact_cls" not in spec
+    def memory(self) -> None:
+        """Each in a process of its own, as many at a time as there are cores."""
+        names = self.missing("peak_memory")
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            recipes = {name: self.first[name].experiment.recipe for name in names}
+            found = {
+                name: pool.submit(peak_memory, self.configs[name], recipes[name], self.device, self.batch)
+                for name in names
+            }
+            for i, (name, record) in enumerate(found.items()):
+                self.progress(i, len(names), f"memory of {name}")
+                with self.attempt(f"Memory of {name}"):
+                    self.store([record.result()], name)
 
+    def curves(self) -> None:
+        """Time over tokens, the model's own number among them. All again if one is new: ratios are side by side."""
+        model = self.base.model
+        lengths = sorted({*LENGTHS, min(VisionTransformer(model).tokens, LENGTHS[-1])})
+        layers = {
+            name: [str(s) for s in parse_layers(c.attention, c.depth)] or [c.attention]
+            for name, c in self.configs.items()
+        }
+        found = speed.curve(
+            layers, tokens=lengths, heads=model.heads, head_dim=model.head_dim or model.dim // model.heads,
+            device=self.device, progress=self.progress,
+        )  # fmt: skip
+        self.records.append(found)
 
-def _curve(
-    records: Records, new: list[str], configs: dict[str, ModelConfig], base: Experiment, device: torch.device,
-    progress: Progress,
-) -> None:  # fmt: skip
-    """Time over tokens, the model's own number among them. All again if one is new: ratios are side by side."""
-    if not any(_builds(spec, LENGTHS[-1]) for spec in new):
-        return
-    model = base.model
-    tokens = VisionTransformer(model).tokens
-    lengths = sorted({*LENGTHS, min(tokens, LENGTHS[-1])})
-    head_dim = model.head_dim or model.dim // model.heads
-    specs = [spec for spec in configs if _alone(spec) and _builds(spec, lengths[-1])]
-    shape = {"heads": model.heads, "head_dim": head_dim, "device": device}
-    found = speed.measure(specs, tokens=lengths, progress=progress, **shape)
-    records.append([r for r in found if r.tags["attention"] in specs])
+    def models(self) -> dict[tuple[str, int], Path]:
+        """(variant, seed) → the folder of its best model; of runs that diverged, only where there is no other."""
+        places = {key: Path(job.folder) / "best" for key, job in self.jobs.items()}
+        there = {key: path for key, path in places.items() if (path / "model.safetensors").exists()}
+        sound = {key: path for key, path in there.items() if key not in self.diverged}
+        names = {name for name, _ in sound}
+        return {key: path for key, path in there.items() if key in sound or key[0] not in names}
 
+    def errors(self) -> None:
+        """Distance from softmax of every trained model, on its own q and k."""
+        models, images = self.models(), self.data.test.order(0, 0)  # images of a folder lie class by class
+        for i, ((name, seed), path) in enumerate(models.items()):
+            if ("attention_error", name, seed) in self.have:
+                continue
+            self.progress(i, len(models), f"error of {name}")
+            with self.attempt(f"Distance of {name} from softmax"):
+                model = load(path)
+                count = min(
+                    32, max(2, 2**23 // model.tokens**2)
+                )  # matrices of tokens², in float64: fewer if they are big
+                sample = normalise(self.data.test.batch(images[:count])[0], self.data.mean, self.data.std)
+                common, tags = provenance(torch.device("cpu"), torch.float64), dict[str, Tag](seed=seed)
+                units = {"attention_entropy": "nat"}
+                self.store([
+                    Record(metric, value, units.get(metric, "fraction"), n=len(sample), **common, tags=tags)
+                    for metric, value in trained_error(model, sample).items()
+                ], name)  # fmt: skip
 
-def _builds(spec: str, tokens: int) -> bool:
-    """A Linformer cannot project to more tokens than there are; at shorter lengths it is refused one by one."""
-    try:
-        create_attention(spec, heads=1, head_dim=16, tokens=tokens)
-    except ValueError:
-        return False
-    return True
+    def examples(self) -> None:
+        """Test images with every variant's prediction and map: those on which variants differ, those that most get
+        wrong, and some that all get right. And one training image as the model sees it."""
+        firsts = {name: path for (name, _), path in reversed(self.models().items())}
+        if not set(firsts) - self.shown:
+            return
+        self.progress(0, 1, "examples")
+        models = {name: load(firsts[name]).to(self.device) for name in self.configs if name in firsts}
+        images, labels = self.data.test.batch(self.data.test.order(0, 0)[:LOOKED_AT])
+        x = normalise(images.to(self.device), self.data.mean, self.data.std)
+        said: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        with torch.inference_mode():
+            for name, model in models.items():
+                best = torch.cat([model.eval()(part).softmax(-1) for part in x.split(100)]).max(-1)
+                said[name] = best.indices.cpu().numpy(), best.values.cpu().numpy()
+        wrong = np.sum([predicted != labels.numpy() for predicted, _ in said.values()], axis=0)
+        order = pick_examples(wrong, len(models))
+        arrays: dict[str, np.ndarray] = {
+            "images": images.numpy()[order].transpose(0, 2, 3, 1), "labels": labels.numpy()[order],
+        }  # fmt: skip
+        for name, model in models.items():
+            arrays[f"predictions/{name}"], arrays[f"confidence/{name}"] = said[name][0][order], said[name][1][order]
+            maps = attention_maps(model, x[order])
+            if maps is not None:
+                arrays[f"maps/{name}"] = maps.float().cpu().numpy()
+        _save_arrays(self.folder / "examples.npz", arrays)
+        augmented = self._illustration()
+        self.records.append([
+            Record("examples", len(order), "count", artefact="examples.npz", tags={"variants": "\n".join(models)}),
+            Record("illustration", augmented, "count", artefact="illustration.npz"),
+        ])  # fmt: skip
 
-
-def _errors(model: VisionTransformer, data: Dataset, images: np.ndarray, spec: str, seed: int) -> list[Record]:
-    count = min(32, max(2, 2**23 // model.tokens**2))  # matrices of tokens by tokens, in float64: fewer if they are big
-    sample = normalise(data.test.batch(images[:count])[0], data.mean, data.std)
-    common = provenance(torch.device("cpu"), torch.float64)
-    tags = {"attention": spec, "seed": seed}
-    found = trained_error(model, sample)
-    return [Record(name, value, n=len(sample), **common, tags=tags) for name, value in found.items()]
-
-
-def _examples(
-    folder: Path, records: Records, data: Dataset, models: dict[str, VisionTransformer], device: torch.device
-) -> None:
-    """Test images with every variant's prediction and map: those on which variants differ, those that most get wrong,
-    and some that all get right."""
-    images, labels = data.test.batch(data.test.order(0, 0)[:LOOKED_AT])
-    x = normalise(images.to(device), data.mean, data.std)
-    chosen: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-    with torch.inference_mode():
-        for spec, model in models.items():
-            best = torch.cat([model.eval()(part).softmax(-1) for part in x.split(100)]).max(-1)
-            chosen[spec] = best.indices.cpu().numpy(), best.values.cpu().numpy()
-    wrong = np.sum([predicted != labels.numpy() for predicted, _ in chosen.values()], axis=0)
-    order = pick_examples(wrong, len(models))
-    arrays: dict[str, np.ndarray] = {
-        "images": images.numpy()[order].transpose(0, 2, 3, 1), "labels": labels.numpy()[order],
-    }  # fmt: skip
-    for spec, model in models.items():
-        arrays[f"predictions/{spec}"], arrays[f"confidence/{spec}"] = chosen[spec][0][order], chosen[spec][1][order]
-        maps = attention_maps(model, x[order])
-        if maps is not None:
-            arrays[f"maps/{spec}"] = maps.float().cpu().numpy()
-    _save_arrays(folder / "examples.npz", arrays)
-    marks = [Record("examples_of", len(order), tags={"attention": spec}) for spec in models]
-    records.append([Record("examples", len(labels), artefact="examples.npz"), *marks])
+    def _illustration(self) -> int:
+        """One training image, the grid it is cut into, and what augmentation makes of it."""
+        images, labels = self.data.train.batch(slice(0, 1))
+        augment = self.data.augment(**self.base.recipe.augmentation() | {"mixup": 0.0, "cutmix": 0.0})
+        seen = torch.cat([augment(images, labels, torch.zeros(1, dtype=torch.long), epoch, 0)[0] for epoch in range(8)])
+        mean, std = (torch.tensor(v).view(1, -1, 1, 1) for v in (self.data.mean, self.data.std))
+        pixels = ((seen * std + mean) * 255).round().clamp(0, 255).to(torch.uint8).numpy().transpose(0, 2, 3, 1)
+        grid = np.array(VisionTransformer(self.base.model).stem.grid)
+        arrays = {"original": images[0].numpy().transpose(1, 2, 0), "grid": grid, "augmented": pixels}
+        _save_arrays(self.folder / "illustration.npz", arrays)
+        return len(pixels)
 
 
 def pick_examples(wrong: np.ndarray, variants: int, count: int = EXAMPLES) -> np.ndarray:
@@ -179,20 +220,6 @@ def pick_examples(wrong: np.ndarray, variants: int, count: int = EXAMPLES) -> np
     rest = [i for i in np.argsort(wrong, kind="stable") if i not in divided and i not in failed]
     found = np.array([*divided, *failed, *rest][:count], dtype=int)
     return found[np.argsort(-wrong[found], kind="stable")]
-
-
-def _illustration(folder: Path, records: Records, data: Dataset, base: Experiment) -> None:
-    """One training image, the grid it is cut into, and what augmentation makes of it."""
-    images, labels = data.train.batch(slice(0, 1))
-    plain = base.recipe.augmentation() | {"mixup": 0.0, "cutmix": 0.0}
-    augment = data.augment(**plain)
-    seen = torch.cat([augment(images, labels, torch.zeros(1, dtype=torch.long), epoch, 0)[0] for epoch in range(8)])
-    mean, std = (torch.tensor(v).view(1, -1, 1, 1) for v in (data.mean, data.std))
-    pixels = ((seen * std + mean) * 255).round().clamp(0, 255).to(torch.uint8).numpy().transpose(0, 2, 3, 1)
-    grid = np.array(VisionTransformer(base.model).stem.grid)
-    arrays = {"original": images[0].numpy().transpose(1, 2, 0), "grid": grid, "augmented": pixels}
-    _save_arrays(folder / "illustration.npz", arrays)
-    records.append([Record("illustration", len(pixels), artefact="illustration.npz")])
 
 
 def _save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import inspect
-import re
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from linvit import data as data_package
 from linvit.data import Dataset
+from linvit.files import slug
 from linvit.measure.provenance import pick_device
 from linvit.models import VisionTransformer
+from linvit.progress import Progress, ignore
 from linvit.records import Record
-from linvit.train.checkpoint import load, read_config
+from linvit.train.checkpoint import load, read_config, start_from
 from linvit.train.defaults import ATTENTION
-from linvit.train.experiment import Experiment, design
-from linvit.train.loop import Event, Progress, run
+from linvit.train.events import Event, Listener
+from linvit.train.experiment import Experiment, Start, design
 from linvit.train.recipe import Recipe, create_recipe
+from linvit.train.run import run
+from linvit.train.source import Source, open_data
 
 __all__ = [
-    "Event", "Experiment", "Progress", "Recipe", "Trained", "create_recipe", "design", "load", "open_data",
-    "pick_device", "read_config", "run", "train",
+    "Event", "Experiment", "Listener", "Recipe", "Source", "Start", "Trained", "create_recipe", "design", "load",
+    "open_data", "pick_device", "read_config", "run", "start_from", "train",
 ]  # fmt: skip
 
 
@@ -65,54 +67,30 @@ def train(
     image_size: int | None = None,
     limit: int | None = None,
     skip_bad: bool = False,
-    progress: Progress | None = None,
-    decode_progress: Callable[[int, int], None] | None = None,
+    test: bool = True,
+    listeners: Sequence[Listener] = (),
+    progress: Progress = ignore,
     checkpoint_seconds: float = 30.0,
     **options: Any,
 ) -> Trained:
     """Train on a named data set or a path; the same call again goes on where it stopped, or returns what it left.
 
     options: any of ModelConfig's and Recipe's, e.g. epochs=10, lr=1e-3, dim=128, and size="001-I" for a named size.
+    test=False leaves the test images alone. listeners hear of every step, progress of images being decoded.
     """
     place = pick_device(device)
     data, source = open_data(
-        data, data_root, image_size=image_size, limit=limit, skip_bad=skip_bad, patch_size=options.get("patch_size"),
-        progress=decode_progress,
+        data, progress, root=data_root, image_size=image_size, limit=limit, skip_bad=skip_bad,
+        patch_size=options.get("patch_size"),
     )  # fmt: skip
-    experiment = design(data, attention, seed, **options)
-    name = re.sub(r"[^\w.-]+", "-", data.name)
-    folder = Path(out) if out is not None else Path("runs") / f"{name}-{experiment.id}"
+    experiment = design(data, attention, seed, source=source, **options)
+    folder = Path(out) if out is not None else Path("runs") / f"{slug(data.name)}-{experiment.id}"
     records = run(
-        experiment, data, folder, device=place, progress=progress, checkpoint_seconds=checkpoint_seconds, source=source
+        experiment, data, folder, device=place, listeners=listeners, checkpoint_seconds=checkpoint_seconds, test=test
     )
     diverged = next((str(r.tags.get("layer")) for r in records if r.metric == "diverged"), "")
     has_model = (folder / "best" / "model.safetensors").exists()
     return Trained(folder, records, load(folder / "best") if has_model else None, data, diverged)
-
-
-def open_data(
-    data: str | Path | Dataset,
-    root: str | Path | None = None,
-    *,
-    image_size: int | None = None,
-    limit: int | None = None,
-    skip_bad: bool = False,
-    patch_size: Any = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> tuple[Dataset, dict[str, Any] | None]:
-    """The images, and how to find them again; None if they were given as they are."""
-    if isinstance(data, Dataset):
-        return data, None
-    fits = int(patch_size) if str(patch_size or "").isdecimal() else 4  # what is no number, the model will refuse
-    asked = {"image_size": image_size, "multiple_of": max(1, fits), "limit": limit}
-    named = isinstance(data, str) and data.partition(":")[0] in data_package.DATASETS
-    source = asked | {"data": str(data) if named else _absolute(data), "skip_bad": skip_bad}
-    source["root"] = _absolute(root) if root is not None else None
-    return data_package.load(data, root=root, skip_bad=skip_bad, progress=progress, **asked), source
-
-
-def _absolute(place: str | Path) -> str:
-    return str(Path(place).expanduser().resolve())
 
 
 class _Callable(types.ModuleType):

@@ -12,21 +12,24 @@ from torch import Tensor, nn
 from linvit.data import Dataset
 from linvit.files import write_atomically
 from linvit.models import ModelConfig, VisionTransformer, model_config
-from linvit.train.files import load_tensors, save_tensors
+from linvit.train.experiment import Experiment, Start
+from linvit.train.files import checksum, load_tensors, save_tensors
 
+FORMAT = 1  # of config.json
 KEPT = 2  # checkpoints of a running training
 FACTS = ("name", "classes", "mean", "std")  # of the data, for whoever uses the model
 
 
 def save_checkpoint(
-    folder: Path, step: int, modules: dict[str, nn.Module], optimizer: torch.optim.Optimizer, facts: dict[str, Any]
+    folder: Path, modules: dict[str, nn.Module], optimizer: torch.optim.Optimizer, facts: dict[str, Any]
 ) -> None:
-    """Everything a run needs to go on from `step`, in one file; the two newest are kept, and none from after `step`:
-    those were damaged, or the run would have gone on from them."""
+    """Everything a run needs to go on from facts["step"], in one file; the two newest are kept, and none from after
+    that step: those were damaged, or the run would have gone on from them."""
+    step = facts["step"]
     tensors = {f"{name}.{key}": value for name, module in modules.items() for key, value in module.state_dict().items()}
     for index, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{key}": v for key, v in state.items() if isinstance(v, Tensor)}
-    save_tensors(folder / f"step-{step:09d}.safetensors", tensors, step=step, **facts)
+    save_tensors(folder / f"step-{step:09d}.safetensors", tensors, **facts)
     others = sorted(folder.glob("step-*.safetensors"), reverse=True)
     here = next(i for i, path in enumerate(others) if path.name == f"step-{step:09d}.safetensors")
     for path in others[:here] + others[here + KEPT :]:
@@ -72,7 +75,7 @@ def save_model(folder: Path, model: VisionTransformer, **facts: Any) -> None:
 
 def save_config(folder: Path, config: ModelConfig, dataset: Dataset) -> None:
     about = {
-        "format": 1,
+        "format": FORMAT,
         "model": config.model_dump(mode="json"),
         "data": {fact: getattr(dataset, fact) for fact in FACTS},
     }
@@ -88,7 +91,7 @@ def read_config(path: str | Path) -> tuple[Path, dict[str, Any]]:
         folder = folder / "best"
     try:
         about = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        if about["format"] != 1 or not isinstance(about["model"], dict) or not {*FACTS} <= set(about["data"]):
+        if about["format"] != FORMAT or not isinstance(about["model"], dict) or not {*FACTS} <= set(about["data"]):
             raise KeyError("format")
     except FileNotFoundError:
         raise ValueError(f"{folder} holds no model: config.json is missing") from None
@@ -114,3 +117,32 @@ def load(path: str | Path) -> VisionTransformer:
         raise ValueError(f"{folder / 'model.safetensors'} does not fit its config.json: {first}") from None
     model.about = about["data"]
     return model.eval()
+
+
+def start_from(path: str | Path) -> Start:
+    """A trained model's folder as the start of an experiment."""
+    folder, _ = read_config(path)
+    return Start(folder=str(folder.resolve()), sha256=checksum(load_tensors(folder / "model.safetensors")[0]))
+
+
+def started(experiment: Experiment, dataset: Dataset) -> VisionTransformer:
+    """The model as it begins: new, or with the weights of its start. An attention's own weights are new where the start
+    has no such, and so is the head where the classes are others; everything else must be there, in its shape."""
+    model, start = VisionTransformer(experiment.model), experiment.start
+    if start is None:
+        return model
+    folder, about = read_config(start.folder)
+    tensors, _ = load_tensors(folder / "model.safetensors")
+    if checksum(tensors) != start.sha256:
+        raise ValueError(f"{folder} holds other weights than this experiment was started from")
+    own = model.state_dict()
+    same_classes = list(about["data"]["classes"]) == list(dataset.classes)
+    for key, value in own.items():
+        there = tensors.get(key)
+        if there is not None and there.shape == value.shape and (same_classes or not key.startswith("head.")):
+            own[key] = there
+        elif ".attention." not in key and not key.startswith("head."):
+            found = "nothing" if there is None else tuple(there.shape)
+            raise ValueError(f"{folder} does not fit this model: {key} is {found} there, not {tuple(value.shape)}")
+    model.load_state_dict(own)
+    return model

@@ -21,13 +21,6 @@ TUNED["fashion-mnist"] = TUNED["mnist"] | {"flip": "alternating"}
 TUNED["cifar100"] = TUNED["cifar10"]
 
 
-OTHERS: dict[str, dict[str, float]] = {  # where another optimizer than Muon is asked for
-    "adamw": {"lr": 2e-3},
-    "adam": {"lr": 2e-3, "weight_decay": 0.0},  # its decay is part of the gradient, as is SGD's
-    "sgd": {"lr": 0.05, "weight_decay": 5e-4},
-}
-
-
 def defaults(dataset: Dataset) -> dict[str, Any]:
     """The tuned options of a known set; for any other, those of the nearest in size."""
     if dataset.name in TUNED:

@@ -1,92 +1,118 @@
-"""Experiment = data + model + recipe + seed. Its canonical JSON is its identity."""
+"""Experiment = data + model + recipe + seed + task + start; without options at their defaults, that is its identity."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from linvit.data import Dataset
-from linvit.errors import choices
+from linvit.errors import choices, clear
 from linvit.files import write_atomically
+from linvit.locks import claimed
 from linvit.measure.provenance import provenance
 from linvit.models import ModelConfig, model_config
 from linvit.records import Record
-from linvit.train.defaults import OTHERS, defaults
+from linvit.train.defaults import defaults
+from linvit.train.optimizers import OPTIMIZERS
 from linvit.train.recipe import Recipe, create_recipe
+from linvit.train.source import Source
 
+FORMAT = 2  # goes up when a default changes: ids leave defaults out
 OURS = ("log.jsonl", "records.jsonl", "confusion.json", "best", "last")  # what a run writes into its folder
-
-
-@dataclass(frozen=True)
-class Experiment:
-    data: dict[str, Any]
-    model: ModelConfig
-    recipe: Recipe
-    seed: int
-    label: str = ""  # the attention as the user wrote it
-
-    @classmethod
-    def of(cls, dataset: Dataset, model: ModelConfig, recipe: Recipe, seed: int) -> Experiment:
-        data = {"name": dataset.name, "identity": dataset.identity}
-        return cls(data, model, recipe, seed, model.attention)
-
-    def canonical(self) -> dict[str, Any]:
-        return {
-            "data": self.data,
-            "model": self.model.model_dump(mode="json"),
-            "recipe": self.recipe.model_dump(mode="json"),
-            "seed": self.seed,
-        }
-
-    @property
-    def id(self) -> str:
-        text = json.dumps(self.canonical(), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-    def plan(self, images: int) -> tuple[int, int, int]:
-        """Batch size, steps of an epoch (the remainder of a shuffled epoch is left out), steps in all."""
-        batch = min(self.recipe.batch_size, images)
-        per_epoch = images // batch
-        return batch, per_epoch, self.recipe.steps or max(1, round(self.recipe.epochs * per_epoch))
-
-    def claim(self, folder: Path, source: dict[str, Any] | None = None) -> None:
-        """Write experiment.json, or make sure that the folder is this experiment's. `source` says where the data
-        were found, which is no part of what the experiment is."""
-        path = folder / "experiment.json"
-        there: dict[str, Any] | None = None
-        if path.exists():
-            try:
-                there = json.loads(path.read_text(encoding="utf-8"))
-                known = there["id"] if isinstance(there, dict) else None
-            except (ValueError, KeyError):
-                known = None
-            if known is None:
-                raise ValueError(f"{path} is not an experiment: choose another --out")
-            if known != self.id:
-                why = _difference(there, self.canonical())
-                raise ValueError(f"{folder} holds another experiment ({why}): choose another --out")
-        elif taken := [name for name in OURS if (folder / name).exists()]:
-            raise ValueError(f"{folder} holds {taken[0]}, but no experiment.json: choose another --out")
-        source = source or (there or {}).get("source")
-        wanted = {"id": self.id} | self.canonical() | ({"source": source} if source else {})
-        if wanted != there:
-            write_atomically(path, json.dumps(wanted, indent=1, ensure_ascii=False) + "\n")
-
-    def record(self, metric: str, value: float | None, device: torch.device) -> Record:
-        dtype = {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[self.recipe.amp]
-        tags = {"attention": self.label, "dataset": self.data["name"], "seed": self.seed}
-        return Record(metric, value, experiment=self.id, **provenance(device, dtype), tags=tags)
-
-
 FROM_DATA = ("image_size", "channels", "classes")
 
 
-def design(dataset: Dataset, attention: str, seed: int = 0, **options: Any) -> Experiment:
+class Images(BaseModel):
+    """Which images: equal identities are equal data, wherever they lie."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    identity: str
+
+
+class Start(BaseModel):
+    """A trained model to begin with. Which one is told by its weights; the folder only says where they are."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    folder: str
+    sha256: str
+
+
+class Length(NamedTuple):
+    batch: int
+    per_epoch: int  # steps; the remainder of a shuffled epoch is left out
+    total: int  # steps
+
+
+class Experiment(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: int = FORMAT
+    data: Images
+    model: ModelConfig
+    recipe: Recipe
+    seed: int = Field(0, ge=0)
+    task: str = "classification"
+    start: Start | None = None  # None: from scratch
+    label: str = ""  # what people call it
+    source: Source | None = None  # where its images lie
+
+    def settings(self, defaults: bool = True) -> dict[str, Any]:
+        """What it is; neither its name nor where its images lie."""
+        found = self.model_dump(mode="json", exclude_defaults=not defaults, exclude={"label", "source"})
+        return found | {"format": self.format, "start": self.start and self.start.sha256}
+
+    @property
+    def id(self) -> str:
+        """Without options at their defaults: a new option does not disown old folders."""
+        return hashlib.sha256(json.dumps(self.settings(False), sort_keys=True).encode()).hexdigest()[:12]
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """From an experiment.json."""
+        try:
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            stored.pop("id", None)
+            found = cls.model_validate(stored)
+        except (OSError, ValueError, AttributeError) as error:
+            why = clear(error) if isinstance(error, ValidationError) else error
+            raise ValueError(f"{path} is not an experiment of this linvit ({why}): choose another --out") from None
+        if found.format != FORMAT:
+            raise ValueError(f"{path} has format {found.format}, but this linvit reads {FORMAT}: choose another --out")
+        return found
+
+    def claim(self, folder: Path) -> None:
+        """Write experiment.json with everything resolved, or make sure that the folder is this experiment's."""
+        path = folder / "experiment.json"
+        there = claimed(path, self, OURS)
+        wanted = self if self.source or there is None else self.model_copy(update={"source": there.source})
+        if wanted != there:
+            text = json.dumps({"id": self.id} | wanted.model_dump(mode="json"), indent=1, ensure_ascii=False)
+            write_atomically(path, text + "\n")
+
+    def length(self, images: int) -> Length:
+        batch = min(self.recipe.batch_size, images)
+        per_epoch = images // batch
+        return Length(batch, per_epoch, self.recipe.steps or max(1, round(self.recipe.epochs * per_epoch)))
+
+    def record(self, device: torch.device) -> Record:
+        """One to make all others from: where and of what they are."""
+        dtype = {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[self.recipe.amp]
+        tags = {"attention": self.model.attention, "dataset": self.data.name, "seed": self.seed}
+        return Record("", None, experiment=self.id, **provenance(device, dtype), tags=tags)
+
+
+def design(
+    dataset: Dataset, attention: str, seed: int = 0, *, source: Source | None = None, start: Start | None = None,
+    **options: Any,
+) -> Experiment:  # fmt: skip
     """The experiment for a data set: its tuned defaults with `options` of the model and the recipe over them."""
     given = {key: value for key, value in options.items() if value is not None}
     known = ["size", *(key for key in ModelConfig.model_fields if key not in FROM_DATA), *Recipe.model_fields]
@@ -106,25 +132,14 @@ def design(dataset: Dataset, attention: str, seed: int = 0, **options: Any) -> E
     elif "patch_size" not in given and "patch_size" in tuned:
         sizes = range(1, tuned["patch_size"] + 1)
         tuned["patch_size"] = max(p for p in sizes if dataset.image_size % p == 0)
-    tuned |= OTHERS.get(str(given.get("optimizer")), {})
+    if given.get("optimizer") in OPTIMIZERS:
+        tuned |= OPTIMIZERS[given["optimizer"]].options
     merged = tuned | given
     facts = {"image_size": dataset.image_size, "channels": dataset.channels, "classes": len(dataset.classes)}
     shape = {key: value for key, value in merged.items() if key in ModelConfig.model_fields}
-    model = model_config(size, **shape | facts | {"attention": attention, "seed": seed})
-    recipe = create_recipe(**{key: value for key, value in merged.items() if key in Recipe.model_fields})
-    return Experiment.of(dataset, model, recipe, seed)
-
-
-def _difference(there: Any, here: dict[str, Any]) -> str:
-    """The first setting in which two experiments differ, for a message."""
-
-    def flat(tree: Any, path: str = "") -> dict[str, Any]:
-        if not isinstance(tree, dict):
-            return {path: tree}
-        return {k: v for key, value in tree.items() for k, v in flat(value, f"{path}.{key}".lstrip(".")).items()}
-
-    old, new = flat(there), flat(here)
-    for key, value in new.items():
-        if old.get(key) != value:
-            return f"its {key} is {old.get(key)}, not {value}"
-    return "its settings differ"
+    return Experiment(
+        data=Images(name=dataset.name, identity=dataset.identity),
+        model=model_config(size, **shape | facts | {"attention": attention, "seed": seed}),
+        recipe=create_recipe(**{key: value for key, value in merged.items() if key in Recipe.model_fields}),
+        seed=seed, start=start, label=attention, source=source,
+    )  # fmt: skip

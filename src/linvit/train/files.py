@@ -1,12 +1,10 @@
-"""What a run keeps in its folder: tensors with checksums, lines that are appended, and a lock while it is at work."""
+"""Tensors with checksums, and signals that wait until a step is whole."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -18,32 +16,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from linvit.files import named, write_atomically
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """One process at a time in a folder. The lock dies with its process, however that ends."""
-    with named(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        file = open(folder / ".lock", "a")  # noqa: SIM115 (closed below)
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"{folder} is in use by another linvit process: wait for it, or choose another --out"
-            ) from None
-        except OSError as error:
-            raise ValueError(f"{folder} cannot be locked ({error.strerror}): choose another --out") from None
-        yield
+from linvit.files import write_atomically
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], **facts: Any) -> None:
     """One safetensors file that carries its own checksum and facts, in its only metadata entry (more would be written
     in random order, and equal weights should be equal bytes)."""
     tensors = {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
-    seals = {"sha256": _checksum(tensors), "facts_sha256": _checksum_of(facts)}
+    seals = {"sha256": checksum(tensors), "facts_sha256": _checksum_of(facts)}
     write_atomically(path, save(tensors, {"linvit": json.dumps(facts | seals, sort_keys=True)}))
 
 
@@ -58,7 +38,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(f"{path} is damaged ({error})") from None
     sums = facts.pop("sha256", None), facts.pop("facts_sha256", None)
-    found = _checksum(tensors), _checksum_of(facts)
+    found = checksum(tensors), _checksum_of(facts)
     if any(wanted not in (None, have) for wanted, have in zip(sums, found, strict=True)):
         raise ValueError(f"{path} is damaged: its checksum does not match its content")
     return tensors, facts
@@ -68,7 +48,8 @@ def _checksum_of(facts: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def _checksum(tensors: Mapping[str, Tensor]) -> str:
+def checksum(tensors: Mapping[str, Tensor]) -> str:
+    """Of names, types, shapes and values."""
     sha = hashlib.sha256()
     for name in sorted(tensors):
         value = tensors[name].contiguous()
@@ -96,21 +77,3 @@ def interrupted() -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
-
-
-def append_line(path: Path, row: Mapping[str, Any]) -> None:
-    with named(path), open(path, "a", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a JSON-lines file; a torn last one is left out."""
-    if not path.exists():
-        return []
-    text = path.read_bytes()
-    try:
-        return [json.loads(line) for line in text[: text.rfind(b"\n") + 1].splitlines()]
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}): remove the damaged line") from None

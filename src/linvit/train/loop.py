@@ -1,274 +1,261 @@
-"""The training loop, from top to bottom: learning rate, step, evaluate, save, log.
+"""The training loop: learning rate, step, validate, read, save, tell.
 
 Data order, augmentation, dropout and redraws are functions of (seed, epoch or step), so a run that was killed and
-continued ends with the same weights, bit for bit, as one that never was.
+continued ends with the same weights, bit for bit, as one that never was. Nothing in a step waits for the device: sums
+and the first step that gave a number that is not finite are kept there and read every few steps. From such a step on
+the optimizer stands still, so that the layer it came from can be found afterwards.
 """
 
 from __future__ import annotations
 
 import copy
-import json
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linvit.data import Augment, Dataset
-from linvit.files import remove_parts, write_atomically
-from linvit.measure.accuracy import Evaluation, evaluate
+from linvit.data import Dataset
+from linvit.files import append_line, read_lines, write_atomically
 from linvit.models import VisionTransformer
 from linvit.randomness import generator
-from linvit.records import Record, Records
 from linvit.train.card import model_card
-from linvit.train.checkpoint import load_checkpoint, save_checkpoint, save_config, save_model
+from linvit.train.checkpoint import load_checkpoint, save_checkpoint, save_config, save_model, started
+from linvit.train.events import Began, Diverged, Listener, Noted, Stepped, Validated, tell
 from linvit.train.experiment import Experiment
-from linvit.train.files import append_line, interrupted, load_tensors, locked, read_lines
-from linvit.train.recipe import check_amp, learning_rate, make_optimizer
+from linvit.train.files import interrupted
+from linvit.train.optimizers import make_optimizer
+from linvit.train.recipe import learning_rate
+from linvit.train.tasks import TASKS
 
-
-@dataclass(frozen=True)
-class Event:
-    """What a progress display needs; `row` is the line of log.jsonl at an epoch's end."""
-
-    step: int
-    total: int
-    loss: float
-    accuracy: float
-    images_per_second: float
-    eta: float
-    row: dict[str, Any] | None = None
-    message: str = ""
-    begins: bool = False  # the message says what is about to be trained
-    epoch: float = 0.0  # how many are done
-    epochs: float = 0.0  # how many there will be
-
-
-Progress = Callable[[Event], None]
+READ = 10  # steps between two looks at what the device has summed up
 
 
 @dataclass
-class State:
+class Tally:
     """What a checkpoint remembers besides tensors."""
 
     step: int = 0
     seconds: float = 0.0
-    loss_sum: float = 0.0  # of this epoch so far
-    correct: int = 0
-    seen: int = 0
-    best_accuracy: float = -1.0
-    best_loss: float = math.inf
+    sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])  # of this epoch: loss, right, images
+    best: list[float] = field(default_factory=list)  # the best validation, as the task selects
+    best_row: dict[str, float] = field(default_factory=dict)
     best_step: int = 0
     lowest_loss: float = math.inf
-    stale: int = 0  # epochs since the lowest validation loss
+    stale: int = 0  # validations since the lowest loss
     stopped: bool = False
     scaler: dict[str, Any] = field(default_factory=dict)
 
 
-def run(
-    experiment: Experiment,
-    dataset: Dataset,
-    folder: Path,
-    *,
-    device: torch.device,
-    progress: Progress | None = None,
-    checkpoint_seconds: float = 30.0,
-    source: dict[str, Any] | None = None,
-) -> list[Record]:
-    """Train the experiment in its folder, or go on with it, and return its records. `source`: where its data lie."""
-    for split in ("train", "validation", "test"):
-        if not len(getattr(dataset, split)):
-            raise ValueError(f"{dataset.name} has no {split} images, and training needs some")
-    check_amp(experiment.recipe.amp, device)
-    augment = dataset.augment(**experiment.recipe.augmentation())
-    model = VisionTransformer(experiment.model).to(device)  # what cannot be built leaves nothing in the folder
-    with locked(folder):
-        experiment.claim(folder, source)
-        remove_parts(folder, folder / "best", folder / "last")
-        records = Records(folder / "records.jsonl")
-        if not any(record.metric in ("test_accuracy", "diverged") for record in records):
-            quiet = progress or (lambda event: None)
-            made = _run(experiment, dataset, augment, model, folder, device, quiet, checkpoint_seconds)
-            write_atomically(records.path, "".join(record.line() + "\n" for record in [*records, *made]))
-        return list(records)
+class Batch(NamedTuple):
+    step: int
+    epoch: int
+    indices: Tensor
+    images: Tensor
+    labels: Tensor
 
 
-def _run(
-    experiment: Experiment, dataset: Dataset, augment: Augment, model: VisionTransformer, folder: Path,
-    device: torch.device, progress: Progress, every: float,
-) -> list[Record]:  # fmt: skip
-    recipe, seed = experiment.recipe, experiment.seed
-    optimizer = make_optimizer(recipe, model)
-    averaged = copy.deepcopy(model).requires_grad_(False) if recipe.ema else model
-    modules: dict[str, nn.Module] = {"model": model, "average": averaged} if recipe.ema else {"model": model}
-    forward = torch.compile(model) if recipe.compile else model
-    scaler = torch.amp.GradScaler(device.type, enabled=recipe.amp == "fp16")
-    cast = torch.float16 if recipe.amp == "fp16" else torch.bfloat16
-    batch, steps_per_epoch, total = experiment.plan(len(dataset.train))
+class Training:
+    """One training and its parts; what cannot be built is an error before anything is written."""
 
-    state = State()
-    found = load_checkpoint(folder / "last", modules, optimizer)
-    if found is not None:
-        facts, complaints = found
-        state = State(**facts)
-        if state.scaler:
-            scaler.load_state_dict(state.scaler)
-        for complaint in complaints:
-            progress(_message(f"{complaint}; going on from an older checkpoint", state.step, total))
-        progress(_message(f"going on from step {state.step} of {total}", state.step, total))
-    else:
-        what = f"{model.config.attention} on {model.tokens} tokens, {model.parameter_count():,} parameters"
-        images = f"{len(dataset.train):,} images of {dataset.name}"
-        text = f"{what}; {images}, {total:,} steps of {batch}"
-        progress(replace(_message(text, 0, total), begins=True))
-    log = folder / "log.jsonl"
-    rows = [row for row in read_lines(log) if row["step"] <= state.step]
-    write_atomically(log, "".join(json.dumps(row) + "\n" for row in rows))
-    for name in ("best", "last"):
-        save_config(folder / name, experiment.model, dataset)
+    def __init__(self, experiment: Experiment, dataset: Dataset, device: torch.device, listeners: Sequence[Listener]):
+        self.experiment, self.dataset, self.device, self.listeners = experiment, dataset, device, listeners
+        recipe = self.recipe = experiment.recipe
+        self.task = TASKS[experiment.task](experiment, dataset, device)
+        self.model = started(experiment, dataset).to(device)
+        self.averaged = copy.deepcopy(self.model).requires_grad_(False) if recipe.ema else self.model
+        self.modules: dict[str, nn.Module] = {"model": self.model}
+        if recipe.ema:
+            self.modules["average"] = self.averaged
+        self.forward = torch.compile(self.model) if recipe.compile else self.model
+        self.optimizer = make_optimizer(recipe, self.model)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=recipe.amp == "fp16")
+        self.batch, self.per_epoch, self.total = experiment.length(len(dataset.train))
+        self.tally = Tally()
+        self.diverged: Diverged | None = None
+        self.shown = math.nan, 0.0  # loss and accuracy when the device was last asked
 
-    started, saved = time.perf_counter() - state.seconds, time.perf_counter()
-    first_step, first_time = state.step, time.perf_counter()
-    order, order_epoch = None, -1
-    model.train()
+    def fit(self, folder: Path, checkpoint_seconds: float) -> None:
+        """Train in the folder, or go on there. Afterwards `diverged` says whether and where; test is never read."""
+        self._resume(folder)
+        tally, begun, first = self.tally, time.perf_counter(), self.tally.step
+        earlier, saved = tally.seconds, begun
+        self.sums = torch.tensor(tally.sums, device=self.device)
+        self.bad_step = torch.tensor(-1.0, device=self.device)
+        self.model.train()
+        cuda = [self.device] if self.device.type == "cuda" else []
+        with interrupted() as stop, torch.random.fork_rng(cuda):  # the caller's random numbers stay as they were
+            for batch in one_ahead(self._batches()):
+                rate = self._step(batch)
+                tally.step += 1
+                ends = tally.step % self.per_epoch == 0 or tally.step == self.total
+                stopping = stop()  # asked once: what is said to be saved must be
+                due = stopping or tally.step == self.total or time.perf_counter() - saved > checkpoint_seconds
+                if (ends or due or tally.step % READ == 0) and not self._read():
+                    return
+                tally.seconds = earlier + time.perf_counter() - begun
+                row = self._validate(folder, rate) if ends else {}
+                if self.diverged:
+                    return
+                if due or tally.stopped:
+                    self._save(folder)
+                    saved = time.perf_counter()
+                self._tell(row, (tally.step - first) / (time.perf_counter() - begun))
+                if stopping:
+                    raise KeyboardInterrupt(f"saved at step {tally.step} of {self.total} in {folder}")
+                if tally.stopped:
+                    break
+        save_model(folder / "last", self.averaged, step=tally.step)
 
-    def save() -> None:
-        state.seconds, state.scaler = time.perf_counter() - started, scaler.state_dict() if recipe.amp == "fp16" else {}
-        facts = {key: value for key, value in vars(state).items() if key != "step"}
-        save_checkpoint(folder / "last", state.step, modules, optimizer, facts)
+    def _resume(self, folder: Path) -> None:
+        found = load_checkpoint(folder / "last", self.modules, self.optimizer)
+        if found is None:
+            what = f"{self.model.config.attention} on {self.model.tokens} tokens"
+            size = f"{self.model.parameter_count():,} parameters; {len(self.dataset.train):,} images"
+            text = f"{what}, {size} of {self.dataset.name}, {self.total:,} steps of {self.batch}"
+            tell(self.listeners, Began(text, 0, self.total))
+        else:
+            facts, complaints = found
+            self.tally = Tally(**facts)
+            if self.tally.scaler:
+                self.scaler.load_state_dict(self.tally.scaler)
+            for complaint in complaints:
+                tell(self.listeners, Noted(f"{complaint}; going on from an older checkpoint"))
+            text = f"going on from step {self.tally.step} of {self.total}"
+            tell(self.listeners, Began(text, self.tally.step, self.total))
+        log = folder / "log.jsonl"
+        rows = [row for row in read_lines(log) if row["step"] <= self.tally.step]
+        log.unlink(missing_ok=True)
+        for row in rows:
+            append_line(log, row)
+        for name in ("best", "last"):
+            save_config(folder / name, self.experiment.model, self.dataset)
 
-    cuda = [device] if device.type == "cuda" else []
-    with interrupted() as stop, torch.random.fork_rng(cuda):  # the caller's random numbers stay as they were
-        while state.step < total and not state.stopped:
-            epoch, position = divmod(state.step, steps_per_epoch)
-            if epoch != order_epoch:
-                order, order_epoch = dataset.train.order(epoch, seed), epoch
-            assert order is not None
-            rate = learning_rate(recipe, state.step, total, steps_per_epoch)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            if recipe.redraw and state.step and state.step % recipe.redraw == 0:
-                model.redraw(state.step)
-            dice = generator("step", seed, state.step).initial_seed()
-            torch.manual_seed(dice)  # dropout and stochastic depth
+    def _batches(self) -> Iterator[Batch]:
+        """From the next step to the last; copied to a GPU from pinned memory, without waiting."""
+        epoch, order = -1, None
+        for step in range(self.tally.step, self.tally.step if self.tally.stopped else self.total):
+            if order is None or step // self.per_epoch != epoch:
+                epoch = step // self.per_epoch
+                order = self.dataset.train.order(epoch, self.experiment.seed)
+            yield self._batch(step, epoch, order)
 
-            chosen = order[position * batch : (position + 1) * batch]
-            images, labels = dataset.train.batch(chosen)
-            images, labels = images.to(device), labels.to(device)
-            x, targets = augment(images, labels, torch.as_tensor(chosen, device=device), epoch, seed)
-            with torch.autocast(device.type, cast, enabled=recipe.amp != "off"):
-                logits = forward(x)
-                loss = F.cross_entropy(logits.float(), targets, label_smoothing=recipe.label_smoothing)
-            value = loss.item()
-            optimizer.zero_grad(set_to_none=True)
-            scaler.scale(loss).backward()
-            scaler.unscale_(optimizer)
-            norm = nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_norm or math.inf).item()
-            if not math.isfinite(value) or (not math.isfinite(norm) and recipe.amp != "fp16"):
-                torch.manual_seed(dice)
-                with torch.autocast(device.type, cast, enabled=recipe.amp != "off"):
-                    layer = first_non_finite(model, x)
-                return _diverged(experiment, model, layer, state.step, total, device, progress)
-            scaler.step(optimizer)
-            scaler.update()
-            if recipe.ema:
-                _average(averaged, model, min(recipe.ema, (1 + state.step) / (10 + state.step)))
+    def _batch(self, step: int, epoch: int, order: Any) -> Batch:
+        position = step % self.per_epoch * self.batch
+        chosen = order[position : position + self.batch]
+        parts = torch.as_tensor(chosen), *self.dataset.train.batch(chosen)
+        if self.device.type == "cuda":
+            parts = tuple(part.pin_memory() for part in parts)
+        return Batch(step, epoch, *(part.to(self.device, non_blocking=True) for part in parts))
 
-            state.step += 1
-            state.loss_sum += value * len(chosen)
-            state.correct += int((logits.argmax(-1) == labels).sum())
-            state.seen += len(chosen)
-            row = None
-            if state.step % steps_per_epoch == 0 or state.step == total:
-                row = _end_epoch(experiment, dataset, averaged, state, folder, device, rate, steps_per_epoch)
-                row["seconds"] = round(time.perf_counter() - started, 3)
-                if not math.isfinite(row["validation_loss"]):
-                    return _diverged(experiment, model, "the validation loss", state.step, total, device, progress)
-                append_line(log, row)
-            stopping = stop()  # asked once: what is said to be saved must be
-            if stopping or state.stopped or state.step == total or time.perf_counter() - saved > every:
-                save()
-                saved = time.perf_counter()
-            speed = (state.step - first_step) / (time.perf_counter() - first_time)
-            accuracy = state.correct / state.seen if state.seen else row["train_accuracy"] if row else 0.0
-            left = (total - state.step) / speed
-            done, all_epochs = state.step / steps_per_epoch, total / steps_per_epoch
-            progress(Event(state.step, total, value, accuracy, speed * batch, left, row, epoch=done, epochs=all_epochs))
-            if stopping:
-                raise KeyboardInterrupt(f"saved at step {state.step} of {total} in {folder}")
-    return _finish(experiment, dataset, averaged, state, folder, device)
+    def _step(self, batch: Batch) -> float:
+        """One step of the optimizer; the learning rate it took."""
+        recipe = self.recipe
+        rate = learning_rate(recipe, batch.step, self.total, self.per_epoch)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        if recipe.redraw and batch.step and batch.step % recipe.redraw == 0:
+            self.model.redraw(batch.step)
+        loss, right = self._loss(self.forward, batch)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.scaler.scale(loss).backward()
+        self.scaler.unscale_(self.optimizer)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip_norm or math.inf)
+        value = loss.detach()
+        finite = value.isfinite() if recipe.amp == "fp16" else value.isfinite() & norm.isfinite()
+        self.bad_step = torch.where(finite | (self.bad_step >= 0), self.bad_step, float(batch.step))
+        if recipe.amp == "fp16":  # the scaler skips a step that overflowed, and tries again with smaller numbers
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            self.optimizer.found_inf = (self.bad_step >= 0).float()  # type: ignore[attr-defined]
+            self.optimizer.step()
+        self.sums += torch.stack([value * len(batch.images), right, torch.ones_like(value) * len(batch.images)])
+        if recipe.ema:
+            _average(self.averaged, self.model, min(recipe.ema, (1 + batch.step) / (10 + batch.step)))
+        return rate
 
+    def _loss(self, forward: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+        torch.manual_seed(generator("step", self.experiment.seed, batch.step).initial_seed())  # dropout, depth
+        half = torch.float16 if self.recipe.amp == "fp16" else torch.bfloat16
+        with torch.autocast(self.device.type, half, enabled=self.recipe.amp != "off"):
+            return self.task.loss(forward, batch.images, batch.labels, batch.indices, batch.epoch)
 
-def _end_epoch(
-    experiment: Experiment, dataset: Dataset, model: VisionTransformer, state: State, folder: Path,
-    device: torch.device, rate: float, steps_per_epoch: int,
-) -> dict[str, Any]:  # fmt: skip
-    """Validate, keep the best model, count towards early stopping; the epoch's line of the log."""
-    seen = _evaluate(model, dataset, "validation", device)
-    row = {
-        "epoch": round(state.step / steps_per_epoch, 4),
-        "step": state.step,
-        "train_loss": state.loss_sum / max(1, state.seen),
-        "train_accuracy": state.correct / max(1, state.seen),
-        "validation_loss": seen.loss,
-        "validation_accuracy": seen.accuracy,
-        "learning_rate": rate,
-    }
-    state.loss_sum, state.correct, state.seen = 0.0, 0, 0
-    if math.isfinite(seen.loss) and (seen.accuracy, -seen.loss) > (state.best_accuracy, -state.best_loss):
-        state.best_accuracy, state.best_loss, state.best_step = seen.accuracy, seen.loss, state.step
-        facts = {"step": state.step, "validation_accuracy": seen.accuracy}
-        save_model(folder / "best", model, **facts)
-        write_atomically(folder / "best" / "README.md", model_card(experiment, dataset, facts))
-    improved = seen.loss < state.lowest_loss
-    state.lowest_loss, state.stale = min(seen.loss, state.lowest_loss), 0 if improved else state.stale + 1
-    state.stopped = bool(experiment.recipe.patience) and state.stale >= experiment.recipe.patience
-    return row
+    def _read(self) -> bool:
+        """Bring the sums here, and say whether all is finite; this is where the device is waited for."""
+        *self.tally.sums, bad = torch.cat([self.sums, self.bad_step[None]]).tolist()
+        if bad < 0:
+            return True
+        step = int(bad)
+        batch = self._batch(
+            step, step // self.per_epoch, self.dataset.train.order(step // self.per_epoch, self.experiment.seed)
+        )
+        with watched(self.model) as found:
+            loss, _ = self._loss(self.model, batch)
+        if not found:
+            self.optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            bad_ones = [
+                n for n, p in self.model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()
+            ]
+            found.append(f"the gradient of {bad_ones[-1]}" if bad_ones else "the loss")
+        self._diverge(step, found[0])
+        return False
 
+    def _diverge(self, step: int, layer: str) -> None:
+        self.diverged = Diverged(step, layer)
+        tell(self.listeners, self.diverged)
 
-def _finish(
-    experiment: Experiment, dataset: Dataset, model: VisionTransformer, state: State, folder: Path, device: torch.device
-) -> list[Record]:
-    """The test split, seen once by each of the two models that are reported."""
-    save_model(folder / "last", model, step=state.step)
-    start = time.perf_counter()
-    final = _evaluate(model, dataset, "test", device)
-    tensors, _ = load_tensors(folder / "best" / "model.safetensors")
-    best_model = copy.deepcopy(model)
-    best_model.load_state_dict(tensors)
-    best = final if state.best_step == state.step else _evaluate(best_model, dataset, "test", device)
-    seconds = time.perf_counter() - start
-    artefact = folder / "confusion.json"
-    write_atomically(artefact, json.dumps({"matrix": best.confusion().tolist()}))
-    base = experiment.record("", None, device)
-    n = len(dataset.test)
-    records = [
-        *_facts(base, model),
-        replace(base, metric="validation_accuracy", value=state.best_accuracy, n=len(dataset.validation)),
-        replace(base, metric="train_seconds", value=state.seconds, unit="s"),
-        replace(base, metric="test_seconds", value=seconds, unit="s"),
-        replace(base, metric="confusion", value=None, n=n, artefact="confusion.json").tagged(selection="best"),
-    ]
-    for selection, result in (("best", best), ("final", final)):
-        records.append(replace(base, metric="test_accuracy", value=result.accuracy, n=n).tagged(selection=selection))
-        records.append(replace(base, metric="test_loss", value=result.loss, n=n).tagged(selection=selection))
-    for name, precision, recall, f1 in best.per_class():
-        for metric, value in (("precision", precision), ("recall", recall), ("f1", f1)):
-            records.append(replace(base, metric=metric, value=value).tagged(**{"class": name, "selection": "best"}))
-    facts = {"step": state.best_step, "test_accuracy": best.accuracy, "validation_accuracy": state.best_accuracy}
-    write_atomically(folder / "best" / "README.md", model_card(experiment, dataset, facts))
-    facts = {"step": state.step, "test_accuracy": final.accuracy}
-    write_atomically(folder / "last" / "README.md", model_card(experiment, dataset, facts))
-    return records
+    def _validate(self, folder: Path, rate: float) -> dict[str, float]:
+        """Keep the best model, count towards early stopping; the line of the log."""
+        tally, (loss, right, seen) = self.tally, self.tally.sums
+        result = self.task.evaluate(self.averaged, self.dataset.validation)
+        found = self.task.row(result)
+        if not math.isfinite(found["loss"]):
+            self._diverge(tally.step, "the validation loss")
+            return {}
+        row = {"epoch": round(tally.step / self.per_epoch, 4), "step": tally.step, "train_loss": loss / max(1, seen),
+               "train_accuracy": right / max(1, seen), **{f"validation_{name}": value for name, value in found.items()},
+               "learning_rate": rate, "seconds": round(tally.seconds, 3)}  # fmt: skip
+        tally.sums = [0.0, 0.0, 0.0]
+        self.sums.zero_()
+        if self.task.select(result) > tuple(tally.best):
+            tally.best, tally.best_row, tally.best_step = [*self.task.select(result)], dict(found), tally.step
+            facts = {"step": tally.step} | {f"validation_{name}": value for name, value in found.items()}
+            save_model(folder / "best", self.averaged, **facts)
+            write_atomically(folder / "best" / "README.md", model_card(self.experiment, self.dataset, facts))
+        tally.stale = 0 if found["loss"] < tally.lowest_loss else tally.stale + 1
+        tally.lowest_loss = min(found["loss"], tally.lowest_loss)
+        tally.stopped = bool(self.recipe.patience) and tally.stale >= self.recipe.patience
+        append_line(folder / "log.jsonl", row)
+        return row
+
+    def _save(self, folder: Path) -> None:
+        self.tally.scaler = self.scaler.state_dict() if self.recipe.amp == "fp16" else {}
+        save_checkpoint(folder / "last", self.modules, self.optimizer, asdict(self.tally))
+
+    def _tell(self, row: dict[str, float], speed: float) -> None:
+        step, (loss, right, seen) = self.tally.step, self.tally.sums
+        if row:
+            self.shown = row["train_loss"], row["train_accuracy"]
+        elif seen:
+            self.shown = loss / seen, right / seen
+        event = Stepped(step, self.total, *self.shown, speed * self.batch, (self.total - step) / speed,
+                        step / self.per_epoch, self.total / self.per_epoch)  # fmt: skip
+        tell(self.listeners, Validated(**vars(event), row=row) if row else event)
 
 
-def _evaluate(model: VisionTransformer, dataset: Dataset, split: str, device: torch.device) -> Evaluation:
-    return evaluate(model, getattr(dataset, split), dataset.classes, dataset.mean, dataset.std, device)
+def one_ahead(items: Iterator[Batch]) -> Iterator[Batch]:
+    """Each item when the next is on its way already."""
+    current = next(items, None)
+    while current is not None:
+        following = next(items, None)
+        yield current
+        current = following
 
 
 @torch.no_grad()
@@ -282,46 +269,23 @@ def _average(averaged: nn.Module, model: nn.Module, decay: float) -> None:
             mine.copy_(theirs)
 
 
-def _diverged(
-    experiment: Experiment, model: VisionTransformer, layer: str, step: int, total: int, device: torch.device,
-    progress: Progress,
-) -> list[Record]:  # fmt: skip
-    """A run that ended in a number that is not finite: where and when, what it was, and how it learned until then."""
-    progress(_message(f"diverged at step {step}: {layer} is not finite; try a lower lr", step, total))
-    base = experiment.record("diverged", step, device)
-    return [*_facts(base, model), base.tagged(layer=layer)]
+class watched:
+    """While it lasts, the names of modules whose output is not finite, in the order they run."""
 
+    def __init__(self, model: VisionTransformer):
+        self.found: list[str] = []
+        self.handles = [m.register_forward_hook(self._hook(name or "model")) for name, m in model.named_modules()]
 
-def _facts(base: Record, model: VisionTransformer) -> list[Record]:
-    """What holds of a run however it ends."""
-    return [
-        replace(base, metric="parameters", value=model.parameter_count()),
-        replace(base, metric="macs", value=model.macs()),
-        replace(base, metric="learning_curve", value=None, artefact="log.jsonl"),
-    ]
+    def _hook(self, name: str) -> Any:
+        def look(module: nn.Module, inputs: Any, output: Any) -> None:
+            if isinstance(output, Tensor) and not output.isfinite().all():
+                self.found.append(name)
 
+        return look
 
-def _message(text: str, step: int, total: int) -> Event:
-    return Event(step, total, math.nan, 0, 0, 0, message=text)
+    def __enter__(self) -> list[str]:
+        return self.found
 
-
-def first_non_finite(model: nn.Module, x: Tensor) -> str:
-    """The first module, in the order they run, whose output or gradient is not finite."""
-    found: list[str] = []
-
-    def watch(name: str):
-        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            if isinstance(output, Tensor) and not torch.isfinite(output).all():
-                found.append(name)
-
-        return hook
-
-    handles = [module.register_forward_hook(watch(name or "model")) for name, module in model.named_modules()]
-    with torch.no_grad():
-        model(x)
-    for handle in handles:
-        handle.remove()
-    if found:
-        return found[0]
-    bad = [n for n, p in model.named_parameters() if p.grad is not None and not torch.isfinite(p.grad).all()]
-    return f"the gradient of {bad[-1]}" if bad else "the loss"
+    def __exit__(self, *error: object) -> None:
+        for handle in self.handles:
+            handle.remove()

@@ -13,7 +13,8 @@ from linvit.measure.models import model_calls
 from linvit.measure.provenance import provenance
 from linvit.models import ModelConfig
 from linvit.records import Record
-from linvit.train.recipe import Recipe, make_optimizer
+from linvit.train.optimizers import make_optimizer
+from linvit.train.recipe import Recipe
 
 
 def peak_memory(config: ModelConfig, recipe: Recipe, device: torch.device, batch: int) -> Record:

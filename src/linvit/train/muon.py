@@ -25,9 +25,8 @@ class Muon(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        overflow = getattr(self, "found_inf", None)  # set by a GradScaler, which leaves skipping the step to us
-        if overflow is not None and overflow.item():
-            return None
+        found = getattr(self, "found_inf", None)  # 1 where this step must not be taken; never read here, but obeyed
+        skip = None if found is None else found.bool()
         for group in self.param_groups:
             if not group.get("orthogonal"):
                 continue
@@ -38,11 +37,14 @@ class Muon(torch.optim.AdamW):
                 if not state:
                     state["momentum"] = torch.zeros_like(weight)
                     state["step"] = torch.zeros(())  # AdamW looks for one when it loads
-                slow = state["momentum"].lerp_(weight.grad, 1 - self.momentum)
-                update = orthogonalised(weight.grad.lerp(slow, self.momentum).flatten(1))
-                scale = LIKE_ADAM * math.sqrt(max(update.shape))  # an orthogonal matrix has elements of size 1/√larger
-                weight.mul_(1 - group["lr"] * group["weight_decay"])
-                weight.add_(update.view_as(weight), alpha=-group["lr"] * scale)
+                slow = state["momentum"].lerp(weight.grad, 1 - self.momentum)
+                update = orthogonalised(weight.grad.lerp(slow, self.momentum).flatten(1)).view_as(weight)
+                scale = LIKE_ADAM * math.sqrt(
+                    max(update.flatten(1).shape)
+                )  # an orthogonal matrix: elements of 1/√larger
+                new = (weight * (1 - group["lr"] * group["weight_decay"])).sub_(update, alpha=group["lr"] * scale)
+                weight.copy_(new if skip is None else torch.where(skip, weight, new))
+                state["momentum"].copy_(slow if skip is None else torch.where(skip, state["momentum"], slow))
                 weight.grad = None  # AdamW passes over a weight without gradient
         return super().step(closure)
 

@@ -6,11 +6,10 @@ import math
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from torch import nn
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from linvit.errors import choices, clear
-from linvit.train.muon import Muon
+from linvit.train.optimizers import OPTIMIZERS
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
@@ -21,7 +20,7 @@ class Recipe(BaseModel):
     epochs: float = Field(20, gt=0)
     steps: int | None = Field(None, ge=1)  # instead of epochs
     batch_size: int = Field(128, ge=1)
-    optimizer: Literal["muon", "adamw", "adam", "sgd"] = "muon"
+    optimizer: str = "muon"
     lr: float = Field(5e-3, gt=0)
     weight_decay: float = Field(0.05, ge=0)
     momentum: Fraction = 0.9  # of sgd, with Nesterov's correction
@@ -45,6 +44,13 @@ class Recipe(BaseModel):
     randaugment: int = Field(0, ge=0)
     amp: Literal["off", "bf16", "fp16"] = "off"
     compile: bool = False
+
+    @field_validator("optimizer")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in OPTIMIZERS:
+            raise ValueError("is unknown" + choices(name, OPTIMIZERS))
+        return name
 
     def augmentation(self) -> dict[str, Any]:
         return self.model_dump(include={"pad_crop", "flip", "cutout", "mixup", "cutmix", "randaugment"})
@@ -91,25 +97,3 @@ def check_amp(amp: str, device: torch.device) -> None:
         has = torch.cpu.get_capabilities()
         if has.get("architecture") == "x86_64" and not (has.get("avx512_bf16") or has.get("amx_bf16")):
             raise ValueError("amp=bf16: this CPU has no native bfloat16 and would take many times longer: use amp=off")
-
-
-def make_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
-    """Weight decay for matrices and filters alone: not for biases, norms, positions or learned kernels."""
-    matrices, decayed, plain = [], [], []
-    for name, parameter in model.named_parameters():
-        free = parameter.ndim < 2 or name.split(".")[-1] in ("cls", "position", "bias") or ".kernel." in name
-        # Muon is for maps between hidden layers: not for the first filters, the classifier, or an attention's own
-        # weights, such as Linformer's projections of tokens and one filter per channel
-        outer = name.startswith(("stem.layers.0.", "head.")) or ".attention." in name or parameter.ndim not in (2, 4)
-        (plain if free else decayed if outer or recipe.optimizer != "muon" else matrices).append(parameter)
-    groups = [
-        {"params": matrices, "weight_decay": recipe.weight_decay, "orthogonal": True},
-        {"params": decayed, "weight_decay": recipe.weight_decay},
-        {"params": plain, "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
-    if recipe.optimizer == "sgd":
-        nesterov = recipe.momentum > 0
-        return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum, nesterov=nesterov, fused=True)
-    kind = {"muon": Muon, "adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[recipe.optimizer]
-    return kind(groups, lr=recipe.lr, betas=recipe.betas, fused=True)

@@ -1,4 +1,4 @@
-"""A study folder, or several, → one `Study`: what was asked for, what was measured, what is not fair about it."""
+"""A study folder, or several, → `Evidence`: what was asked for, what was measured, what is not fair about it."""
 
 from __future__ import annotations
 
@@ -10,23 +10,45 @@ from typing import Any
 
 import numpy as np
 
+from linvit import files, metrics
 from linvit.records import Record, Records
 
-KEY = ("attention", "seed", "dataset", "selection", "class", "tokens", "mode")
-FORMAT = 1
+FORMAT = 2  # of study.json
 
 
 @dataclass(frozen=True)
-class Study:
+class Asked:
+    """A variant as the study describes it."""
+
+    id: str
+    label: str
+    attention: str
+    column: str = "fair"
+
+
+@dataclass(frozen=True)
+class Evidence:
     info: dict[str, Any]
     records: list[Record]
     warnings: list[str] = field(default_factory=list)
 
     @property
-    def attentions(self) -> list[str]:
-        """As requested, then any that only the records know."""
-        seen = [str(name) for name in self.info.get("attentions") or []]
-        return list(dict.fromkeys(seen + [str(r.tags["attention"]) for r in self.records if r.tags.get("attention")]))
+    def variants(self) -> list[Asked]:
+        """As requested, then any that only the records know; no two with one label."""
+        found: dict[str, Asked] = {}
+        for row in self.info.get("variants") or []:
+            if isinstance(row, dict) and row.get("id"):
+                name = str(row["id"])
+                texts = (
+                    str(row.get(key) or default)
+                    for key, default in (("label", name), ("attention", name), ("column", "fair"))
+                )
+                found[name] = Asked(name, *texts)
+        for r in self.records:
+            if (name := r.tags.get("variant")) and str(name) not in found:
+                found[str(name)] = Asked(str(name), str(name), str(r.tags.get("attention") or name))
+        labels = [asked.label for asked in found.values()]
+        return [a if labels.count(a.label) == 1 else replace(a, label=f"{a.label} ({a.id})") for a in found.values()]
 
     @property
     def dataset(self) -> dict[str, Any]:
@@ -41,7 +63,7 @@ class Study:
         return [r for r in self.records if r.metric == metric and all(r.tags.get(k) == v for k, v in tags.items())]
 
 
-def load(folders: Path | str | Sequence[Path | str]) -> Study:
+def read(folders: Path | str | Sequence[Path | str]) -> Evidence:
     """Read and merge. Where two folders measured the same thing, the newer record counts."""
     paths = [Path(folders)] if isinstance(folders, (str, Path)) else [Path(folder) for folder in folders]
     if not paths:
@@ -55,20 +77,20 @@ def load(folders: Path | str | Sequence[Path | str]) -> Study:
             raise ValueError("studies of different data cannot be merged: their images or classes are not the same")
     newest: dict[tuple, Record] = {}
     for record in sorted((r for part in parts for r in part.records), key=lambda r: r.time):
-        newest[(record.metric, *(str(record.tags.get(key, "")) for key in KEY))] = record
+        newest[metrics.key(record)] = record
     info = dict(parts[0].info)
-    info["attentions"] = list(dict.fromkeys(name for part in parts for name in part.info.get("attentions") or []))
+    info["variants"] = [row for part in parts for row in part.info.get("variants") or []]
     info["seeds"] = list(dict.fromkeys(seed for part in parts for seed in part.info.get("seeds") or []))
-    info["commands"] = list(dict.fromkeys(str(p.info["command"]) for p in parts if p.info.get("command")))
+    info["commands"] = list(dict.fromkeys(str(text) for p in parts for text in p.info.get("commands") or []))
     warnings = [str(text) for part in parts for text in part.info.get("warnings") or []]
-    for key in ("epochs", "steps", "model", "recipe", "machine", "parameter_matching"):
+    for key in ("epochs", "steps", "model", "recipe", "machine", "match"):
         if len({json.dumps(part.info.get(key), sort_keys=True) for part in parts}) > 1:
             warnings.append(f"The merged studies differ in {key.replace('_', ' ')}.")
     warnings += [text for part in parts for text in part.warnings]
-    return Study(info, list(newest.values()), list(dict.fromkeys(warnings)))
+    return Evidence(info, list(newest.values()), list(dict.fromkeys(warnings)))
 
 
-def _folder(path: Path) -> Study:
+def _folder(path: Path) -> Evidence:
     file, records = path / "study.json", path / "records.jsonl"
     if not file.is_file() and not records.is_file():
         raise ValueError(f"{path} holds no study: neither study.json nor records.jsonl is there")
@@ -85,7 +107,7 @@ def _folder(path: Path) -> Study:
     lost: list[str] = []
     found = [_resolve(record, path, lost) for record in Records(records)]
     warnings = [f"{len(lost)} files that the records name are missing, e.g. {lost[0]}."] if lost else []
-    return Study(info, found, warnings)
+    return Evidence(info, found, warnings)
 
 
 def _resolve(record: Record, folder: Path, lost: list[str]) -> Record:
@@ -107,20 +129,8 @@ def read_json(record: Record) -> Any:
 
 
 def read_lines(record: Record) -> list[dict[str, Any]]:
-    """The JSON objects of a log; a torn line is skipped."""
-    found = []
-    try:
-        lines = Path(record.artefact).read_text(encoding="utf-8").splitlines() if record.artefact else []
-    except (OSError, ValueError):
-        return []
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict):
-            found.append(row)
-    return found
+    """The JSON objects of a log; a damaged line is left out."""
+    return list(files.read_lines(Path(record.artefact), skip_bad=True)) if record.artefact else []
 
 
 def read_arrays(record: Record) -> dict[str, np.ndarray]:

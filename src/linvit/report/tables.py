@@ -8,32 +8,15 @@ import re
 from pathlib import Path
 
 from linvit.files import write_atomically
+from linvit.metrics import METRICS, TABLE
 from linvit.report.recommendation import Recommendation
-from linvit.report.summary import Summary, Variant
+from linvit.report.summary import Result, Summary
 
-NUMBERS = {  # column → metric
-    "train_step_s": "train_step",
-    "train_step_vs_softmax": "train_step_vs_softmax",
-    "inference_images_per_s": "inference_throughput",
-    "inference_vs_softmax": "inference_vs_softmax",
-    "inference_vs_identity": "inference_vs_identity",
-    "peak_memory_bytes": "peak_memory",
-    "parameters": "parameters",
-    "macs": "macs",
-    "attention_error": "attention_error",
-}
-MORE = {
-    "train_step_vs_identity": "train_step_vs_identity",
-    "inference_latency_s": "inference_latency",
-    "latency_vs_softmax": "latency_vs_softmax",
-    "latency_vs_identity": "latency_vs_identity",
-    "attention_error_uniform": "attention_error_uniform",
-    "attention_entropy": "attention_entropy",
-    "break_even_tokens": "break_even_tokens",
-}
+COLUMNS = {metric.column: metric.name for metric in TABLE if metric.column}
+HEADINGS = {metric.heading: metric for metric in TABLE if metric.heading}
 
 
-def row(variant: Variant) -> dict[str, object]:
+def row(variant: Result) -> dict[str, object]:
     best, final = variant.best, variant.final
     cells: dict[str, object] = {
         "attention": variant.attention,
@@ -42,13 +25,15 @@ def row(variant: Variant) -> dict[str, object]:
         "test_accuracy_high": best and best.high,
         "seeds": best.n if best else 0,
         "final_accuracy": final and final.mean,
+        "verdict": variant.verdict,
+        "behind_best": variant.behind and variant.behind[0],
+        "p": variant.behind and variant.behind[1],
     }
-    cells |= {column: variant.get(metric) for column, metric in NUMBERS.items()}
-    cells["verdict"] = variant.verdict
-    cells |= {column: variant.get(metric) for column, metric in MORE.items()}
-    cells |= dict(zip(("behind_best", "p"), variant.behind or (None, None), strict=True))
-    cells["diverged"] = "; ".join(variant.diverged)
-    return cells
+    cells |= {column: variant.get(metric) for column, metric in COLUMNS.items()}
+    return cells | {
+        "variant": variant.id, "label": variant.label, "column": variant.column,
+        "diverged": "; ".join(variant.diverged), "failed": "; ".join(variant.failed),
+    }  # fmt: skip
 
 
 def write_csv(summary: Summary, path: Path) -> None:
@@ -56,7 +41,7 @@ def write_csv(summary: Summary, path: Path) -> None:
     file = io.StringIO(newline="")
     writer = csv.writer(file, lineterminator="\n")
     rows = [row(variant) for variant in summary.variants]
-    writer.writerow(rows[0] if rows else row(Variant("", 0)))
+    writer.writerow(rows[0] if rows else row(Result("", "", "", 0)))
     writer.writerows([_cell(value) for value in cells.values()] for cells in rows)
     write_atomically(path, file.getvalue())
 
@@ -70,7 +55,7 @@ def _cell(value: object) -> str:
     return "'" + text if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
-def points(variant: Variant, which: str = "best") -> str:
+def points(variant: Result, which: str = "best") -> str:
     """`97.8 ± 0.4 %`, the sign never alone on a line."""
     found = variant.best if which == "best" else variant.final
     if found is None:
@@ -81,7 +66,7 @@ def points(variant: Variant, which: str = "best") -> str:
     return f"{100 * found.mean:.1f}{half}\N{NO-BREAK SPACE}%"
 
 
-def behind(variant: Variant) -> str:
+def behind(variant: Result) -> str:
     """`−2.6 points, p 0.01`: the difference to the most accurate, seed by seed."""
     if variant.behind is None:
         return ""
@@ -89,35 +74,15 @@ def behind(variant: Variant) -> str:
     return f"{100 * difference:+.1f} points, p {'< 0.001' if p < 0.001 else format(p, '.2g')}".replace("-", "−")
 
 
-def count(value: float | None) -> str:
-    return _scaled(value, 1000, ("", " k", " M", " G", " T"))
+def shown(variant: Result, metric: str) -> str:
+    """A metric of the variant, as a person reads it."""
+    return METRICS[metric].show(variant.get(metric))
 
 
-def size(value: float | None) -> str:
-    return _scaled(value, 1024, (" B", " KiB", " MiB", " GiB", " TiB"))
-
-
-def _scaled(value: float | None, base: int, units: tuple[str, ...]) -> str:
-    if value is None:
-        return "–"
-    for unit in units[:-1]:
-        if abs(value) < base:
-            return f"{value:.3g}{unit}" if abs(value) < 100 else f"{value:.0f}{unit}"
-        value /= base
-    return f"{value:.3g}{units[-1]}"
-
-
-def seconds(value: float | None) -> str:
-    if value is None:
-        return "–"
-    for scale, unit in ((1, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if value >= scale:
-            return f"{value / scale:.3g} {unit}"
-    return f"{value / 1e-9:.3g} ns"
-
-
-def ratio(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}×"
+def below(variant: Result, heading: str) -> list[str]:
+    """What stands small under a cell of the table."""
+    found = [(name, shown(variant, name)) for name in HEADINGS[heading].below if variant.get(name) is not None]
+    return [f"{text} identity" if name.endswith("_vs_identity") else text for name, text in found]
 
 
 def escape(text: object) -> str:
@@ -133,17 +98,14 @@ def write_markdown(
     lines += [escape(" ".join(advice.sentences)), "", f"*{escape(advice.confidence)}.* {escape(advice.reason)}", ""]
     if summary.warnings:
         lines += ["## Where this comparison is weak", "", *(f"- {escape(text)}" for text in summary.warnings), ""]
-    head = ("attention", "test accuracy", "final epoch", "seeds", "training step", "inference", "beside softmax",
-            "peak memory", "parameters", "MACs", "verdict")  # fmt: skip
+    head = ("variant", "test accuracy", "final epoch", "seeds", *(name.lower() for name in HEADINGS), "verdict")
     lines += ["## Results", "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for v in summary.variants:
-        speed = v.get("inference_throughput")
-        cells = (escape(v.attention), points(v), points(v, "final"), v.best.n if v.best else 0,
-                 seconds(v.get("train_step")), f"{speed:,.0f} img/s" if speed else "–",
-                 ratio(v.get("inference_vs_softmax")), size(v.get("peak_memory")), count(v.get("parameters")),
-                 count(v.get("macs")), v.verdict)  # fmt: skip
+        numbers = (shown(v, metric.name) for metric in HEADINGS.values())
+        cells = (escape(v.label), points(v), points(v, "final"), v.best.n if v.best else 0, *numbers, v.verdict)
         lines.append("| " + " | ".join(map(str, cells)) + " |")
-    lines += ["", "Mean and 95 % t-interval over seeds; verdicts are against the most accurate.", ""]
+    lines += ["", "Mean and 95 % t-interval over seeds; speeds are beside softmax, above 1 is faster; verdicts are "
+              "against the most accurate.", ""]  # fmt: skip
     lines += [f"![{title}](figures/{name}.svg)\n" for name, title in figures]
     lines += ["## What was run", "", *(f"- {name}: {escape(text)}" for name, text in facts), ""]
     if study.info.get("commands"):

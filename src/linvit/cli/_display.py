@@ -1,0 +1,112 @@
+"""What is shown while work goes on: live rows on a terminal, plain lines in a pipe, nothing if quiet.
+
+One display serves every verb. `progress` takes (done, total, what), `listen` the events of one training, `hear` those
+of a study's jobs. Nothing is shown of what takes less than two seconds.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from linvit.cli._output import duration
+
+if TYPE_CHECKING:
+    from linvit.study import Job
+    from linvit.train import Event
+
+PATIENCE = 2.0  # seconds before the first sign of life
+INTERVAL = 10.0  # seconds between plain lines
+
+
+class Display:
+    def __init__(self, quiet: bool = False):
+        self.quiet, self.live, self.heard = quiet, None, 0
+        self.rows: dict[str, Any] = {}  # name → its row on a terminal
+        self.begun = self.spoke = time.monotonic()
+        self.clocks: dict[str, tuple[float, float]] = {}  # name → when it was first heard of, and how far it was then
+        self.shares: dict[int, float] = {}  # number of a job → how much of it is done
+        self.validation: dict[str, str] = {}
+
+    def __enter__(self) -> Display:
+        if not self.quiet and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn
+
+            self.live = Progress(BarColumn(8), TextColumn("{task.description}", markup=False),
+                                 console=Console(stderr=True), transient=True)  # fmt: skip
+            self.live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.live is not None:
+            self.live.stop()
+
+    def progress(self, done: int, total: int, what: str) -> None:
+        left = self._left(what.partition(":")[0], done / total if total else 0.0)
+        self._show("progress", done, total, f"{what} ({done:,}/{total:,}{left})", ends=done >= total)
+
+    def listen(self, event: Event) -> None:
+        """One training."""
+        self.heard += 1
+        kind = type(event).__name__
+        if kind in ("Began", "Noted"):
+            self.say(f"linvit: {event.text}")  # type: ignore[union-attr]
+        elif kind in ("Stepped", "Validated"):
+            if row := getattr(event, "row", None):
+                self.validation[""] = f", val {row['validation_accuracy']:.3f}"
+            epoch = f"{event.epoch:.4g}" if row else f"{int(event.epoch) + 1}"  # type: ignore[union-attr]
+            text = (  # fits 80 columns
+                f"epoch {epoch}/{event.epochs:.4g}, {event.step}/{event.total}, {duration(event.seconds_left)} left, "  # type: ignore[union-attr]
+                f"loss {event.loss:.3f}, acc {event.accuracy:.3f}{self.validation.get('', '')}, "  # type: ignore[union-attr]
+                f"{event.images_per_second:.0f} img/s"  # type: ignore[union-attr]
+            )
+            self._show("training", event.step, event.total, text, always=bool(row))  # type: ignore[union-attr]
+
+    def hear(self, job: Job, event: Event) -> None:
+        """One of a study's trainings."""
+        self.heard += 1
+        name, kind = job.experiment.label, type(event).__name__
+        who = f"{name} seed {job.experiment.seed}"
+        if kind == "Noted":
+            self.say(f"{who}: {event.text}")  # type: ignore[union-attr]
+        elif kind == "Diverged":
+            self.say(f"{who}: diverged at step {event.step}, in {event.layer}")  # type: ignore[union-attr]
+        elif kind in ("Stepped", "Validated"):
+            step, total = event.step, event.total  # type: ignore[union-attr]
+            if row := getattr(event, "row", None):
+                self.validation[name] = f", val {row['validation_accuracy']:.2%}"
+            self.shares[job.number] = step / total
+            # a job that never spoke was finished by an earlier call
+            done = sum(self.shares.get(number, 1.0) for number in range(max(self.shares) + 1)) / job.jobs
+            place = f"run {job.number + 1} of {job.jobs}{self._left('training', done)}"
+            text = f"{who}: {step}/{total}{self.validation.get(name, '')}, {event.images_per_second:,.0f} img/s"  # type: ignore[union-attr]
+            self._show(name, step, total, f"{text} ({place})", always=bool(row) and step == total)
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        if self.live is not None:
+            self.live.console.print(text, markup=False, highlight=False)
+        elif not self.quiet:
+            self.spoke = time.monotonic()
+            print(text, file=sys.stderr, flush=True)
+
+    def _left(self, name: str, share: float) -> str:
+        """Time left, from what was done since the first word of it: the rest was another day's."""
+        now = time.monotonic()
+        since, first = self.clocks.setdefault(name, (now, share))
+        if share - first < 0.005 or share >= 1:
+            return ""
+        return f", {duration((now - since) * (1 - share) / (share - first))} left"
+
+    def _show(self, name: str, done: int, total: int, text: str, always: bool = False, ends: bool = False) -> None:
+        if self.live is not None:
+            if name not in self.rows:
+                self.rows[name] = self.live.add_task("")
+            self.live.update(self.rows[name], completed=done, total=total or None, description=text, visible=not ends)
+            return
+        now = time.monotonic()
+        waited = PATIENCE if self.spoke == self.begun else INTERVAL
+        if always or (now - self.spoke > waited and not ends):
+            self.say(text)

@@ -1,0 +1,159 @@
+"""Every metric, in one table: CSV, tables, bars, the page and the schema of records all derive from it.
+
+A new metric is its measurement and one row here. `per` are the tags that tell one measurement of it from another: two
+records of a metric that agree in them are the same measurement, and the newer one counts. With a `seed` among them it
+is measured once per run, else once per variant. `linvit list metrics` prints the table.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from linvit.records import Record
+
+VARIANT, RUN, MODEL = ("variant",), ("variant", "seed"), ("variant", "seed", "selection")
+CURVE = ("variant", "attention", "tokens", "mode", "heads", "head_dim", "batch", "seed")
+SYNTHETIC = ("variant", "attention", "sigma", "tokens", "heads", "head_dim", "seed")
+SPREAD = ("low", "high")  # quartiles, or the extremes of a few draws
+TIMED = (*SPREAD, "clock", "batch")
+ALWAYS = ("attention", "dataset")  # may stand beside anything: what is read rather than what is told apart by
+
+
+@dataclass(frozen=True)
+class Metric:
+    name: str
+    unit: str
+    per: tuple[str, ...]
+    what: str  # one line for the schema
+    better: int = 0  # +1: more is better, −1: less
+    also: tuple[str, ...] = ()  # tags that say more
+    column: str = ""  # of results.csv
+    heading: str = ""  # of the page's table
+    below: tuple[str, ...] = ()  # metrics shown small under it there
+    bar: str = ""  # title of its bar chart
+    artefact: str = ""  # the file it names
+    timed: bool = False  # depends on the machine and what it is doing
+
+    def show(self, value: float | None) -> str:
+        """The value with its unit, as a person reads it."""
+        return "–" if value is None or not math.isfinite(value) else FORMS.get(self.unit, _plain)(value)
+
+
+def _plain(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def count(value: float | None) -> str:
+    return _scaled(value, 1000, ("", " k", " M", " G", " T"))
+
+
+def size(value: float | None) -> str:
+    return _scaled(value, 1024, (" B", " KiB", " MiB", " GiB", " TiB"))
+
+
+def _scaled(value: float | None, base: int, units: tuple[str, ...]) -> str:
+    if value is None:
+        return "–"
+    power = 0
+    while abs(value) >= 0.9995 * base and power < len(units) - 1:
+        value, power = value / base, power + 1
+    return f"{value:.3g}{units[power]}"
+
+
+def seconds(value: float | None) -> str:
+    if value is None:
+        return "–"
+    for scale, unit in ((1, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if value >= scale:
+            return f"{value / scale:.3g} {unit}"
+    return f"{value / 1e-9:.3g} ns"
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f}\N{NO-BREAK SPACE}%"
+
+
+FORMS = {
+    "fraction": percent, "×": "{:.2f}×".format, "s": seconds, "bytes": size, "count": count, "MAC": count,
+    "images/s": "{:,.0f}/s".format, "tokens": "{:,.0f}".format,
+}  # fmt: skip
+
+
+def _race(task: str, title: str, own: str) -> list[Metric]:
+    """A task's speed beside softmax and beside identity, taken side by side; above 1 is faster."""
+    beside = f"{task}_vs_identity"
+    return [
+        Metric(f"{task}_vs_softmax", "×", VARIANT, f"{title.lower()} beside softmax; above 1 is faster", 1, TIMED,
+               f"{task}_vs_softmax", title, (own, beside), timed=True),
+        Metric(beside, "×", VARIANT, f"{title.lower()} beside identity, the limit", 1, TIMED, beside, timed=True),
+    ]  # fmt: skip
+
+
+TABLE = (
+    Metric("test_accuracy", "fraction", MODEL, "test images right; selection=best: chosen on validation data", 1),
+    Metric("validation_accuracy", "fraction", RUN, "of the model chosen on it", 1),
+    Metric("test_loss", "nat", MODEL, "cross-entropy on test images", -1),
+    *(Metric(name, "fraction", (*MODEL, "class"), f"{name} of one class on test images", 1)
+      for name in ("precision", "recall", "f1")),
+    Metric("confusion", "", MODEL, "test images by true (row) and predicted class", artefact='JSON {"matrix": [[…]]}'),
+    Metric("learning_curve", "", RUN, "how it learned", artefact="log.jsonl, a line per validation"),
+    Metric("diverged", "step", RUN, "the step at which a number was not finite", also=("layer",)),
+    Metric("failed", "", RUN, "a run whose process ended before it did", also=("why",)),
+    Metric("train_seconds", "s", RUN, "wall time of training", -1, timed=True),
+    Metric("test_seconds", "s", RUN, "wall time of testing", -1, timed=True),
+    *_race("train_step", "Training speed", "train_step"),
+    *_race("inference", "Inference speed", "inference_throughput"),
+    *_race("latency", "Single-image speed", "inference_latency"),
+    Metric("peak_memory", "bytes", VARIANT, "of one training step, in a fresh process", -1, ("batch",),
+           "peak_memory_bytes", "Memory", bar="Peak memory", timed=True),
+    Metric("parameters", "count", RUN, "that are trained", column="parameters", heading="Parameters", bar="Parameters"),
+    Metric("train_step", "s", VARIANT, "median time of one training step", -1, TIMED, "train_step_s",
+           bar="Training step", timed=True),
+    Metric("macs", "MAC", RUN, "multiply–accumulates of one image", -1, column="macs", heading="MACs",
+           bar="Multiply–accumulates per image"),
+    Metric("inference_throughput", "images/s", VARIANT, "median, a batch at a time", 1, TIMED, "inference_images_per_s",
+           timed=True),
+    Metric("inference_latency", "s", VARIANT, "median time of one image", -1, TIMED, "inference_latency_s", timed=True),
+    Metric("attention_error", "fraction", (*SYNTHETIC, *RUN), "mean row total variation to softmax", -1, SPREAD,
+           "attention_error"),
+    Metric("attention_error_uniform", "fraction", RUN, "the same of uniform attention on the same q and k",
+           column="attention_error_uniform"),
+    Metric("attention_entropy", "nat", (*SYNTHETIC, *RUN), "of its rows; log N is uniform", also=SPREAD,
+           column="attention_entropy"),
+    Metric("output_error", "fraction", SYNTHETIC, "‖Av − softmax v‖ / ‖softmax v‖", -1, SPREAD),
+    Metric("attention_time", "s", CURVE, "one call; mode=forward, or both with its backward pass", -1,
+           (*TIMED, "refused"), timed=True),
+    Metric("attention_vs_softmax", "×", CURVE, "the same beside softmax", 1, TIMED, timed=True),
+    Metric("attention_vs_identity", "×", CURVE, "the same beside identity", 1, TIMED, timed=True),
+    Metric("break_even_tokens", "tokens", ("variant", "attention", "mode"), "from so many it is faster than softmax",
+           -1, ("from", "to", "heads", "head_dim", "batch"), "break_even_tokens", timed=True),
+    Metric("examples", "count", (), "test images with predictions/<variant>, confidence/<variant>, maps/<variant>",
+           also=("variants",), artefact=".npz"),
+    Metric("illustration", "count", (), "one training image: original, grid, augmented", artefact=".npz"),
+)  # fmt: skip
+METRICS = {metric.name: metric for metric in TABLE}
+
+
+def key(record: Record) -> tuple[Any, ...]:
+    """What was measured: two records with one key are the same measurement."""
+    metric = METRICS.get(record.metric)
+    tags = metric.per if metric else sorted(set(record.tags) - set(SPREAD))
+    return record.metric, *(record.tags.get(tag) for tag in tags)
+
+
+def problems(record: Record) -> list[str]:
+    """In what a record is not as the table says; empty if it is."""
+    metric = METRICS.get(record.metric)
+    if metric is None:
+        return [f"{record.metric} is not in the table of metrics"]
+    found = [] if record.unit == metric.unit else [f"{record.metric} has the unit '{record.unit}', not '{metric.unit}'"]
+    for tag in set(record.tags) - {*metric.per, *metric.also, *ALWAYS}:
+        found.append(f"{record.metric} has the tag '{tag}', which its row does not name")
+    if bool(record.artefact) != bool(metric.artefact):
+        found.append(f"{record.metric} has {'an' if record.artefact else 'no'} artefact")
+    if "seed" in metric.per and metric.per[: len(RUN)] == RUN and "seed" not in record.tags:
+        found.append(f"{record.metric} has no seed")
+    return found

@@ -1,0 +1,157 @@
+"""What a study is: variants of one base, seeds, and what holds for all of them; stored as study.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from linvit.data import Dataset
+from linvit.errors import clear
+from linvit.files import write_atomically
+from linvit.models import ModelConfig
+from linvit.train import Recipe, Source, Start
+
+FORMAT = 2  # goes up when a default changes
+OURS = ("experiment.json", "records.jsonl", "report.html", "results.csv")
+STRICT = ConfigDict(extra="forbid", validate_assignment=True)
+
+
+class Variant(BaseModel):
+    """What distinguishes one row of a study from the others: any part of an experiment. What is not said is the base's.
+
+    A `published` one is not run: it holds numbers that somebody else printed.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: str = ""  # what records and tables know it by; made from the parts below
+    label: str = ""  # what people read
+    attention: str = "softmax"
+    options: dict[str, Any] = Field(default_factory=dict)  # of the model and the recipe
+    data: dict[str, Any] = Field(default_factory=dict)  # of the source, e.g. image_size
+    start: Start | None = None
+    column: Literal["published", "literal", "fair"] = "fair"
+    published: dict[str, float] = Field(default_factory=dict)  # metric → number
+    place: str = ""  # where they are printed
+
+    @property
+    def control(self) -> bool:
+        """Whether it is there to be compared with, not to be chosen."""
+        return self.attention.partition(":")[0] in ("identity", "uniform")
+
+    def parts(self) -> dict[str, str]:
+        """All that may tell it from others, in words."""
+        given = {**self.options, **self.data}
+        start = {} if self.start is None else {"start": f"from {Path(self.start.folder).parent.name}"}
+        column = {} if self.column == "fair" else {"column": self.column}
+        return {"attention": self.attention} | {key: f"{key} {given[key]}" for key in given} | start | column
+
+
+def named(variants: Sequence[Variant]) -> list[Variant]:
+    """Each with its id, and with a label that shows what differs between them and nothing else."""
+    every = [variant.parts() for variant in variants]
+    differ = [key for key in dict.fromkeys(k for parts in every for k in parts)
+              if len({parts.get(key) for parts in every}) > 1] or ["attention"]  # fmt: skip
+    found: dict[str, Variant] = {}
+    for variant, parts in zip(variants, every, strict=True):
+        name = variant.id or ", ".join(parts.values())
+        label = variant.label or ", ".join(parts[key] for key in differ if key in parts) or "as it is"
+        if name in found and found[name].parts() != parts:
+            raise ValueError(f"two variants are called '{name}'")
+        found[name] = variant.model_copy(update={"id": name, "label": label})
+    return list(found.values())
+
+
+class Facts(BaseModel):
+    """The images as a report describes them."""
+
+    model_config = STRICT
+
+    name: str
+    identity: str
+    classes: list[str]
+    image_size: int
+    channels: int
+    train: int
+    validation: int
+    test: int
+
+    @classmethod
+    def of(cls, data: Dataset) -> Facts:
+        counts = {part: len(getattr(data, part)) for part in ("train", "validation", "test")}
+        return cls(name=data.name, identity=data.identity, classes=data.classes, image_size=data.image_size,
+                   channels=data.channels, **counts)  # fmt: skip
+
+
+class Placing(BaseModel):
+    """Where and how jobs run, and how fast the ways are that were measured (steps per second of all jobs)."""
+
+    model_config = STRICT
+
+    runner: str
+    jobs: int = 1
+    threads: int = 1
+    measured: dict[str, float] = Field(default_factory=dict)
+
+
+class Study(BaseModel):
+    model_config = STRICT
+
+    format: int = FORMAT
+    commands: list[str] = Field(default_factory=list)
+    started: float
+    finished: float | None = None
+    dataset: Facts
+    source: Source | None = None
+    variants: list[Variant]
+    seeds: list[int]
+    model: ModelConfig
+    recipe: Recipe
+    match: bool = True
+    budget: str | None = None
+    steps: int | None = None
+    epochs: float | None = None
+    placing: Placing | None = None
+    machine: dict[str, Any] = Field(default_factory=dict)
+    warnings: list[str] = Field(default_factory=list)
+    seconds: dict[str, float] = Field(default_factory=lambda: {"measuring": 0.0})
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "format": self.format, "images": self.dataset.identity, "budget": self.budget,
+            "parameter matching": self.match,
+            "model": self.model.model_dump(mode="json", exclude={"attention", "seed"}),
+            "recipe": self.recipe.model_dump(mode="json"),
+        }  # fmt: skip
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """From a study.json."""
+        try:
+            return cls.model_validate_json(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            why = clear(error) if isinstance(error, ValidationError) else error
+            raise ValueError(f"{path} is not a study of this linvit ({why}): choose another --out") from None
+
+    def save(self, folder: Path) -> None:
+        text = json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False)
+        write_atomically(folder / "study.json", text + "\n")
+
+    def extended(self, other: Study) -> Study:
+        """With the other's variants and seeds, and the command that asked for them."""
+        have = {variant.id for variant in self.variants}
+        variants = [*self.variants, *(variant for variant in other.variants if variant.id not in have)]
+        seeds = sorted({*self.seeds, *other.seeds})
+        new = (len(variants), seeds) != (len(self.variants), self.seeds)
+        commands = list(dict.fromkeys([*self.commands, *(other.commands if new else [])]))
+        return self.model_copy(update={"variants": variants, "seeds": seeds, "commands": commands})
+
+    def runs(self) -> list[tuple[Variant, int]]:
+        """Seeds outermost and variants in turn, so that a drift of the machine hits all alike."""
+        able = [variant for variant in self.variants if not variant.published]
+        turns = ((able[i % len(able) :] + able[: i % len(able)], seed) for i, seed in enumerate(self.seeds) if able)
+        return [(variant, seed) for turn, seed in turns for variant in turn]

@@ -1,0 +1,72 @@
+"""Job: one experiment that any worker can rebuild from JSON and do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from linvit.data import Dataset
+from linvit.measure.models import model_calls
+from linvit.records import Record
+from linvit.train import Event, Experiment, Listener, run
+from linvit.train.optimizers import make_optimizer
+
+WAIT = 30.0  # seconds for which the process of a killed study may still be saving
+
+
+class Job(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    number: int  # of `jobs`, from 0
+    jobs: int
+    variant: str  # its id
+    experiment: Experiment
+    folder: str
+    device: str = "cpu"
+    threads: int = 1
+    test: bool = True
+
+    def do(self, dataset: Dataset, listeners: Sequence[Listener]) -> list[Record]:
+        """Its records, of this run or of an earlier one."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads)
+        try:
+            return run(
+                self.experiment, dataset, Path(self.folder), device=torch.device(self.device), listeners=listeners,
+                test=self.test, wait=WAIT,
+            )  # fmt: skip
+        finally:
+            torch.set_num_threads(before)
+
+    def failed(self, why: str) -> list[Record]:
+        """What is left of a job whose process ended before it did."""
+        base = self.experiment.record(torch.device(self.device))
+        return [Record("failed", None, experiment=base.experiment, device=base.device, tags=base.tags | {"why": why})]
+
+
+Hear = Callable[[Job, Event], None]
+
+
+def steps_per_second(job: Job, seconds: float) -> float:
+    """Training steps of the job's model on random images, for about so long; the first two warm up."""
+    before, device = torch.get_num_threads(), torch.device(job.device)
+    torch.set_num_threads(job.threads)
+    try:
+        recipe = job.experiment.recipe.model_copy(update={"lr": 1e-12})
+        calls = model_calls(
+            job.experiment.model, device, recipe.batch_size, lambda model: make_optimizer(recipe, model)
+        )
+        step, count = calls["train_step"], 0
+        for _ in range(2):
+            step()
+        start = time.perf_counter()
+        while time.perf_counter() - start < seconds:
+            step()
+            count += 1
+        return count / (time.perf_counter() - start)
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,200 @@
+"""Jobs side by side, each in a process of its own with threads of its own.
+
+A worker gets jobs as lines of JSON and answers with lines of JSON: events, then records. It ends when its input does,
+so none outlives a killed study; a training under way is saved first. Workers are in sessions of their own: Ctrl-C
+reaches the study, which then closes their inputs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Any
+
+from linvit.data import Dataset
+from linvit.records import Record
+from linvit.study.jobs import Hear, Job, steps_per_second
+from linvit.study.runners import RUNNERS, Runner
+from linvit.train.events import Event, Stepped, from_json, to_json
+
+OFTEN = 0.2  # seconds between two events of one worker that only say how far it is
+LINES = 5  # of a dead worker's last words
+
+
+class Worker:
+    """The study's end of one worker process."""
+
+    def __init__(self, answers: queue.Queue[tuple[Worker, dict[str, Any] | None]]):
+        self.job: Job | None = None
+        self.words = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the worker)
+        paths = {"PYTHONPATH": os.pathsep.join(sys.path)}  # what can be imported here can be there
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.words,
+            env=os.environ | paths, text=True, start_new_session=True,
+        )  # fmt: skip
+        threading.Thread(target=self._listen, args=[answers], daemon=True).start()
+
+    def _listen(self, answers: queue.Queue[tuple[Worker, dict[str, Any] | None]]) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            answers.put((self, json.loads(line)))
+        answers.put((self, None))
+
+    def send(self, job: Job, **more: Any) -> None:
+        assert self.process.stdin is not None
+        self.job = job
+        with contextlib.suppress(BrokenPipeError):  # it has died: its end is on its way
+            self.process.stdin.write(json.dumps({"job": job.model_dump(mode="json")} | more) + "\n")
+            self.process.stdin.flush()
+
+    def last_words(self) -> str:
+        code = self.process.wait()
+        how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+        self.words.seek(0)
+        lines = [line.strip() for line in self.words.read().decode(errors="replace").splitlines() if line.strip()]
+        return " | ".join([f"its process {how}", *lines[-LINES:]])
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()  # type: ignore[union-attr]
+
+
+@RUNNERS.register("processes")
+class Processes(Runner):
+    def __init__(self, jobs: int, datasets: Mapping[str, Dataset]):
+        super().__init__(jobs, datasets)
+        self.answers: queue.Queue[tuple[Worker, dict[str, Any] | None]] = queue.Queue()
+        self.workers: list[Worker] = []
+
+    def _idle(self, wanted: int) -> Iterator[Worker]:
+        """Workers without a job, started as they are needed."""
+        self.workers += [Worker(self.answers) for _ in range(min(wanted, self.jobs) - len(self.workers))]
+        return (worker for worker in self.workers if worker.job is None)
+
+    def run(self, jobs: Sequence[Job], hear: Hear) -> Iterator[tuple[Job, list[Record]]]:
+        waiting, done = list(jobs), {}
+        for job in jobs:
+            while job.number not in done:
+                for worker in self._idle(len(waiting)):
+                    if waiting:
+                        worker.send(waiting.pop(0))
+                number, records = self._answer(hear)
+                done |= {number: records} if records is not None else {}
+            yield job, done.pop(job.number)
+
+    def _answer(self, hear: Hear) -> tuple[int, list[Record] | None]:
+        """Wait for one answer of any worker: the number of its job, and its records if it is done."""
+        worker, answer = self.answers.get()
+        job = worker.job
+        if job is None:  # an idle one has ended: a new one takes its place when there is work
+            self.workers = [other for other in self.workers if other is not worker]
+            return -1, None
+        if answer is None:
+            self.workers.remove(worker)
+            return job.number, job.failed(worker.last_words())
+        if "event" in answer:
+            hear(job, from_json(answer))
+            return job.number, None
+        worker.job = None
+        if "error" in answer:
+            raise ValueError(answer["error"])
+        return job.number, [Record.of(row) for row in answer["records"]]
+
+    def steps_per_second(self, job: Job, seconds: float) -> float:
+        """All workers at once; each begins when all are there."""
+        crew = list(self._idle(self.jobs))
+        for worker in crew:
+            worker.send(job, seconds=0.0)
+        for _ in crew:
+            self._rate()
+        for worker in crew:
+            worker.send(job, seconds=seconds)
+        return sum(self._rate() for _ in crew)
+
+    def _rate(self) -> float:
+        worker, answer = self.answers.get()
+        worker.job = None
+        if answer is None:
+            raise ValueError(f"a worker could not be started: {worker.last_words()}")
+        return float(answer["rate"])
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.close()
+        for worker in self.workers:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.process.wait(60)
+        self.workers = []
+
+
+def main() -> None:
+    """A worker: jobs from stdin until it ends."""
+    answers, sys.stdout = sys.stdout, sys.stderr  # what a library prints is no answer
+    jobs: queue.Queue[str | None] = queue.Queue()
+    busy = threading.Event()
+
+    def read(source: IO[str]) -> None:
+        for line in source:
+            jobs.put(line)
+        jobs.put(None)
+        if busy.is_set():  # the study is gone, or wants to end: save what is under way
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=read, args=[sys.stdin], daemon=True).start()
+    datasets: dict[str, Dataset] = {}
+
+    def answer(row: dict[str, Any]) -> None:
+        try:
+            answers.write(json.dumps(row) + "\n")
+            answers.flush()
+        except BrokenPipeError:  # nobody listens any more: the reader of jobs sees to it
+            time.sleep(0.1)
+
+    while (line := jobs.get()) is not None:
+        busy.set()
+        asked = json.loads(line)
+        job = Job.model_validate(asked["job"])
+        if "seconds" in asked:
+            answer({"rate": steps_per_second(job, asked["seconds"]) if asked["seconds"] else 0.0})
+        else:
+            _do(job, datasets, answer)
+        busy.clear()
+
+
+def _do(job: Job, datasets: dict[str, Dataset], answer: Any) -> None:
+    last = 0.0
+
+    def hear(event: Event) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if type(event) is not Stepped or now - last > OFTEN:
+            last = now
+            answer(to_json(event))
+
+    identity, source = job.experiment.data.identity, job.experiment.source
+    try:
+        if identity not in datasets:
+            assert source is not None
+            datasets[identity] = source.open()
+            if datasets[identity].identity != identity:
+                raise ValueError(f"{source.data} has changed since the study began")
+        records = job.do(datasets[identity], [hear])
+    except KeyboardInterrupt:
+        os._exit(0)
+    except (ValueError, OSError) as error:
+        answer({"error": str(error)})
+    else:
+        answer({"records": [json.loads(record.line()) for record in records]})
+
+
+if __name__ == "__main__":
+    main()

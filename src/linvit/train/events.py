@@ -1,0 +1,64 @@
+"""What a training tells its listeners while it runs. Events are plain data: they cross a pipe as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Began:
+    """What is about to be trained, or from where it goes on."""
+
+    text: str
+    step: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Noted:
+    """Something that the user should know."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Stepped:
+    step: int
+    total: int
+    loss: float  # of this epoch so far, as is the accuracy
+    accuracy: float
+    images_per_second: float
+    seconds_left: float
+    epoch: float  # how many are done
+    epochs: float  # how many there will be
+
+
+@dataclass(frozen=True)
+class Validated(Stepped):
+    row: dict[str, float]  # the line of log.jsonl
+
+
+@dataclass(frozen=True)
+class Diverged:
+    step: int
+    layer: str  # the first that gave a number that is not finite
+
+
+Event = Began | Noted | Stepped | Validated | Diverged
+Listener = Callable[[Event], None]
+KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Began, Noted, Stepped, Validated, Diverged)}
+
+
+def tell(listeners: Sequence[Listener], event: Event) -> None:
+    for listener in listeners:
+        listener(event)
+
+
+def to_json(event: Event) -> dict[str, Any]:
+    return {"event": type(event).__name__} | asdict(event)
+
+
+def from_json(row: dict[str, Any]) -> Event:
+    return KINDS[row["event"]](**{key: value for key, value in row.items() if key != "event"})

@@ -1,0 +1,50 @@
+"""Task: what is learned. A new one is one file here (or in LINVIT_PLUGINS) with `@TASKS.register("name")`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from linvit.data import Dataset, Split
+from linvit.records import Record
+from linvit.registry import Registry
+
+if TYPE_CHECKING:
+    from linvit.train.experiment import Experiment
+
+
+class Task(ABC):
+    """Loss, evaluation and selection; built anew for every training from what the experiment says."""
+
+    def __init__(self, experiment: Experiment, dataset: Dataset, device: torch.device):
+        self.experiment, self.dataset, self.device = experiment, dataset, device
+
+    @abstractmethod
+    def loss(
+        self, model: nn.Module, images: Tensor, labels: Tensor, indices: Tensor, epoch: int
+    ) -> tuple[Tensor, Tensor]:
+        """uint8 images (B, C, H, W) of the training split → the mean loss, and how many the model got right. Neither
+        may wait for the device. Anything random is a function of (seed, epoch, indices)."""
+
+    @abstractmethod
+    def evaluate(self, model: nn.Module, split: Split) -> Any:
+        """One pass over a split; the loop hands it to the methods below and knows nothing else of it."""
+
+    @abstractmethod
+    def row(self, found: Any) -> Mapping[str, float]:
+        """Its numbers for log.jsonl: `loss`, which early stopping watches, and whatever else there is."""
+
+    @abstractmethod
+    def select(self, found: Any) -> tuple[float, ...]:
+        """A larger one is the better model."""
+
+    @abstractmethod
+    def records(self, base: Record, best: Any, final: Any) -> tuple[list[Record], dict[str, str]]:
+        """What the test split says of the chosen and of the last model: records, and files they name."""
+
+
+TASKS: Registry[type[Task]] = Registry("task", "linvit.train.tasks")

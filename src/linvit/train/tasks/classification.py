@@ -1,0 +1,56 @@
+"""Classification: cross-entropy with augmentation; chosen by validation accuracy, then loss."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linvit.data import Dataset, Split
+from linvit.measure.accuracy import Evaluation, evaluate
+from linvit.records import Record
+from linvit.train.experiment import Experiment
+from linvit.train.tasks import TASKS, Task
+
+
+@TASKS.register("classification")
+class Classification(Task):
+    def __init__(self, experiment: Experiment, dataset: Dataset, device: torch.device):
+        super().__init__(experiment, dataset, device)
+        self.augment = dataset.augment(**experiment.recipe.augmentation())
+
+    def loss(
+        self, model: nn.Module, images: Tensor, labels: Tensor, indices: Tensor, epoch: int
+    ) -> tuple[Tensor, Tensor]:
+        x, targets = self.augment(images, labels, indices, epoch, self.experiment.seed)
+        logits = model(x)
+        loss = F.cross_entropy(logits.float(), targets, label_smoothing=self.experiment.recipe.label_smoothing)
+        return loss, (logits.detach().argmax(-1) == labels).sum()
+
+    def evaluate(self, model: nn.Module, split: Split) -> Evaluation:
+        data = self.dataset
+        return evaluate(model, split, data.classes, data.mean, data.std, self.device)
+
+    def row(self, found: Evaluation) -> Mapping[str, float]:
+        return {"loss": found.loss, "accuracy": found.accuracy}
+
+    def select(self, found: Evaluation) -> tuple[float, ...]:
+        return found.accuracy, -found.loss
+
+    def records(self, base: Record, best: Evaluation, final: Evaluation) -> tuple[list[Record], dict[str, str]]:
+        base = replace(base, n=len(best.labels))
+        chosen = base.tagged(selection="best")
+        found = [replace(chosen, metric="confusion", value=None, artefact="confusion.json")]
+        for selection, result in (("best", best), ("final", final)):
+            row = base.tagged(selection=selection)
+            found.append(replace(row, metric="test_accuracy", value=result.accuracy, unit="fraction"))
+            found.append(replace(row, metric="test_loss", value=result.loss, unit="nat"))
+        for name, *values in best.per_class():
+            of = chosen.tagged(**{"class": name})
+            pairs = zip(("precision", "recall", "f1"), values, strict=True)
+            found += [replace(of, metric=metric, value=value, unit="fraction") for metric, value in pairs]
+        return found, {"confusion.json": json.dumps({"matrix": best.confusion().tolist()})}
