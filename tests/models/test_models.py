@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import spec_of
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from linvit.attention import attention_names
@@ -65,6 +66,43 @@ def test_every_parameter_of_every_attention_gets_a_gradient(name, pool):
 def test_every_parameter_of_every_stem_gets_a_gradient(stem):
     attention = "identity" if stem == "length-one" else "softmax"  # one token: softmax has nothing to choose
     assert backward(small(**stem_options(stem), attention=attention)) == []
+
+
+class Convolutions(TorchDispatchMode):
+    """Notes (side of the kernel, stride) of every convolution that runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen: set[tuple[int, int]] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.convolution.default:
+            self.seen.add((args[1].shape[-1], args[3][0]))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.filterwarnings("ignore:stem=length-one")
+@pytest.mark.parametrize("trunk", [(1, 2), (3, 5, 7), (4, 8, 8, 16), (32, 64, 128)], ids=str)
+@pytest.mark.parametrize("stem", sorted({name.split()[0] for name in STEMS}))
+def test_no_convolution_steps_over_pixels(stem, trunk):
+    """Fewer than eight channels through a strided 1 × 1 convolution: oneDNN then writes past its gradient's end on
+    processors with AVX2 alone, and the process dies later, somewhere else."""
+    for side in (16, 13):
+        model = small(stem=stem, image_size=side, patch_size=1, trunk=trunk)
+        with Convolutions() as convolutions, torch.no_grad():  # no backward pass: a wrong one would end the tests
+            model(torch.randn(2, 3, side, side))
+        assert bool(convolutions.seen) == (stem not in ("patch", "pixel"))
+        assert all(stride <= kernel for kernel, stride in convolutions.seen), convolutions.seen
+
+
+@pytest.mark.parametrize("side", [12, 13])
+def test_a_shortcut_is_the_strided_convolution(side):
+    block = small(stem="resnet", trunk=(3, 5)).stem.layers[2].double().eval()
+    assert block.stride == 2
+    x = torch.randn(2, 3, side, side, dtype=torch.float64)
+    convolution, norm = block.shortcut
+    strided = norm(F.conv2d(x, convolution.weight, stride=2))
+    assert torch.allclose(block(x), F.relu(block.second(block.first(x)) + strided), rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("positions", ["learned", "sincos", "none"])
