@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from linvit.cli._output import duration, print_json, print_table
+from linvit.progress import Progress, ignore
 
 if TYPE_CHECKING:
     from linvit.report import Summary
@@ -19,10 +20,10 @@ Watch = Callable[["StudyEvent"], None]
 
 
 @contextmanager
-def live(quiet: bool) -> Iterator[tuple[Watch, Callable[[int, int], None]]]:
+def live(quiet: bool) -> Iterator[tuple[Watch, Progress]]:
     """(watch, decoding): what `compare` calls as it gets on."""
     if quiet:
-        yield (lambda event: None), (lambda done, total: None)
+        yield (lambda event: None), ignore
     elif sys.stderr.isatty():
         from rich.console import Console
         from rich.live import Live
@@ -34,7 +35,7 @@ def live(quiet: bool) -> Iterator[tuple[Watch, Callable[[int, int], None]]]:
                 board.take(event)
                 screen.update(board.table())
 
-            yield watch, lambda done, total: screen.update(f"decoding images: {done:,}/{total:,}")
+            yield watch, lambda done, total, what: screen.update(f"decoding {what}: {done:,}/{total:,}")
     else:
         lines = _Lines()
         yield lines.take, lines.decoding
@@ -119,9 +120,9 @@ class _Lines:
                 self.said = kind
                 self._say(f"measuring {kind}")
 
-    def decoding(self, done: int, total: int) -> None:
+    def decoding(self, done: int, total: int, what: str) -> None:
         if time.monotonic() - self.last > 5:
-            self._say(f"decoding images: {done:,}/{total:,}")
+            self._say(f"decoding {what}: {done:,}/{total:,}")
 
     def _say(self, text: str) -> None:
         self.last = time.monotonic()

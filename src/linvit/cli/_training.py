@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from linvit.cli._output import duration, progress
+from linvit.progress import Progress as Decoding
+from linvit.progress import ignore
 
 if TYPE_CHECKING:
     from linvit.train import Event, Trained
-
-Decode = Callable[[int, int], None]
 
 
 class Watch:
@@ -88,13 +88,13 @@ def _epochs(event: Event) -> str:
 
 
 @contextmanager
-def shown(quiet: bool) -> Iterator[tuple[Watch, Decode]]:
+def shown(quiet: bool) -> Iterator[tuple[Watch, Decoding]]:
     """(called with every event of the training, called while images are decoded)."""
     if quiet:
-        yield Watch(), lambda done, total: None
+        yield Watch(), ignore
     elif not sys.stderr.isatty():
         with progress("decoding") as lines:
-            yield Lines(), lambda done, total: lines(done, total, "images")
+            yield Lines(), lines
     else:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
@@ -103,10 +103,10 @@ def shown(quiet: bool) -> Iterator[tuple[Watch, Decode]]:
         with Progress(BarColumn(8), numbers, console=Console(stderr=True), transient=True) as live:
             tasks: list[Any] = []
 
-            def decode(done: int, total: int) -> None:
+            def decode(done: int, total: int, what: str) -> None:
                 if not tasks:
                     tasks.append(live.add_task("", numbers=""))
-                text = f"decoding images, {done:,} of {total:,}"
+                text = f"decoding {what}, {done:,} of {total:,}"
                 live.update(tasks[0], completed=done, total=total, numbers=text, visible=done < total)
 
             yield Bar(live), decode

@@ -44,7 +44,7 @@ def run(
     with _output.progress("decoding", quiet) as show, _output.warnings_in_one_line():
         done = evaluate_folder(
             model, data, split=split, device=device, data_root=data_root, limit=limit, skip_bad=skip_bad,
-            progress=lambda done, total: show(done, total, "images"),
+            progress=show,
         )  # fmt: skip
     result = done.result
     n = len(result.labels)

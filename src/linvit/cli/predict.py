@@ -42,7 +42,7 @@ def run(
     skipped: list[str] = []
     note = (lambda error: skipped.append(str(error))) if skip_bad else None
     with _output.progress("predicting", quiet) as show:
-        work = predict(ready, paths, top=top, skip=note, progress=lambda done, total: show(done, total, "images"))
+        work = predict(ready, paths, top=top, skip=note, progress=show)
         found = list(work)
     for message in skipped:
         print(f"linvit: skipped: {message}", file=sys.stderr)

@@ -25,7 +25,7 @@ from linvit.measure.models import side_by_side
 from linvit.measure.provenance import machine
 from linvit.measure.timing import ROUNDS
 from linvit.models import ModelConfig, VisionTransformer, match_parameters
-from linvit.progress import Progress
+from linvit.progress import Progress, ignore
 from linvit.records import Record, Records
 from linvit.registry import parse_layers
 from linvit.study.measuring import measure_all, optimizer_of, with_baselines
@@ -72,7 +72,7 @@ def compare(
     match: bool = True,
     command: str = "",
     watch: Watch | None = None,
-    decoding: Callable[[int, int], None] | None = None,
+    decoding: Progress = ignore,
     **options: Any,
 ) -> Path:
     """Train and measure every attention with every seed, write the report; the study's folder."""

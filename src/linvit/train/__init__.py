@@ -6,7 +6,7 @@ import inspect
 import re
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from linvit import data as data_package
 from linvit.data import Dataset
 from linvit.measure.provenance import pick_device
 from linvit.models import VisionTransformer
+from linvit.progress import Progress as Decoding
+from linvit.progress import ignore
 from linvit.records import Record
 from linvit.train.checkpoint import load, read_config
 from linvit.train.defaults import ATTENTION
@@ -66,7 +68,7 @@ def train(
     limit: int | None = None,
     skip_bad: bool = False,
     progress: Progress | None = None,
-    decode_progress: Callable[[int, int], None] | None = None,
+    decode_progress: Decoding = ignore,
     checkpoint_seconds: float = 30.0,
     **options: Any,
 ) -> Trained:
@@ -98,7 +100,7 @@ def open_data(
     limit: int | None = None,
     skip_bad: bool = False,
     patch_size: Any = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Decoding = ignore,
 ) -> tuple[Dataset, dict[str, Any] | None]:
     """The images, and how to find them again; None if they were given as they are."""
     if isinstance(data, Dataset):
@@ -108,7 +110,7 @@ def open_data(
     named = isinstance(data, str) and data.partition(":")[0] in data_package.DATASETS
     source = asked | {"data": str(data) if named else _absolute(data), "skip_bad": skip_bad}
     source["root"] = _absolute(root) if root is not None else None
-    return data_package.load(data, root=root, skip_bad=skip_bad, progress=progress, **asked), source
+    return data_package.load_data(data, root=root, skip_bad=skip_bad, progress=progress, **asked), source
 
 
 def _absolute(place: str | Path) -> str:
