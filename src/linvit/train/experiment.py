@@ -14,7 +14,7 @@ from linvit.data import Dataset
 from linvit.errors import choices
 from linvit.files import write_atomically
 from linvit.measure.provenance import provenance
-from linvit.models import ModelConfig, model_config
+from linvit.models import ModelConfig, model_config, without_effect
 from linvit.records import Record
 from linvit.train.defaults import OTHERS, defaults
 from linvit.train.recipe import Recipe, create_recipe
@@ -106,6 +106,7 @@ def design(dataset: Dataset, attention: str, seed: int = 0, **options: Any) -> E
     elif "patch_size" not in given and "patch_size" in tuned:
         sizes = range(1, tuned["patch_size"] + 1)
         tuned["patch_size"] = max(p for p in sizes if dataset.image_size % p == 0)
+    tuned = {key: value for key, value in tuned.items() if key not in without_effect(tuned | given)}
     tuned |= OTHERS.get(str(given.get("optimizer")), {})
     merged = tuned | given
     facts = {"image_size": dataset.image_size, "channels": dataset.channels, "classes": len(dataset.classes)}
