@@ -203,7 +203,7 @@ def test_a_crop_larger_than_the_image_is_refused_in_one_line():
 
 
 def test_a_set_builds_its_augmentation():
-    digits = data.load("digits")
+    digits = data.load_data("digits")
     images, labels = digits.train.batch(range(9))
     x, targets = digits.augment(pad_crop=1, mixup=0.2)(images, labels, torch.arange(9), 0, 0)
     assert x.shape == (9, 1, 8, 8)

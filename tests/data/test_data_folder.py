@@ -16,11 +16,12 @@ from PIL import Image
 
 from linvit import data
 from linvit.data import cache
+from linvit.train.use import find_images
 
 
 def test_class_folders_become_splits(image_folder):
     folder = image_folder(classes={"dog": 20, "cat": 10})
-    loaded = data.load(folder)
+    loaded = data.load_data(folder)
     assert loaded.classes == ["cat", "dog"]
     assert (loaded.name, loaded.channels, loaded.image_size) == ("images", 3, 11)
     assert (len(loaded.train), len(loaded.validation), len(loaded.test)) == (21, 3, 6)
@@ -34,7 +35,7 @@ def test_class_folders_become_splits(image_folder):
 def test_own_splits_are_kept(image_folder, tmp_path):
     for name, count in (("train", 5), ("val", 2), ("test", 3)):
         image_folder(f"set/{name}", {"cat": count, "dog": count})
-    loaded = data.load(tmp_path / "set")
+    loaded = data.load_data(tmp_path / "set")
     assert (len(loaded.train), len(loaded.validation), len(loaded.test)) == (10, 4, 6)
     assert loaded.validation.labels.tolist() == [0, 0, 1, 1]
 
@@ -42,21 +43,21 @@ def test_own_splits_are_kept(image_folder, tmp_path):
 def test_train_and_test_without_validation(image_folder, tmp_path):
     image_folder("set/train")
     image_folder("set/test", {"cat": 3})  # a split may lack a class
-    loaded = data.load(tmp_path / "set")
+    loaded = data.load_data(tmp_path / "set")
     assert (len(loaded.train), len(loaded.validation), len(loaded.test)) == (18, 2, 3)
 
 
 def test_a_class_may_be_called_train(image_folder):
-    loaded = data.load(image_folder(classes={"train": 5, "bus": 5}))
+    loaded = data.load_data(image_folder(classes={"train": 5, "bus": 5}))
     assert loaded.classes == ["bus", "train"]
 
 
 def test_grey_folder_has_one_channel_and_one_colour_image_makes_three(image_folder):
     folder = image_folder(mode="L")
-    assert data.load(folder).channels == 1
+    assert data.load_data(folder).channels == 1
     Image.new("RGB", (11, 11), "red").save(folder / "cat" / "red.png")
-    assert data.load(folder).channels == 3
-    assert data.load(folder, channels=1).channels == 1
+    assert data.load_data(folder).channels == 3
+    assert data.load_data(folder, channels=1).channels == 1
 
 
 def test_mixed_sizes_take_the_rounded_median(image_folder):
@@ -65,16 +66,16 @@ def test_mixed_sizes_take_the_rounded_median(image_folder):
         Image.new("RGB", (31, 31)).save(folder / "dog" / f"large{number}.png")
     for number in range(10):
         Image.new("RGB", (23, 23)).save(folder / "cat" / f"middle{number}.png")
-    assert data.load(folder).image_size == 23
-    assert data.load(folder, multiple_of=8).image_size == 24
-    assert data.load(folder, multiple_of=8, image_size=20).image_size == 20
+    assert data.load_data(folder).image_size == 23
+    assert data.load_data(folder, multiple_of=8).image_size == 24
+    assert data.load_data(folder, multiple_of=8, image_size=20).image_size == 20
 
 
 def test_photos_are_made_small_unless_a_size_is_asked_for(image_folder):
     folder = image_folder(size=300)
-    assert data.load(folder).image_size == 224
-    assert data.load(folder, multiple_of=16).image_size == 224
-    assert data.load(folder, image_size=300).image_size == 300
+    assert data.load_data(folder).image_size == 224
+    assert data.load_data(folder, multiple_of=16).image_size == 224
+    assert data.load_data(folder, image_size=300).image_size == 300
 
 
 def test_what_is_not_an_image_is_left_alone(image_folder):
@@ -86,9 +87,24 @@ def test_what_is_not_an_image_is_left_alone(image_folder):
     nested = folder / "cat" / "more"
     nested.mkdir()
     shutil.copy(folder / "cat" / "000.png", nested / "extra.PNG")
-    loaded = data.load(folder)
+    loaded = data.load_data(folder)
     assert loaded.classes == ["cat", "dog"]
     assert len(loaded.train) + len(loaded.validation) + len(loaded.test) == 21
+
+
+def test_images_to_predict_are_found_by_the_same_rules(image_folder):
+    folder = image_folder(classes={"cat": 2, "dog": 1})
+    (folder / "cat" / "._000.png").write_bytes(b"resource fork")
+    (folder / "__MACOSX").mkdir()
+    shutil.copy(folder / "cat" / "000.png", folder / "__MACOSX" / "000.png")
+    pictures = [folder / "cat" / "000.png", folder / "cat" / "001.png", folder / "dog" / "000.png"]
+    assert find_images([folder, pictures[1]]) == [*pictures, pictures[1]]
+    loop_to_parent(folder)
+    with pytest.raises(ValueError, match="this link leads back to a folder it lies in"):
+        find_images([folder])
+    empty(folder / "dog")
+    with pytest.raises(ValueError, match="dog: there are no images in this folder"):
+        find_images([folder / "dog"])
 
 
 def empty(folder: Path) -> None:
@@ -155,7 +171,7 @@ def test_bad_folders_get_one_line(image_folder, damage, message, own_cache):
     folder = image_folder()
     damage(folder)
     with pytest.raises(ValueError, match=message) as caught:
-        data.load(folder)
+        data.load_data(folder)
     assert "\n" not in str(caught.value)
     assert str(folder) in str(caught.value)
     assert not list(own_cache.glob("decoded/*.part"))
@@ -169,13 +185,13 @@ def test_a_folder_that_may_not_be_listed(image_folder, monkeypatch):
 
     monkeypatch.setattr(Path, "iterdir", forbidden)
     with pytest.raises(ValueError, match=r"images: cannot be read \(Permission denied\)"):
-        data.load(folder)
+        data.load_data(folder)
 
 
 def test_a_link_at_the_top_that_leads_nowhere(tmp_path):
     (tmp_path / "me").symlink_to(tmp_path / "me")
     with pytest.raises(ValueError, match="me: cannot be followed"):
-        data.load(tmp_path / "me")
+        data.load_data(tmp_path / "me")
 
 
 def test_unreadable_images_are_skipped_and_counted(image_folder):
@@ -184,12 +200,12 @@ def test_unreadable_images_are_skipped_and_counted(image_folder):
     broken_link(folder)
     whole = (folder / "dog" / "000.png").read_bytes()
     (folder / "dog" / "000.png").write_bytes(whole[:-30])  # the header is fine, the pixels are not
-    loaded = data.load(folder, skip_bad=True)
+    loaded = data.load_data(folder, skip_bad=True)
     assert loaded.skipped == 3
     assert len(loaded.train) + len(loaded.validation) + len(loaded.test) == 19
     rows = np.concatenate([loaded.train.labels, loaded.validation.labels, loaded.test.labels])
     assert np.bincount(rows).tolist() == [10, 9]
-    assert data.load(folder, skip_bad=True).identity == loaded.identity
+    assert data.load_data(folder, skip_bad=True).identity == loaded.identity
     for split in (loaded.train, loaded.validation, loaded.test):
         assert (split.images[:, 0, 0, 0] == 50 * split.labels).all()
 
@@ -198,17 +214,17 @@ def test_skipping_may_leave_too_few(image_folder):
     folder = image_folder(classes={"cat": 3, "dog": 5})
     (folder / "cat" / "000.png").write_bytes(b"")
     with pytest.raises(ValueError, match="class 'cat' has 2 training images, but needs at least 3"):
-        data.load(folder, skip_bad=True)
+        data.load_data(folder, skip_bad=True)
 
 
 def test_decoding_happens_once_and_reports_progress(image_folder):
     folder = image_folder(classes={"cat": 50, "dog": 60})
     calls = []
-    first = data.load(folder, progress=lambda done, total: calls.append((done, total)))
-    assert calls[-1] == (110, 110)
-    assert [done for done, _ in calls] == sorted(done for done, _ in calls)
+    first = data.load_data(folder, progress=lambda *call: calls.append(call))
+    assert calls[-1] == (110, 110, "images")
+    assert calls == sorted(calls)
     calls.clear()
-    again = data.load(folder, progress=lambda done, total: calls.append((done, total)))
+    again = data.load_data(folder, progress=lambda *call: calls.append(call))
     assert not calls
     assert again.identity == first.identity
     assert isinstance(again.train.store, np.memmap)
@@ -216,16 +232,16 @@ def test_decoding_happens_once_and_reports_progress(image_folder):
 
 def test_changed_files_are_decoded_again(image_folder):
     folder = image_folder()
-    first = data.load(folder)
+    first = data.load_data(folder)
     Image.new("RGB", (11, 11), "white").save(folder / "cat" / "000.png")
     os.utime(folder / "cat" / "000.png", ns=(1, 1))
-    assert data.load(folder).identity != first.identity
+    assert data.load_data(folder).identity != first.identity
 
 
 def test_identity_is_of_the_pixels_not_of_the_place(image_folder, tmp_path):
     folder = image_folder()
     moved = shutil.copytree(folder, tmp_path / "elsewhere" / "images", copy_function=shutil.copyfile)
-    assert data.load(folder).identity == data.load(moved).identity
+    assert data.load_data(folder).identity == data.load_data(moved).identity
 
 
 LOAD = """
@@ -234,13 +250,13 @@ from linvit import data
 from linvit.data import cache
 moment, cache.CHUNK, calls = sys.argv[2], 4, []
 def die(*_): os.kill(os.getpid(), 9)
-def progress(done, total):
+def progress(done, total, what):
     calls.append(done)
     time.sleep(0.1 if moment == "slowly" else 0)
     if moment == "decoding" and done >= 16: die()
 if moment == "writing labels": cache.np.save = die
 if moment == "renaming": cache.os.rename = die
-print(data.load(sys.argv[1], progress=progress).identity, len(calls))
+print(data.load_data(sys.argv[1], progress=progress).identity, len(calls))
 """
 
 
@@ -253,10 +269,10 @@ def test_a_kill_leaves_nothing_that_is_later_read(image_folder, own_cache, momen
     folder = image_folder(classes={"cat": 20, "dog": 20})
     assert start(folder, moment).wait(timeout=60) == -signal.SIGKILL
     assert [path.suffix for path in (own_cache / "decoded").iterdir() if path.is_dir()] == [".part"]
-    loaded = data.load(folder)
+    loaded = data.load_data(folder)
     assert len(loaded.train) + len(loaded.validation) + len(loaded.test) == 40
     assert not list(own_cache.glob("decoded/*.part"))
-    fresh = data.load(folder, cache=own_cache / "other")
+    fresh = data.load_data(folder, cache=own_cache / "other")
     assert fresh.identity == loaded.identity
     assert (fresh.train.images == loaded.train.images).all()
 
@@ -265,18 +281,18 @@ def test_of_two_processes_one_decodes_and_one_waits(image_folder, own_cache):
     folder = image_folder(classes={"cat": 30, "dog": 30})
     processes = [start(folder, "slowly") for _ in range(2)]
     answers = [process.communicate(timeout=60)[0].split() for process in processes]
-    identity = data.load(folder).identity
+    identity = data.load_data(folder).identity
     assert sorted(answers) == sorted([[identity, "0"], [identity, "15"]])
     assert len([path for path in (own_cache / "decoded").iterdir() if path.is_dir()]) == 1
 
 
 def test_a_damaged_cache_entry_says_so(image_folder, own_cache):
     folder = image_folder()
-    data.load(folder)
+    data.load_data(folder)
     (pixels,) = own_cache.glob("decoded/*/images.u8")
     pixels.write_bytes(pixels.read_bytes()[:100])
     with pytest.raises(ValueError, match=r"this cache entry is damaged .* delete it and run again"):
-        data.load(folder)
+        data.load_data(folder)
 
 
 def test_a_set_that_does_not_fit_is_refused_before_decoding(image_folder, monkeypatch):
@@ -285,7 +301,7 @@ def test_a_set_that_does_not_fit_is_refused_before_decoding(image_folder, monkey
     with pytest.raises(
         ValueError, match=r"decoded at 11 × 11 it takes .* choose a smaller image_size or another cache"
     ):
-        data.load(image_folder())
+        data.load_data(image_folder())
 
 
 def test_results_wait_in_bounded_number():

@@ -59,7 +59,7 @@ def write_mnist(folder: Path, *, packed: bool = True) -> dict[str, np.ndarray]:
 )
 def test_idx_sets(tmp_path, name, folder, packed):
     arrays = write_mnist(tmp_path / folder, packed=packed)
-    loaded = data.load(name, root=tmp_path)
+    loaded = data.load_data(name, root=tmp_path)
     assert (len(loaded.train), len(loaded.validation), len(loaded.test)) == (40, 10, 20)
     assert (loaded.test.images[:, 0] == arrays["t10k-images-idx3-ubyte"]).all()
     assert (loaded.test.labels == arrays["t10k-labels-idx1-ubyte"]).all()
@@ -69,8 +69,8 @@ def test_idx_sets(tmp_path, name, folder, packed):
 def test_a_root_with_other_files_of_the_same_names_is_not_taken(tmp_path, offline):
     write_mnist(tmp_path / "mnist")
     with pytest.raises(ValueError, match="fashion-mnist: its files are not in"):
-        data.load("fashion-mnist", root=tmp_path / "mnist")
-    assert len(data.load("mnist", root=tmp_path / "mnist").test) == 20
+        data.load_data("fashion-mnist", root=tmp_path / "mnist")
+    assert len(data.load_data("mnist", root=tmp_path / "mnist").test) == 20
 
 
 GOOD = idx(np.zeros((3, 5, 5), np.uint8))
@@ -102,10 +102,10 @@ def test_idx_labels_must_fit(tmp_path):
     with pytest.raises(
         ValueError, match=r"labels-idx1-ubyte: label 10 of image 0 is out of range: labels must be 0 to 9"
     ):
-        data.load("mnist", root=tmp_path)
+        data.load_data("mnist", root=tmp_path)
     labels.write_bytes(idx(np.zeros(19, np.uint8)))
     with pytest.raises(ValueError, match=r"has 20 images, but t10k-labels-idx1-ubyte has 19 labels"):
-        data.load("mnist", root=tmp_path)
+        data.load_data("mnist", root=tmp_path)
 
 
 def cifar_files(kind: str, binary: bool) -> tuple[dict[str, bytes], np.ndarray, np.ndarray]:
@@ -170,7 +170,7 @@ def small_cifar(monkeypatch):
 def test_cifar(tmp_path, kind, binary, packed):
     files, pixels, labels = cifar_files(kind, binary)
     write_cifar(tmp_path, kind, binary, packed, files)
-    loaded = data.load(kind.replace("-", ""), root=tmp_path)
+    loaded = data.load_data(kind.replace("-", ""), root=tmp_path)
     assert (loaded.test.images == pixels).all()
     assert (loaded.test.labels == labels).all()
     assert loaded.classes == [f"class {i}" for i in range(10)]
@@ -182,7 +182,7 @@ def test_cifar(tmp_path, kind, binary, packed):
 def test_coarse_labels(tmp_path, binary):
     files, _, labels = cifar_files("cifar-100", binary)
     write_cifar(tmp_path / "cifar100", "cifar-100", binary, False, files)
-    loaded = data.load("cifar100:labels=coarse", root=tmp_path)
+    loaded = data.load_data("cifar100:labels=coarse", root=tmp_path)
     assert loaded.classes == ["low", "high"]
     assert (loaded.test.labels == labels // 5).all()
 
@@ -193,7 +193,7 @@ def test_corrupt_cifar(tmp_path):
 
     def load(number: int, change: dict[str, bytes]) -> None:
         write_cifar(tmp_path / str(number), "cifar-10", True, False, files | change)
-        data.load("cifar10", root=tmp_path / str(number))
+        data.load_data("cifar10", root=tmp_path / str(number))
 
     with pytest.raises(ValueError, match=r"data_batch_2\.bin: is corrupt \(not whole records"):
         load(1, {"data_batch_2.bin": files["data_batch_2.bin"][:-7]})
@@ -214,7 +214,7 @@ def test_corrupt_archives(tmp_path):
     for content in (whole[: len(whole) // 2], b"not a tar", whole[:30]):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=r"cifar-10-binary\.tar\.gz: is corrupt .*delete it"):
-            data.load("cifar10", root=tmp_path)
+            data.load_data("cifar10", root=tmp_path)
 
 
 class Bomb:
@@ -232,7 +232,7 @@ def test_a_pickle_bomb_in_cifar_does_not_go_off(tmp_path, packed):
     files["data_batch_3"] = pickle.dumps({"data": Bomb(tmp_path / "created"), "labels": [0]})
     write_cifar(tmp_path, "cifar-10", False, packed, files)
     with pytest.raises(ValueError, match=r"data_batch_3: was not read: it would run posix\.system"):
-        data.load("cifar10", root=tmp_path)
+        data.load_data("cifar10", root=tmp_path)
     assert not (tmp_path / "created").exists()
 
 
@@ -256,7 +256,7 @@ def write_tiny(root: Path, name: str = "tiny-imagenet-200") -> Path:
 @pytest.mark.parametrize("name", ["tiny-imagenet-200", "tiny-imagenet-100"])
 def test_tiny_imagenet(tmp_path, name):
     folder = write_tiny(tmp_path, name)
-    loaded = data.load("tiny-imagenet", root=tmp_path)
+    loaded = data.load_data("tiny-imagenet", root=tmp_path)
     assert loaded.classes == ["goldfish", "n02", "n03"]
     assert (len(loaded.train), len(loaded.validation), len(loaded.test)) == (12, 3, 2)
     assert loaded.test.labels.tolist() == [2, 0]
@@ -264,7 +264,7 @@ def test_tiny_imagenet(tmp_path, name):
         assert (split.images[:, 0, 0, 0] == split.labels).all()
     (folder / "val" / "val_annotations.txt").write_text("val_0.JPEG\tn77\t0\n")
     with pytest.raises(ValueError, match=r"val_annotations\.txt:1: class 'n77' is not in wnids\.txt"):
-        data.load("tiny-imagenet", root=tmp_path)
+        data.load_data("tiny-imagenet", root=tmp_path)
 
 
 def test_tiny_imagenet_is_unpacked_from_its_archive(tmp_path, offline):
@@ -272,14 +272,14 @@ def test_tiny_imagenet_is_unpacked_from_its_archive(tmp_path, offline):
 
     write_tiny(tmp_path / "made")
     shutil.make_archive(str(tmp_path / "tiny-imagenet-200"), "zip", tmp_path / "made")
-    assert len(data.load("tiny-imagenet", root=tmp_path).train) == 12
+    assert len(data.load_data("tiny-imagenet", root=tmp_path).train) == 12
     assert not list(tmp_path.glob("*.part"))
     shutil.rmtree(tmp_path / "tiny-imagenet-200")
     (tmp_path / "tiny-imagenet-200.zip").write_bytes(b"PK")
     with pytest.raises(
         ValueError, match=r"tiny-imagenet-200\.zip: cannot be unpacked .*delete it to download it again"
     ):
-        data.load("tiny-imagenet", root=tmp_path)
+        data.load_data("tiny-imagenet", root=tmp_path)
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10", "cifar100", "tiny-imagenet"])
@@ -287,7 +287,7 @@ def test_without_a_network_one_line_says_what_to_put_where(tmp_path, offline, na
     with pytest.raises(
         ValueError, match=rf"{name}: its files are not in .*\(no network here\): put there .*(gz|zip) from http"
     ) as caught:
-        data.load(name, root=tmp_path)
+        data.load_data(name, root=tmp_path)
     assert "\n" not in str(caught.value)
     assert str(tmp_path) in str(caught.value)
     assert not list(tmp_path.iterdir())
@@ -314,7 +314,7 @@ def test_a_missing_set_is_downloaded(tmp_path, monkeypatch):
     archive = Path(shutil.make_archive(str(tmp_path / "server" / "tiny-imagenet-200"), "zip", tmp_path / "made"))
     remote = download.Remote(archive.as_uri(), hashlib.md5(archive.read_bytes()).hexdigest())
     monkeypatch.setattr(tiny_imagenet, "ARCHIVE", remote)
-    assert len(data.load("tiny-imagenet", root=tmp_path / "root").train) == 12
+    assert len(data.load_data("tiny-imagenet", root=tmp_path / "root").train) == 12
 
 
 def keras(path: Path, **changes) -> Path:
@@ -330,7 +330,7 @@ def keras(path: Path, **changes) -> Path:
 
 def test_npz(tmp_path):
     path = keras(tmp_path / "set.npz")
-    loaded = data.load(path)
+    loaded = data.load_data(path)
     with np.load(path) as file:
         assert (loaded.test.images == file["x_test"].transpose(0, 3, 1, 2)).all()
         assert (loaded.test.labels == file["y_test"][:, 0]).all()
@@ -340,13 +340,13 @@ def test_npz(tmp_path):
 def test_npz_shapes_and_types(tmp_path):
     grey = RNG.integers(0, 256, (30, 5, 5), np.uint8)
     no_test = {"x_test": None, "y_test": None}
-    plain = data.load(keras(tmp_path / "grey.npz", x_train=grey, **no_test))
+    plain = data.load_data(keras(tmp_path / "grey.npz", x_train=grey, **no_test))
     assert (plain.channels, len(plain.test)) == (1, 6)
     for number, x in enumerate([grey / 255, grey.astype(np.float32), grey.astype(np.int64), grey[:, None]]):
-        other = data.load(keras(tmp_path / f"{number}.npz", x_train=x, **no_test))
+        other = data.load_data(keras(tmp_path / f"{number}.npz", x_train=x, **no_test))
         assert other.identity == plain.identity
     own = {"x_val": grey[:4], "y_val": np.arange(4) % 3, "x_test": grey[:6]}
-    assert len(data.load(keras(tmp_path / "val.npz", x_train=grey, **own)).validation) == 4
+    assert len(data.load_data(keras(tmp_path / "val.npz", x_train=grey, **own)).validation) == 4
 
 
 @pytest.mark.parametrize(
@@ -373,7 +373,7 @@ def test_npz_shapes_and_types(tmp_path):
 )
 def test_bad_npz(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message) as caught:
-        data.load(keras(tmp_path / "set.npz", **changes))
+        data.load_data(keras(tmp_path / "set.npz", **changes))
     assert str(tmp_path / "set.npz") in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -383,20 +383,20 @@ def test_corrupt_npz(tmp_path):
     for content in (b"", b"text", whole[: len(whole) // 2], whole[:200] + b"\xff" * 300 + whole[500:]):
         (tmp_path / "set.npz").write_bytes(content)
         with pytest.raises(ValueError, match=r"set\.npz: is not a readable \.npz"):
-            data.load(tmp_path / "set.npz")
+            data.load_data(tmp_path / "set.npz")
 
 
 def test_an_npz_larger_than_memory_is_not_unpacked(tmp_path, monkeypatch):
     monkeypatch.setattr(npz, "MEMORY", 4000)
     with pytest.raises(ValueError, match="more than half of this machine's memory"):
-        data.load(keras(tmp_path / "set.npz"))
+        data.load_data(keras(tmp_path / "set.npz"))
 
 
 def test_a_plain_npy_is_no_npz(tmp_path):
     np.save(tmp_path / "set.npy", np.zeros(3))
     (tmp_path / "set.npy").rename(tmp_path / "set.npz")
     with pytest.raises(ValueError, match=r"set\.npz: is not a readable \.npz"):
-        data.load(tmp_path / "set.npz")
+        data.load_data(tmp_path / "set.npz")
 
 
 def png(label: int, number: int = 0) -> bytes:
@@ -420,7 +420,7 @@ def write_parquet(path: Path, count: int = 20, *, struct: bool = True, names: bo
 
 @pytest.mark.parametrize("struct", [True, False])
 def test_parquet_file(tmp_path, struct):
-    loaded = data.load(write_parquet(tmp_path / "set.parquet", struct=struct))
+    loaded = data.load_data(write_parquet(tmp_path / "set.parquet", struct=struct))
     assert loaded.classes == ["cat", "dog"]
     assert (len(loaded.train), len(loaded.validation), len(loaded.test)) == (14, 2, 4)
     for split in (loaded.train, loaded.validation, loaded.test):
@@ -434,14 +434,14 @@ def test_parquet_folder(tmp_path, place):
     write_parquet(folder / "train-00000-of-00002.parquet")
     write_parquet(folder / "train-00001-of-00002.parquet", names=False)
     write_parquet(folder / "test-00000-of-00001.parquet", 6)
-    loaded = data.load(tmp_path / "set")
+    loaded = data.load_data(tmp_path / "set")
     assert (len(loaded.train), len(loaded.validation), len(loaded.test)) == (36, 4, 6)
     assert loaded.test.images[:, 1, 0, 0].tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_parquet_labels_may_be_names(tmp_path):
     path = write_parquet(tmp_path / "set.parquet", names=False, label=["dog" if i % 2 else "ant" for i in range(20)])
-    assert data.load(path).classes == ["ant", "dog"]
+    assert data.load_data(path).classes == ["ant", "dog"]
 
 
 @pytest.mark.parametrize(
@@ -462,7 +462,7 @@ def test_parquet_labels_may_be_names(tmp_path):
 )
 def test_bad_parquet(tmp_path, columns, message):
     with pytest.raises(ValueError, match=message):
-        data.load(write_parquet(tmp_path / "set.parquet", **columns))
+        data.load_data(write_parquet(tmp_path / "set.parquet", **columns))
 
 
 def test_corrupt_parquet(tmp_path):
@@ -470,11 +470,11 @@ def test_corrupt_parquet(tmp_path):
     for content in (b"", b"text", whole[: len(whole) // 2]):
         (tmp_path / "set.parquet").write_bytes(content)
         with pytest.raises(ValueError, match=r"set\.parquet: is not a readable Parquet file"):
-            data.load(tmp_path / "set.parquet")
+            data.load_data(tmp_path / "set.parquet")
 
 
 def test_parquet_without_pyarrow(tmp_path, monkeypatch):
     path = write_parquet(tmp_path / "set.parquet")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ValueError, match=r"reading Parquet needs pyarrow: pip install 'linvit\[parquet\]'"):
-        data.load(path)
+        data.load_data(path)

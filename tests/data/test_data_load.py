@@ -16,7 +16,7 @@ from linvit.randomness import permutation
 
 
 def test_digits_needs_nothing_and_is_split_once():
-    digits = data.load("digits")
+    digits = data.load_data("digits")
     assert (digits.channels, digits.image_size, len(digits.classes)) == (1, 8, 10)
     assert (len(digits.train), len(digits.validation), len(digits.test)) == (1295, 143, 359)
     rows = np.concatenate([digits.train.rows, digits.validation.rows, digits.test.rows])
@@ -28,7 +28,7 @@ def test_digits_needs_nothing_and_is_split_once():
 
 
 def test_batch_is_the_images_asked_for():
-    digits = data.load("digits")
+    digits = data.load_data("digits")
     images, labels = digits.validation.batch([7, 3, 3])
     assert images.shape == (3, 1, 8, 8)
     assert str(images.dtype) == "torch.uint8"
@@ -39,14 +39,14 @@ def test_batch_is_the_images_asked_for():
 
 
 def test_statistics_are_those_of_the_training_images():
-    digits = data.load("synthetic")
+    digits = data.load_data("synthetic")
     pixels = digits.train.images.astype(np.float64) / 255
     assert np.allclose(digits.mean, pixels.mean((0, 2, 3)), rtol=1e-12)
     assert np.allclose(digits.std, pixels.std((0, 2, 3)), rtol=1e-9)
 
 
 def test_a_seed_moves_validation_but_never_test():
-    first, again, other = data.load(seed=0), data.load(seed=0), data.load(seed=1)
+    first, again, other = data.load_data(seed=0), data.load_data(seed=0), data.load_data(seed=1)
     assert first.identity == again.identity != other.identity
     assert (first.validation.rows == again.validation.rows).all()
     assert (first.validation.rows != other.validation.rows).any()
@@ -59,63 +59,63 @@ def test_the_split_is_fixed_for_all_time():
 
 
 def test_identity_sees_what_training_sees():
-    base = data.load("synthetic").identity
+    base = data.load_data("synthetic").identity
     changes = [{"image_size": 8}, {"channels": 1}, {"validation": 0.2}, {"limit": 50}]
-    identities = [data.load("synthetic", **change).identity for change in changes]
-    identities.append(data.load("synthetic:noise=0.4").identity)
+    identities = [data.load_data("synthetic", **change).identity for change in changes]
+    identities.append(data.load_data("synthetic:noise=0.4").identity)
     assert len({base, *identities}) == 6
 
 
 def test_the_index_file_is_used(tmp_path):
     file = tmp_path / "study" / "splits.json"
-    made = data.load("digits", split_file=file)
+    made = data.load_data("digits", split_file=file)
     stored = json.loads(file.read_text())
     stored["train"], stored["validation"] = stored["validation"], stored["train"]
     file.write_text(json.dumps(stored))
-    swapped = data.load("digits", split_file=file)
+    swapped = data.load_data("digits", split_file=file)
     assert (swapped.train.rows == made.validation.rows).all()
     with pytest.raises(ValueError, match=r"splits\.json: was made for other data, another seed"):
-        data.load("digits", seed=1, split_file=file)
+        data.load_data("digits", seed=1, split_file=file)
     file.write_text("[]")
     with pytest.raises(ValueError, match=r"splits\.json: is not a split file"):
-        data.load("digits", split_file=file)
+        data.load_data("digits", split_file=file)
     assert file.read_text() == "[]"
 
 
 def test_a_damaged_index_file_in_the_cache_is_made_again(own_cache):
-    first = data.load("digits")
+    first = data.load_data("digits")
     (file,) = (own_cache / "splits").iterdir()
     file.write_text("{")
-    assert data.load("digits").identity == first.identity
+    assert data.load_data("digits").identity == first.identity
     assert json.loads(file.read_text())["seed"] == 0
 
 
 def test_limit_is_stratified():
-    digits = data.load("digits", limit=50)
+    digits = data.load_data("digits", limit=50)
     for split in (digits.train, digits.validation, digits.test):
         assert np.bincount(split.labels).tolist() == [5] * 10
     with pytest.raises(ValueError, match="limit=9 is too few for the 10 classes of digits"):
-        data.load("digits", limit=9)
+        data.load_data("digits", limit=9)
 
 
 def test_no_validation_wanted():
-    digits = data.load("digits", validation=0)
+    digits = data.load_data("digits", validation=0)
     assert (len(digits.train), len(digits.validation), len(digits.test)) == (1438, 0, 359)
 
 
 def test_resizing_and_channels():
-    digits = data.load("digits", image_size=12, channels=3, limit=20)
+    digits = data.load_data("digits", image_size=12, channels=3, limit=20)
     images, _ = digits.train.batch([0])
     assert images.shape == (1, 3, 12, 12)
     assert (images[:, 0] == images[:, 2]).all()
     assert (
-        abs(float(images.float().mean()) / 255 - float(data.load("digits", limit=20).train.images[0].mean()) / 255)
+        abs(float(images.float().mean()) / 255 - float(data.load_data("digits", limit=20).train.images[0].mean()) / 255)
         < 0.03
     )
 
 
 def test_order_is_a_permutation_by_seed_and_epoch():
-    split = data.load("digits").train
+    split = data.load_data("digits").train
     assert sorted(split.order(0, 0)) == list(range(len(split)))
     assert (split.order(2, 5) == split.order(2, 5)).all()
     assert (split.order(2, 5) != split.order(3, 5)).any()
@@ -150,20 +150,20 @@ def test_stratified_takes_and_keeps_some_of_every_class(counts, fraction, seed):
 )
 def test_wrong_requests(request_, message):
     with pytest.raises(ValueError, match=message) as caught:
-        data.load(**request_)
+        data.load_data(**request_)
     assert "\n" not in str(caught.value)
 
 
 def test_a_file_of_unknown_kind(tmp_path):
     (tmp_path / "table.csv").write_text("a,b")
     with pytest.raises(ValueError, match=r"table\.csv: is no known kind of data file; .*\.npz"):
-        data.load(tmp_path / "table.csv")
+        data.load_data(tmp_path / "table.csv")
 
 
 def test_a_cache_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ValueError, match=r"file.*choose another cache \(LINVIT_CACHE\)"):
-        data.load("digits", cache=tmp_path / "file")
+        data.load_data("digits", cache=tmp_path / "file")
 
 
 def test_a_plugin_is_one_file(tmp_path, monkeypatch):
@@ -173,7 +173,8 @@ def test_a_plugin_is_one_file(tmp_path, monkeypatch):
         from linvit.data import DATASETS, Arrays
 
         @DATASETS.register("halves")
-        def halves(root, *, images: int = 12):
+        def halves(root, *, images: int | None = 12):
+            images = 30 if images is None else images
             labels = np.arange(images) % 2
             pixels = np.zeros((images, 1, 4, 4), np.uint8)
             pixels[labels == 1, :, :2] = 255
@@ -182,7 +183,8 @@ def test_a_plugin_is_one_file(tmp_path, monkeypatch):
     )
     monkeypatch.setenv("LINVIT_PLUGINS", str(tmp_path / "halves.py"))
     try:
-        loaded = data.load("halves:images=20")
+        loaded = data.load_data("halves:images=20")
         assert (len(loaded.train), len(loaded.validation), len(loaded.test)) == (14, 2, 4)
+        assert len(data.load_data("halves:images=none").test) == 6  # none is None here, and no word
     finally:
         data.DATASETS._entries.pop("halves", None)

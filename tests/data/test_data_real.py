@@ -23,7 +23,7 @@ def real(*names: str) -> Path:
 
 
 def test_mnist():
-    mnist = data.load("mnist", root=real("mnist"))
+    mnist = data.load_data("mnist", root=real("mnist"))
     assert (len(mnist.train) + len(mnist.validation), len(mnist.test)) == (60_000, 10_000)
     assert mnist.train.store.shape[1:] == (1, 28, 28)
     assert mnist.test.labels[:5].tolist() == [7, 2, 1, 0, 4]
@@ -32,7 +32,7 @@ def test_mnist():
 
 
 def test_cifar10():
-    cifar = data.load("cifar10", root=real("cifar10", "cifar-10-batches-bin"))
+    cifar = data.load_data("cifar10", root=real("cifar10", "cifar-10-batches-bin"))
     assert (len(cifar.train), len(cifar.validation), len(cifar.test)) == (45_000, 5_000, 10_000)
     assert np.bincount(cifar.validation.labels).tolist() == [500] * 10
     assert cifar.classes[:3] == ["airplane", "automobile", "bird"]
@@ -54,6 +54,6 @@ def test_some_classes_of_tiny_imagenet(tmp_path):
     (part / "val" / "images").symlink_to(whole / "val" / "images")
     lines = (whole / "val" / "val_annotations.txt").read_text().splitlines()
     (part / "val" / "val_annotations.txt").write_text("\n".join(line for line in lines if line.split("\t")[1] in ids))
-    loaded = data.load("tiny-imagenet", root=tmp_path)
+    loaded = data.load_data("tiny-imagenet", root=tmp_path)
     assert (len(loaded.train), len(loaded.validation), len(loaded.test)) == (1350, 150, 150)
     assert loaded.train.store.shape[1:] == (3, 64, 64)

@@ -43,7 +43,7 @@ def short_curves():
 
 @pytest.fixture(scope="module")
 def dataset() -> data.Dataset:
-    return data.load("synthetic:classes=3,images=96,size=8,channels=1")
+    return data.load_data("synthetic:classes=3,images=96,size=8,channels=1")
 
 
 @pytest.fixture(scope="module")

@@ -144,7 +144,7 @@ def test_half_precision_is_refused_where_it_crawls(monkeypatch):
 @pytest.fixture
 def digits(tmp_path, monkeypatch):
     monkeypatch.setenv("LINVIT_CACHE", str(tmp_path))
-    return data.load("digits", limit=100)
+    return data.load_data("digits", limit=100)
 
 
 def test_design(digits):
@@ -165,7 +165,7 @@ def test_design(digits):
 @pytest.mark.parametrize("channels", [1, 3])
 def test_the_defaults_fit_images_of_any_size(tmp_path, monkeypatch, side, channels):
     monkeypatch.setenv("LINVIT_CACHE", str(tmp_path))
-    found = data.load(f"synthetic:images=24,size={side},channels={channels}")
+    found = data.load_data(f"synthetic:images=24,size={side},channels={channels}")
     create_model(**design(found, "performer-relu:m=4").model.model_dump())
 
 

@@ -1,6 +1,6 @@
 """Data: a name or a path → train, validation and test images as bytes, and batched augmentation.
 
-    ds = data.load("cifar10")
+    ds = data.load_data("cifar10")
     images, labels = ds.train.batch(indices)                    # uint8 (B, C, H, W), int64 (B,)
     augment = ds.augment(pad_crop=4, flip="random")
     x, targets = augment(images, labels, indices, epoch=0, seed=0)
@@ -11,7 +11,7 @@ for a file format that any path can have.
 """
 
 from linvit.data.augment import Augment, normalise
-from linvit.data.dataset import Dataset, Split, load
+from linvit.data.dataset import Dataset, Split, load_data
 from linvit.data.decode import BadImage, read_image
 from linvit.data.sources import DATASETS, FORMATS, Arrays, Pictures
 
@@ -24,7 +24,7 @@ __all__ = [
     "Dataset",
     "Pictures",
     "Split",
-    "load",
+    "load_data",
     "normalise",
     "read_image",
 ]

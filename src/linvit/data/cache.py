@@ -8,7 +8,6 @@ memory stays bounded however large the set is.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -17,22 +16,22 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from filelock import FileLock
 
 from linvit.data.decode import SMALLEST, BadImage, Header, read_header, read_image
 from linvit.data.sources import SPLITS, Pictures
 from linvit.files import sync_folder, write_atomically
+from linvit.progress import Progress
 
 VERSION = 1  # of what is stored; raise it when decoding changes
 LARGEST = 224  # side, if none is asked for: a photo's own would be tens of thousands of tokens
 CHUNK = 64  # images per task: large enough to hide the hand-over, small enough to hold many
-Progress = Callable[[int, int], None]
 Picture = tuple[str, Path | bytes]
 T = TypeVar("T")
 
@@ -70,14 +69,6 @@ def _seal(sha: Any, shape: tuple[int, ...], labels: np.ndarray) -> str:
     return sha.hexdigest()
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def decoded(
     pictures: Pictures,
     where: str,
@@ -87,14 +78,14 @@ def decoded(
     multiple_of: int,
     channels: int | None,
     skip_bad: bool,
-    progress: Progress | None,
+    progress: Progress,
 ) -> Pixels:
     """The pixels of a set, from the cache or decoded into it."""
     wanted = (VERSION, pictures.fingerprint, image_size, multiple_of if image_size is None else 1, channels, skip_bad)
     key = hashlib.sha256(repr(wanted).encode()).hexdigest()[:24]
     entry, part = folder / key, folder / f"{key}.part"
     if not entry.exists():
-        with locked(folder / f"{key}.lock"):
+        with FileLock(folder / f"{key}.lock"):
             if not entry.exists():
                 shutil.rmtree(part, ignore_errors=True)  # left by a killed process: the lock is ours
                 part.mkdir()
@@ -127,7 +118,7 @@ def _write(
     multiple_of: int,
     channels: int | None,
     skip_bad: bool,
-    progress: Progress | None,
+    progress: Progress,
 ) -> None:
     total = len(pictures.labels)
 
@@ -167,8 +158,7 @@ def _write(
                     sha.update(raw)
                     kept.append(row)
             done += len(chunk)
-            if progress:
-                progress(done, len(readable))
+            progress(done, len(readable), "images")
         file.flush()
         os.fsync(file.fileno())
     if not kept:

@@ -1,4 +1,4 @@
-"""`load`: a name or a path → a Dataset with its splits, statistics and identity."""
+"""`load_data`: a name or a path → a Dataset with its splits, statistics and identity."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ import torch
 
 from linvit.data import splits
 from linvit.data.augment import Augment
-from linvit.data.cache import Pixels, Progress, cache_root, common_size, decoded, digest
+from linvit.data.cache import Pixels, cache_root, common_size, decoded, digest
 from linvit.data.decode import SMALLEST, resize
 from linvit.data.sources import DATASETS, FORMATS, SPLITS, Arrays, Pictures, check_labels
 from linvit.errors import choices
 from linvit.files import write_atomically
+from linvit.progress import Progress, ignore
 from linvit.randomness import permutation
 from linvit.registry import check_options, parse, signature_options
 
@@ -78,7 +79,7 @@ class Dataset:
         return Augment(mean=self.mean, std=self.std, classes=len(self.classes), **options)
 
 
-def load(
+def load_data(
     source: str | Path = "digits",
     *,
     root: str | Path | None = None,
@@ -91,7 +92,7 @@ def load(
     skip_bad: bool = False,
     cache: str | Path | None = None,
     split_file: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: Progress = ignore,
 ) -> Dataset:
     """A registered name (with options: `cifar100:labels=coarse`) or the path of a folder, `.npz` or `.parquet`.
 
@@ -101,7 +102,7 @@ def load(
     validation: the fraction of train held out, stratified, unless the set brings its own; chosen by `seed` and
         stored in `split_file` (default: in the cache).
     limit: at most so many images in each split. skip_bad: leave unreadable images out and count them.
-    progress(done, total) is called while images are decoded.
+    progress(done, total, what) is called while images are decoded.
     """
     _check_arguments(image_size, multiple_of, channels, validation, limit)
     store = cache_root(cache)
@@ -175,10 +176,9 @@ def _read(source: str | Path, root: str | Path | None, store: Path) -> tuple[str
     if isinstance(source, str) and text.partition(":")[0] in DATASETS:
         spec = parse(text)
         reader = DATASETS[spec.name]
-        check_options(spec, signature_options(reader))
         home = Path(root or os.environ.get("LINVIT_DATA") or store / "data").expanduser()
         with _readable():
-            return str(spec), reader(home, **spec.options)
+            return str(spec), reader(home, **check_options(spec, signature_options(reader)))
     path = Path(source).expanduser()
     try:
         path.stat()

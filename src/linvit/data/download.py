@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from linvit.data.cache import locked
+from filelock import FileLock
 
 TIMEOUT = 20  # seconds without a byte
 
@@ -52,7 +52,7 @@ def fetch(dataset: str, folder: Path, remotes: Sequence[Remote], alternatives: s
 def download(remote: Remote, folder: Path) -> Path:
     """Under a lock: a second process waits, and a killed one's part file is overwritten by the next."""
     target, part = folder / remote.name, folder / f"{remote.name}.part"
-    with urllib.request.urlopen(remote.url, timeout=TIMEOUT) as answer, locked(folder / f".{remote.name}.lock"):
+    with urllib.request.urlopen(remote.url, timeout=TIMEOUT) as answer, FileLock(folder / f".{remote.name}.lock"):
         if not target.exists():
             try:
                 _store(answer, part, remote)

@@ -1,7 +1,7 @@
 """What a reader hands over: images as pixels (`Arrays`) or still in their files (`Pictures`).
 
 Both list train first, then validation, then test; `counts` says how many of each. A set without its own test or
-validation images has no such entry, and `dataset.load` takes them from train.
+validation images has no such entry, and `dataset.load_data` takes them from train.
 """
 
 from __future__ import annotations

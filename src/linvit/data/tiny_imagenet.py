@@ -11,7 +11,8 @@ import zipfile
 import zlib
 from pathlib import Path
 
-from linvit.data.cache import locked
+from filelock import FileLock
+
 from linvit.data.download import Remote, fetch, homes
 from linvit.data.folder import from_files, images_under
 from linvit.data.sources import DATASETS, Pictures
@@ -60,7 +61,7 @@ def _unpacked(root: Path) -> Path:
     """Fetch the archive if need be and unpack it next to itself, under a temporary name until it is whole."""
     fetch("tiny-imagenet", root, [ARCHIVE], f" (or the folder {NAMES[0]} or {NAMES[1]} it unpacks to)")
     archive, target, part = root / ARCHIVE.name, root / NAMES[0], root / f"{NAMES[0]}.part"
-    with locked(root / f".{NAMES[0]}.lock"):
+    with FileLock(root / f".{NAMES[0]}.lock"):
         if target.exists():
             return target
         shutil.rmtree(part, ignore_errors=True)

@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
 from linvit.errors import choices, clear
+from linvit.models.config import ModelConfig, without_effect
+from linvit.models.cost import Cost, estimate
 from linvit.models.sizes import SIZES
-from linvit.models.vit import ModelConfig, VisionTransformer
+from linvit.models.vit import VisionTransformer
 
-__all__ = ["SIZES", "ModelConfig", "VisionTransformer", "create_model", "match_parameters", "model_config"]
+__all__ = [
+    "SIZES", "Cost", "ModelConfig", "VisionTransformer", "create_model", "estimate", "match_parameters", "model_config",
+    "stored_model_config", "without_effect",
+]  # fmt: skip
 
 
 def model_config(size: str | None = None, **options: Any) -> ModelConfig:
-    """The named size with these options over it, checked."""
+    """The named size with these options over it, checked; an option that would change nothing is an error."""
     if size is not None and size not in SIZES:
         raise ValueError(f"unknown size '{size}'" + choices(size, SIZES))
-    unknown = set(options) - set(ModelConfig.model_fields)
-    if unknown:
-        name = sorted(unknown)[0]
-        raise ValueError(f"a model has no option '{name}'" + choices(name, ModelConfig.model_fields))
+    base = {} if size is None else SIZES[size]
+    idle = without_effect(base | options)
+    for name in (name for name in idle if options.get(name) is not None):
+        raise ValueError(f"{name}={options[name]} has no effect: {idle[name]}: leave it out, or change that")
+    return stored_model_config({key: value for key, value in base.items() if key not in idle} | options)
+
+
+def stored_model_config(options: Mapping[str, Any]) -> ModelConfig:
+    """As a model was stored: with every option, those without effect too."""
+    if unknown := sorted(set(options) - set(ModelConfig.model_fields)):
+        raise ValueError(f"a model has no option '{unknown[0]}'" + choices(unknown[0], ModelConfig.model_fields))
     try:
-        return ModelConfig(**({} if size is None else SIZES[size]) | options)
+        return ModelConfig(**options)
     except ValidationError as error:
         raise clear(error) from None
 

@@ -11,38 +11,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from linvit.models.config import ModelConfig
+from linvit.models.cost import grid
+
 
 class Stem(nn.Module):
-    grid: tuple[int, int]
-
-    def macs(self) -> int:
-        """Multiply–accumulates of one image."""
-        raise NotImplementedError
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.grid = grid(config)
 
 
 class PatchStem(Stem):
     """Non-overlapping patches and one linear map."""
 
-    def __init__(self, image_size: int, patch_size: int, channels: int, dim: int):
-        super().__init__()
-        if image_size % patch_size:
-            fit = ", ".join(str(p) for p in range(2, image_size) if image_size % p == 0) or "1"
-            raise ValueError(
-                f"patch_size={patch_size} does not divide image_size={image_size}: choose a patch_size of {fit}, or "
-                "another image_size"
-            )
-        self.patch_size, side = patch_size, image_size // patch_size
-        self.grid = (side, side)
-        self.embed = nn.Linear(channels * patch_size**2, dim)
+    def __init__(self, config: ModelConfig):
+        super().__init__(config)
+        self.patch_size = config.patch_size
+        self.embed = nn.Linear(config.channels * config.patch_size**2, config.dim)
 
     def forward(self, x: Tensor) -> Tensor:
         b, c, _, _ = x.shape
         (rows, columns), p = self.grid, self.patch_size
         patches = x.view(b, c, rows, p, columns, p).permute(0, 2, 4, 1, 3, 5).reshape(b, rows * columns, c * p * p)
         return self.embed(patches)
-
-    def macs(self) -> int:
-        return self.grid[0] * self.grid[1] * self.embed.weight.numel()
 
 
 class _Convolution(nn.Sequential):
@@ -59,18 +50,12 @@ class ConvStem(Stem):
     Pooling comes before batch norm and ReLU: they hardly change which value is the largest, and then see a quarter.
     """
 
-    def __init__(
-        self, image_size: int, channels: int, dim: int, widths: tuple[int, ...] = (64, 128, 256), pools: int = 2
-    ):
-        super().__init__()
-        if not 0 <= pools <= len(widths):
-            raise ValueError(f"pools={pools} must be between 0 and the number of convolutions, {len(widths)}")
-        side = image_size >> pools  # an odd map loses its last row and column to a pool
-        if side < 1:
-            raise ValueError(f"image_size={image_size} cannot be halved pools={pools} times")
-        self.grid, self.pools, self.image_size = (side, side), pools, image_size
-        self.layers = nn.ModuleList(_Convolution(a, b) for a, b in zip((channels, *widths), widths, strict=False))
-        self.embed = nn.Linear(widths[-1], dim)
+    def __init__(self, config: ModelConfig):
+        super().__init__(config)
+        self.pools, widths = config.pools, config.widths
+        pairs = zip((config.channels, *widths), widths, strict=False)
+        self.layers = nn.ModuleList(_Convolution(a, b) for a, b in pairs)
+        self.embed = nn.Linear(widths[-1], config.dim)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.embed(self.map(x).flatten(2).transpose(1, 2))
@@ -85,55 +70,39 @@ class ConvStem(Stem):
             x = relu(norm(x))
         return x
 
-    def macs(self) -> int:
-        side, total = self.image_size, 0
-        for i, layer in enumerate(self.layers):
-            total += layer[0].weight.numel() * side**2  # type: ignore[union-attr]
-            side = side // 2 if i < self.pools else side
-        return total + side**2 * self.embed.weight.numel()
-
 
 class _Residual(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int):
         super().__init__()
+        self.stride = stride
         self.first = _Convolution(inputs, outputs, stride)
         self.second = _Convolution(outputs, outputs, relu=False)
         self.shortcut = nn.Identity()
         if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, bias=False), nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.second(self.first(x)) + self.shortcut(x))
+        # the shortcut's stride is a slice: the backward pass of oneDNN's own strided 1 × 1 convolution writes out of
+        # bounds on processors with AVX2 alone
+        kept = x[:, :, :: self.stride, :: self.stride]
+        return F.relu(self.second(self.first(x)) + self.shortcut(kept))
 
 
 class ResNetStem(Stem):
     """The first stages of a small ResNet: basic blocks of these widths, each stage after the first halving the map."""
 
-    def __init__(self, image_size: int, channels: int, dim: int, widths: tuple[int, ...] = (32, 64, 128)):
-        super().__init__()
-        side = image_size
-        for _ in widths[1:]:
-            side = -(-side // 2)
-        self.grid, self.image_size = (side, side), image_size
-        stages = [
-            _Residual(a, b, 1 if i == 0 else 2)
-            for i, (a, b) in enumerate(zip((widths[0], *widths), widths, strict=False))
-        ]
-        self.layers = nn.Sequential(_Convolution(channels, widths[0]), *stages)
-        self.embed = nn.Linear(widths[-1], dim)
+    def __init__(self, config: ModelConfig):
+        super().__init__(config)
+        widths = config.widths
+        pairs = zip((widths[0], *widths), widths, strict=False)
+        stages = [_Residual(a, b, 1 if i == 0 else 2) for i, (a, b) in enumerate(pairs)]
+        self.layers = nn.Sequential(_Convolution(config.channels, widths[0]), *stages)
+        self.embed = nn.Linear(widths[-1], config.dim)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.device.type == "cpu":
             x = x.to(memory_format=torch.channels_last)
         return self.embed(self.layers(x).flatten(2).transpose(1, 2))
-
-    def macs(self) -> int:
-        side, total = self.image_size, 0
-        for layer in self.layers:
-            if isinstance(layer, _Residual) and layer.first[0].stride[0] == 2:  # type: ignore[union-attr]
-                side = -(-side // 2)
-            total += sum(m.weight.numel() for m in layer.modules() if isinstance(m, nn.Conv2d)) * side**2
-        return total + side**2 * self.embed.weight.numel()
 
 
 class PixelStem(Stem):
@@ -142,43 +111,37 @@ class PixelStem(Stem):
     Learned positions are shared by the channels, which have a map of their own each.
     """
 
-    def __init__(self, image_size: int, channels: int, dim: int, positions: bool = True):
-        super().__init__()
-        self.grid = (channels * image_size, image_size)
+    def __init__(self, config: ModelConfig):
+        super().__init__(config)
+        channels, dim = config.channels, config.dim
         self.weight = nn.Parameter(torch.empty(channels, 1, dim))
         self.bias = nn.Parameter(torch.zeros(channels, 1, dim))
-        self.position = nn.Parameter(torch.empty(image_size**2, dim)) if positions else None
+        learned = config.positions == "learned"
+        self.position = nn.Parameter(torch.empty(config.image_size**2, dim)) if learned else None
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.flatten(2).unsqueeze(-1) * self.weight + self.bias  # (B, C, H·W, dim)
         return (tokens if self.position is None else tokens + self.position).flatten(1, 2)
-
-    def macs(self) -> int:
-        return self.grid[0] * self.grid[1] * self.weight.shape[-1]
 
 
 class LengthOneStem(ConvStem):
     """One report's model, kept for reproduction: the map becomes a single token, so that attention returns v unchanged
     and no kernel can make a difference."""
 
-    def __init__(self, image_size: int, channels: int, dim: int):
-        super().__init__(image_size, channels, dim)
-        side = self.grid[0]
-        self.embed = nn.Linear(256 * side**2, dim)
-        self.grid = (1, 1)
+    def __init__(self, config: ModelConfig):
+        super().__init__(config)
+        self.embed = nn.Linear(config.widths[-1] * (config.image_size >> config.pools) ** 2, config.dim)
         warnings.warn(
             "stem=length-one makes a sequence of one token: attention then returns v whatever its kernel, and the "
             "comparison is between convolutional trunks; use stem=conv to keep the map as tokens",
             UserWarning,
-            stacklevel=6,
+            stacklevel=5,
         )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.embed(self.map(x).flatten(1)).unsqueeze(1)
 
-    def macs(self) -> int:
-        return (
-            super().macs()
-            - (self.image_size >> self.pools) ** 2 * self.embed.weight.numel()
-            + self.embed.weight.numel()
-        )
+
+STEMS: dict[str, type[Stem]] = {
+    "patch": PatchStem, "conv": ConvStem, "resnet": ResNetStem, "pixel": PixelStem, "length-one": LengthOneStem,
+}  # fmt: skip

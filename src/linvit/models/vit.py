@@ -8,58 +8,20 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 from torch import Tensor, nn
 
-from linvit.attention import attention_options
 from linvit.attention.base import Attention
 from linvit.attention.linformer import Linformer
 from linvit.attention.multihead import MultiHead
-from linvit.models.stems import ConvStem, LengthOneStem, PatchStem, PixelStem, ResNetStem, Stem
+from linvit.models.config import ModelConfig
+from linvit.models.cost import check_fits, frame
+from linvit.models.stems import STEMS, PixelStem
 from linvit.randomness import generator
-from linvit.registry import check_options, parse_layers
-
-
-class ModelConfig(BaseModel):
-    """Everything that rebuilds a model."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    image_size: int = Field(32, ge=4)
-    channels: int = Field(3, ge=1)
-    classes: int = Field(10, ge=1)
-    stem: Literal["patch", "conv", "resnet", "pixel", "length-one"] = "patch"
-    patch_size: int = Field(4, ge=1)
-    trunk: tuple[PositiveInt, ...] | None = Field(None, min_length=1)  # widths of a conv or resnet stem
-    pools: int = Field(2, ge=0)  # of a conv stem
-    dim: int = Field(128, ge=1)
-    depth: int = Field(6, ge=0)
-    heads: int = Field(8, ge=1)
-    head_dim: int | None = Field(None, ge=1)
-    mlp_dim: int = Field(256, ge=1)
-    attention: str = "softmax"
-    pool: Literal["cls", "mean"] = "mean"
-    positions: Literal["learned", "sincos", "none"] = "learned"
-    qkv_bias: bool = True
-    dropout: float = Field(0.0, ge=0, lt=1)
-    emb_dropout: float = Field(0.0, ge=0, lt=1)
-    drop_path: float = Field(0.0, ge=0, lt=1)
-    head: Literal["linear", "wide"] = "linear"
-    seed: int = Field(0, ge=0)
-
-    @model_validator(mode="after")
-    def _check(self) -> ModelConfig:
-        for spec in parse_layers(self.attention, self.depth) or parse_layers(self.attention.split("@")[0], 1):
-            check_options(spec, attention_options(spec.name))
-        if self.depth == 0 and self.pool == "cls":
-            raise ValueError("depth=0 leaves a cls token that has seen no image: use pool=mean")
-        if self.head_dim is None and self.dim % self.heads:
-            raise ValueError(f"dim={self.dim} is not a multiple of heads={self.heads}: give head_dim")
-        return self
+from linvit.registry import parse_layers
 
 
 class Block(nn.Module):
@@ -67,8 +29,8 @@ class Block(nn.Module):
 
     def __init__(self, config: ModelConfig, attention: MultiHead, drop_path: float):
         super().__init__()
-        self.norm1, self.attn = nn.LayerNorm(config.dim), attention
-        self.norm2 = nn.LayerNorm(config.dim)
+        self.norm1, self.attn = nn.LayerNorm(config.dim, config.norm_eps), attention
+        self.norm2 = nn.LayerNorm(config.dim, config.norm_eps)
         self.mlp = nn.Sequential(
             nn.Linear(config.dim, config.mlp_dim),
             nn.GELU(),
@@ -76,13 +38,17 @@ class Block(nn.Module):
             nn.Linear(config.mlp_dim, config.dim),
             nn.Dropout(config.dropout),
         )
-        self.drop_path = drop_path
+        self.drop_path, self.scale1, self.scale2 = drop_path, None, None
+        if config.layer_scale is not None:
+            self.scale1, self.scale2 = (nn.Parameter(torch.full((config.dim,), config.layer_scale)) for _ in "12")
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self._maybe(self.attn(self.norm1(x)))
-        return x + self._maybe(self.mlp(self.norm2(x)))
+        x = x + self.branch(self.attn(self.norm1(x)), self.scale1)
+        return x + self.branch(self.mlp(self.norm2(x)), self.scale2)
 
-    def _maybe(self, branch: Tensor) -> Tensor:
+    def branch(self, branch: Tensor, scale: Tensor | None) -> Tensor:
+        """As it is added: scaled, and in training perhaps dropped."""
+        branch = branch if scale is None else branch * scale
         if not (self.training and self.drop_path):
             return branch
         kept = torch.rand(len(branch), 1, 1, device=branch.device) >= self.drop_path
@@ -95,10 +61,11 @@ class VisionTransformer(nn.Module):
         super().__init__()
         self.config = config
         self.about: dict[str, Any] = {}  # of a trained one: name of the data, classes, mean and std
-        self.stem = _stem(config)
-        prefix = 1 if config.pool == "cls" else 0
+        check_fits(config)
+        self.stem = STEMS[config.stem](config)
+        prefix = config.prefix_tokens
         tokens = prefix + math.prod(self.stem.grid)
-        self.cls = nn.Parameter(torch.zeros(1, 1, config.dim)) if prefix else None
+        self.cls = nn.Parameter(torch.zeros(1, prefix, config.dim)) if prefix else None
         self.position: Tensor | None
         if config.positions == "sincos":
             self.register_buffer("position", _sincos(self.stem.grid, config.dim, prefix), persistent=False)
@@ -123,7 +90,7 @@ class VisionTransformer(nn.Module):
                 dropout=config.dropout,
             )
             self.blocks.append(Block(config, attention, config.drop_path * i / max(1, config.depth - 1)))
-        self.norm = nn.LayerNorm(config.dim)
+        self.norm = nn.LayerNorm(config.dim, config.norm_eps)
         self.head = _head(config)
         self.tokens = tokens
         initialise(self, config.seed)
@@ -143,7 +110,7 @@ class VisionTransformer(nn.Module):
         x = self.dropout(x)
         for block in self.blocks:
             x = block(x)
-        x = x[:, 0] if self.cls is not None else x.mean(1)
+        x = x[:, 0] if config.pool == "cls" else x[:, config.prefix_tokens :].mean(1)
         return self.head(self.norm(x))
 
     def attentions(self) -> list[Attention]:
@@ -159,26 +126,7 @@ class VisionTransformer(nn.Module):
 
     def macs(self) -> int:
         """Multiply–accumulates of one image's forward pass."""
-        n, total = self.tokens, self.stem.macs()
-        for block in self.blocks:
-            linear = (block.attn.qkv, block.attn.proj, block.mlp[0], block.mlp[3])  # type: ignore[union-attr,index]
-            total += n * sum(layer.weight.numel() for layer in linear) + block.attn.attention.macs(n)  # type: ignore[union-attr]
-        return total + sum(m.weight.numel() for m in self.head.modules() if isinstance(m, nn.Linear))
-
-
-def _stem(config: ModelConfig) -> Stem:
-    size, channels, dim = config.image_size, config.channels, config.dim
-    match config.stem:
-        case "patch":
-            return PatchStem(size, config.patch_size, channels, dim)
-        case "conv":
-            return ConvStem(size, channels, dim, config.trunk or (64, 128, 256), config.pools)
-        case "resnet":
-            return ResNetStem(size, channels, dim, config.trunk or (32, 64, 128))
-        case "pixel":
-            return PixelStem(size, channels, dim, positions=config.positions == "learned")
-        case "length-one":
-            return LengthOneStem(size, channels, dim)
+        return frame(self.config).macs + sum(attention.macs(self.tokens) for attention in self.attentions())
 
 
 def _head(config: ModelConfig) -> nn.Module:
@@ -230,9 +178,7 @@ def initialise(model: VisionTransformer, seed: int) -> None:
     for name in ("cls", "position"):
         value = getattr(model, name)
         if isinstance(value, nn.Parameter):
-            spread = (
-                0.7 if name == "position" else 0.02
-            )  # positions as loud as content: mean pooling forgets quiet ones
+            spread = 0.7 if name == "position" else 0.02  # as loud as content: mean pooling forgets quiet positions
             value.copy_(spread * torch.randn(value.shape, generator=generator("init", seed, name)))
     if isinstance(model.head, nn.Linear):
         model.head.weight.mul_(0.1)  # first predictions near uniform

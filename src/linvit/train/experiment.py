@@ -15,7 +15,7 @@ from linvit.errors import choices, clear
 from linvit.files import write_atomically
 from linvit.locks import claimed
 from linvit.measure.provenance import provenance
-from linvit.models import ModelConfig, model_config
+from linvit.models import ModelConfig, model_config, without_effect
 from linvit.records import Record
 from linvit.train.defaults import defaults
 from linvit.train.optimizers import OPTIMIZERS
@@ -132,6 +132,7 @@ def design(
     elif "patch_size" not in given and "patch_size" in tuned:
         sizes = range(1, tuned["patch_size"] + 1)
         tuned["patch_size"] = max(p for p in sizes if dataset.image_size % p == 0)
+    tuned = {key: value for key, value in tuned.items() if key not in without_effect(tuned | given)}
     if given.get("optimizer") in OPTIMIZERS:
         tuned |= OPTIMIZERS[given["optimizer"]].options
     merged = tuned | given

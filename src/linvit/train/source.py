@@ -33,9 +33,7 @@ class Source(BaseModel):
 
     def open(self, progress: Progress = ignore) -> Dataset:
         options = self.model_dump(exclude={"data"})
-        return data_package.load(
-            self.data, progress=lambda done, total: progress(done, total, "decoding images"), **options
-        )
+        return data_package.load_data(self.data, progress=progress, **options)
 
 
 def open_data(data: str | Path | Dataset, progress: Progress = ignore, **options: Any) -> tuple[Dataset, Source | None]:

@@ -13,13 +13,13 @@ import torch
 
 from linvit import data as data_package
 from linvit.data import Dataset, Split, normalise, read_image
-from linvit.data.decode import SUFFIXES, BadImage
+from linvit.data.decode import BadImage
+from linvit.data.folder import images_under
 from linvit.measure.accuracy import Evaluation, evaluate
 from linvit.measure.provenance import pick_device
 from linvit.models import VisionTransformer
+from linvit.progress import Progress, ignore
 from linvit.train.checkpoint import load, read_config
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def evaluate_folder(
     limit: int | None = None,
     skip_bad: bool = False,
     batch: int = 256,
-    progress: Progress | None = None,
+    progress: Progress = ignore,
 ) -> Evaluated:
     """The accuracy of a trained model, by default on the data set that it was trained on."""
     if split not in ("test", "validation"):
@@ -52,15 +52,15 @@ def evaluate_folder(
     if isinstance(data, Dataset):
         dataset = data
     elif data is not None:
-        dataset = data_package.load(
+        dataset = data_package.load_data(
             data, root=data_root, image_size=config.image_size, channels=config.channels, limit=limit,
             skip_bad=skip_bad, progress=progress,
         )  # fmt: skip
     else:
         asked, identity = _trained_on(home)
-        changes = {"root": data_root, "limit": limit, "skip_bad": skip_bad or None, "progress": progress}
+        changes = {"root": data_root, "limit": limit, "skip_bad": skip_bad or None}
         asked |= {key: value for key, value in changes.items() if value is not None}
-        dataset = data_package.load(asked.pop("data"), **asked)
+        dataset = data_package.load_data(asked.pop("data"), **asked, progress=progress)
     wanted, found = (config.channels, config.image_size), (dataset.channels, dataset.image_size)
     if wanted != found:
         raise ValueError(f"the images of {dataset.name} have (channels, size) {found}, but the model takes {wanted}")
@@ -104,11 +104,11 @@ class Prediction:
 
 
 def find_images(paths: Sequence[str | Path]) -> list[Path]:
-    """Files as they are, and every image below a folder, in order."""
+    """Files as they are, and every image below a folder, found as in a data set."""
     found: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+            inside = images_under(path)
             if not inside:
                 raise ValueError(f"{path}: there are no images in this folder")
             found += inside
@@ -127,7 +127,7 @@ def predict(
     top: int = 5,
     skip: Callable[[BadImage], None] | None = None,
     batch: int = 64,
-    progress: Progress | None = None,
+    progress: Progress = ignore,
 ) -> Iterator[Prediction]:
     """The likeliest classes of image files. An unreadable one is an error, or given to `skip`."""
     config, about = model.config, model.about
@@ -148,5 +148,4 @@ def predict(
             for name, values, indices in zip(names, best.values.tolist(), best.indices.tolist(), strict=True):
                 classes = (about["classes"][i] for i in indices)
                 yield Prediction(name, list(zip(classes, values, strict=True)))
-        if progress:
-            progress(min(start + batch, len(images)), len(images))
+        progress(min(start + batch, len(images)), len(images), "images")

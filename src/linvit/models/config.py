@@ -1,0 +1,87 @@
+"""ModelConfig: everything that rebuilds a model, checked before anything is built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+
+from linvit.attention import attention_options
+from linvit.models.cost import check_fits
+from linvit.registry import check_options, parse_layers
+
+LONGEST_TRUNK = 64
+OF_BLOCKS = ("heads", "head_dim", "mlp_dim", "qkv_bias", "dropout", "drop_path", "layer_scale", "prefix")
+
+
+class ModelConfig(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    image_size: int = Field(32, ge=4, le=8192)
+    channels: int = Field(3, ge=1)
+    classes: int = Field(10, ge=1)
+    stem: Literal["patch", "conv", "resnet", "pixel", "length-one"] = "patch"
+    patch_size: int = Field(4, ge=1)
+    trunk: tuple[PositiveInt, ...] | None = Field(None, min_length=1)  # widths of a conv or resnet stem
+    pools: int = Field(2, ge=0)  # of a conv stem
+    dim: int = Field(128, ge=1)
+    depth: int = Field(6, ge=0, le=10_000)
+    heads: int = Field(8, ge=1)
+    head_dim: int | None = Field(None, ge=1)
+    mlp_dim: int = Field(256, ge=1)
+    attention: str = "softmax"
+    pool: Literal["cls", "mean"] = "mean"  # mean of the image tokens, or the first prefix token
+    prefix: int | None = Field(None, ge=0)  # learned tokens before the image's; without it 1 for pool=cls, 0 for mean
+    positions: Literal["learned", "sincos", "none"] = "learned"
+    qkv_bias: bool = True
+    norm_eps: float = Field(1e-5, gt=0)
+    layer_scale: float | None = Field(None, gt=0)  # initial factor of each channel of each branch; None: no factors
+    dropout: float = Field(0.0, ge=0, lt=1)
+    emb_dropout: float = Field(0.0, ge=0, lt=1)
+    drop_path: float = Field(0.0, ge=0, lt=1)
+    head: Literal["linear", "wide"] = "linear"
+    seed: int = Field(0, ge=0)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Of a convolutional stem."""
+        return self.trunk or ((32, 64, 128) if self.stem == "resnet" else (64, 128, 256))
+
+    @property
+    def prefix_tokens(self) -> int:
+        return int(self.pool == "cls") if self.prefix is None else self.prefix
+
+    @model_validator(mode="after")
+    def _check(self) -> ModelConfig:
+        for name, why in without_effect(dict(self)).items():
+            if name in self.model_fields_set and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name}={getattr(self, name)} has no effect: {why}")
+        if len(self.widths) > LONGEST_TRUNK:
+            raise ValueError(f"trunk has {len(self.widths):,} widths, more than the {LONGEST_TRUNK} there may be")
+        for spec in parse_layers(self.attention, self.depth) or parse_layers(self.attention.split("@")[0], 1):
+            check_options(spec, attention_options(spec.name))
+        if self.pool == "cls" and not (self.depth and self.prefix_tokens):
+            what = (
+                "depth=0 leaves a cls token that has seen no image" if self.prefix_tokens else "prefix=0 has no token"
+            )
+            raise ValueError(f"pool=cls: {what}: use pool=mean")
+        if self.depth and self.head_dim is None and self.dim % self.heads:
+            raise ValueError(f"dim={self.dim} is not a multiple of heads={self.heads}: give head_dim")
+        check_fits(self)
+        return self
+
+
+def without_effect(options: Mapping[str, Any]) -> dict[str, str]:
+    """Those that would change nothing beside the others, and why."""
+    stem, depth = options.get("stem", "patch"), str(options.get("depth"))
+    idle = dict.fromkeys(OF_BLOCKS, "depth=0 has no blocks") if depth == "0" else {}
+    if depth == "1":
+        idle["drop_path"] = "depth=1 has the first block alone, which is never dropped"
+    if stem != "patch":
+        idle["patch_size"] = f"stem={stem} has no patches"
+    if stem not in ("conv", "resnet"):
+        idle["trunk"] = f"stem={stem} has no widths to choose"
+    if stem != "conv":
+        idle["pools"] = f"stem={stem} has no number of poolings to choose"
+    return idle

@@ -1,0 +1,171 @@
+"""What a model takes, by arithmetic alone: one that cannot be is refused before anything is built."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING, Any
+
+from linvit.registry import Spec, parse_layers
+
+if TYPE_CHECKING:
+    from linvit.models.config import ModelConfig
+
+MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+BLOCK = 32 * 1024 // 4  # the Python objects of one block, as many float32 numbers
+
+
+@dataclass(frozen=True)
+class Cost:
+    parameters: int = 0
+    macs: int = 0  # multiply–accumulates of one image's forward pass
+    alive: int = 0  # the most numbers at once beside those that stay, while it is built or sees one image
+    kept: int = 0  # numbers that stay and are no parameters
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.parameters + other.parameters,
+            self.macs + other.macs,
+            max(self.alive, other.alive),
+            self.kept + other.kept,
+        )
+
+    def __mul__(self, count: int) -> Cost:
+        return Cost(self.parameters * count, self.macs * count, self.alive if count else 0, self.kept * count)
+
+    @property
+    def memory(self) -> int:
+        """Bytes."""
+        return 4 * (self.parameters + self.kept + self.alive)
+
+
+def check_fits(config: ModelConfig) -> None:
+    cost = estimate(config)
+    if cost.memory > MEMORY:
+        raise ValueError(
+            f"this model takes {cost.memory // 10**9:,} GB with its {cost.parameters:,} parameters and one image, but "
+            f"the machine has {MEMORY // 10**9:,} GB: make image_size, dim, depth, classes or the attention smaller"
+        )
+
+
+def estimate(config: ModelConfig) -> Cost:
+    """Of the whole model. An attention that is not known here counts as one without weights and work of its own."""
+    total = frame(config)
+    for _, layers in groupby(parse_layers(config.attention, config.depth), key=str):
+        spec, *others = layers
+        total += _attention(spec, config) + _attention(spec, config, first=False) * len(others)
+    return total
+
+
+def frame(config: ModelConfig) -> Cost:
+    """Of all but the attentions; exact but for `alive` and `kept`."""
+    dim, inner = config.dim, config.heads * (config.head_dim or config.dim // config.heads)
+    tokens = config.prefix_tokens + math.prod(grid(config))
+    positions = tokens if config.positions == "learned" and config.stem != "pixel" else 0
+    scales = 0 if config.layer_scale is None else 2 * dim
+    block = (
+        Cost(4 * dim + scales, kept=BLOCK)
+        + _linear(dim, 3 * inner, tokens, config.qkv_bias)
+        + _linear(inner, dim, tokens)
+        + _linear(dim, config.mlp_dim, tokens)
+        + _linear(config.mlp_dim, dim, tokens)
+    )
+    widths = (dim, 2048, 1024, config.classes) if config.head == "wide" else (dim, config.classes)
+    head = sum((_linear(a, b) for a, b in pairwise(widths)), Cost())
+    rest = Cost((config.prefix_tokens + positions + 2) * dim, alive=2 * tokens * dim)
+    return _stem(config) + rest + block * config.depth + head
+
+
+def grid(config: ModelConfig) -> tuple[int, int]:
+    """Rows and columns of the image tokens."""
+    size = config.image_size
+    match config.stem:
+        case "patch":
+            side, left = divmod(size, config.patch_size)
+            if left:
+                fit = ", ".join(str(p) for p in range(2, size) if size % p == 0) or "1"
+                raise ValueError(
+                    f"patch_size={config.patch_size} does not divide image_size={size}: choose a patch_size of {fit}, "
+                    "or another image_size"
+                )
+            return side, side
+        case "pixel":
+            return config.channels * size, size
+        case "length-one":
+            return 1, 1
+        case "resnet":
+            side = -(-size >> len(config.widths) - 1)  # each stage after the first halves it, rounding up
+            return side, side
+    if config.pools > len(config.widths):
+        raise ValueError(f"pools={config.pools} must be between 0 and the number of convolutions, {len(config.widths)}")
+    side = size >> config.pools  # an odd map loses its last row and column to a pool
+    if side < 1:
+        raise ValueError(f"image_size={size} cannot be halved pools={config.pools} times")
+    return side, side
+
+
+def _linear(inputs: int, outputs: int, rows: int = 1, bias: bool = True) -> Cost:
+    weights = inputs * outputs  # whose first values are drawn and scaled beside them
+    return Cost(weights + bias * outputs, rows * weights, max(2 * weights, rows * (inputs + outputs)))
+
+
+def _convolution(inputs: int, outputs: int, side: int, kernel: int = 3) -> Cost:
+    """With its batch norm; `side` is that of its output."""
+    weights = kernel**2 * inputs * outputs
+    return Cost(weights + 2 * outputs, side**2 * weights, max(2 * weights, side**2 * (inputs + outputs)), 2 * outputs)
+
+
+def _stem(config: ModelConfig) -> Cost:
+    (rows, columns), size, dim = grid(config), config.image_size, config.dim
+    if config.stem == "patch":
+        return _linear(config.channels * config.patch_size**2, dim, rows * columns)
+    if config.stem == "pixel":
+        positions = size**2 * dim if config.positions == "learned" else 0
+        return Cost(2 * config.channels * dim + positions, rows * columns * dim, 2 * rows * columns * dim)
+    side, inputs, total = size, config.channels, Cost()
+    if config.stem == "resnet":
+        total, inputs = _convolution(inputs, config.widths[0], side), config.widths[0]
+    for i, width in enumerate(config.widths):
+        if config.stem == "resnet":
+            side = -(-side // 2) if i else side
+            total += _convolution(inputs, width, side) + _convolution(width, width, side)
+            total += _convolution(inputs, width, side, 1) if i or inputs != width else Cost()
+        else:
+            total += _convolution(inputs, width, side)
+            side = side // 2 if i < config.pools else side
+        inputs = width
+    return total + (_linear(inputs * side**2, dim) if config.stem == "length-one" else _linear(inputs, dim, side**2))
+
+
+def _attention(spec: Spec, config: ModelConfig, first: bool = True) -> Cost:
+    """Its weights, its random features and its work; the first layer owns what layers share."""
+    heads, d = config.heads, config.head_dim or config.dim // config.heads
+    tokens = config.prefix_tokens + math.prod(grid(config))
+    options: dict[str, Any] = {key: value for key, value in spec.options.items() if value != "none"}
+    m = d if spec.options.get("projection") == "none" else options.get("m", 64)
+    switches = 2 * d * bool(options.get("qk_norm")) + heads * d * options.get("dwc", 0) ** 2
+    total, weights, drawn = Cost(switches), 0, 0 if spec.options.get("projection") == "none" else m * d
+    match spec.name:
+        case "softmax":
+            return total + Cost(0, 2 * tokens**2 * d * heads)
+        case "linformer":
+            sharing, kind = spec.options.get("sharing", "headwise"), options.get("kind", "learned")
+            k = options.get("k", min(64, tokens))
+            copies = (heads if sharing == "none" else 1) * (1 if sharing in ("key-value", "layerwise") else 2)
+            copies = copies if first or sharing != "layerwise" else 0
+            numbers = copies * (-(-tokens // k) if kind == "conv" else k * tokens)
+            held = Cost(kept=numbers) if kind == "pool" else Cost(numbers)
+            return total + held + Cost(0, 4 * tokens * k * d * heads, 2 * numbers)
+        case "performer-theta-linear":
+            weights = m * m
+        case "performer-theta-mixture":
+            weights, m, drawn = 4 * d * d + 7 * d + 3, d, 0
+        case "performer-theta-mlp":
+            weights, drawn = d * m + m * m + 2 * m, 0
+        case "performer-theta":
+            weights, drawn = m * d + 2 * d * d + 2 * d + 2 * d * m + 2 * m + 2, 0
+        case name if not name.startswith("performer-"):
+            return total
+    return total + Cost(weights, heads * tokens * 4 * m * d, 2 * weights, drawn)
