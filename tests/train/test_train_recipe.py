@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from linvit import data
-from linvit.models import ModelConfig, create_model
+from linvit.models import ModelConfig, VisionTransformer, create_model
 from linvit.train import create_recipe, design
 from linvit.train.muon import orthogonalised
 from linvit.train.optimizers import make_optimizer
@@ -166,7 +166,7 @@ def test_design(digits):
 def test_the_defaults_fit_images_of_any_size(tmp_path, monkeypatch, side, channels):
     monkeypatch.setenv("LINVIT_CACHE", str(tmp_path))
     found = data.load_data(f"synthetic:images=24,size={side},channels={channels}")
-    create_model(**design(found, "performer-relu:m=4").model.model_dump())
+    VisionTransformer(design(found, "performer-relu:m=4").model)
 
 
 def test_no_option_is_both_the_models_and_the_recipes():

@@ -158,7 +158,7 @@ def _write(
                     sha.update(raw)
                     kept.append(row)
             done += len(chunk)
-            progress(done, len(readable), "images")
+            progress(done, len(readable), "decoding images")
         file.flush()
         os.fsync(file.fileno())
     if not kept:

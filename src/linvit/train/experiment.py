@@ -81,7 +81,7 @@ class Experiment(BaseModel):
             stored = json.loads(path.read_text(encoding="utf-8"))
             stored.pop("id", None)
             found = cls.model_validate(stored)
-        except (OSError, ValueError, AttributeError) as error:
+        except (OSError, ValueError, AttributeError, TypeError) as error:
             why = clear(error) if isinstance(error, ValidationError) else error
             raise ValueError(f"{path} is not an experiment of this linvit ({why}): choose another --out") from None
         if found.format != FORMAT:
