@@ -21,7 +21,7 @@ from linvit.randomness import generator
 from linvit.records import Record
 
 CONTROL = "uniform"
-UNITS = {"attention_error": "", "attention_entropy": "nat", "output_error": ""}
+UNITS = {"attention_error": "fraction", "attention_entropy": "nat", "output_error": "fraction"}
 
 
 @torch.no_grad()
@@ -69,14 +69,8 @@ def measure(
 
     A record's value is the mean over draws, `low` and `high` its extremes. The control is measured always.
     """
-    for name, value, least in (
-        ("tokens", tokens, 2),
-        ("heads", heads, 1),
-        ("head_dim", head_dim, 1),
-        ("draws", draws, 1),
-    ):
-        if value < least:
-            raise ValueError(f"{name}={value} must be at least {least}")
+    if tokens < 2 or draws < 1:
+        raise ValueError(f"tokens={tokens} must be at least 2, and draws={draws} at least 1")
     if bad := [sigma for sigma in sigmas if not (math.isfinite(sigma) and sigma > 0)]:
         raise ValueError(f"sigma={bad[0]} must be a positive number")
     specs = list(dict.fromkeys([*specs, CONTROL]))

@@ -23,7 +23,7 @@ from linvit.data import Dataset
 from linvit.files import remove_parts, write_atomically
 from linvit.measure.models import side_by_side
 from linvit.measure.provenance import machine
-from linvit.measure.timing import ROUNDS
+from linvit.measure.race import ROUNDS
 from linvit.models import ModelConfig, VisionTransformer, match_parameters
 from linvit.progress import Progress
 from linvit.records import Record, Records
@@ -206,9 +206,10 @@ def _steps_within(
         measuring(done, total, "how many steps fit the budget")
 
     found = list(side_by_side(
-        every, device=device, batch=batch, rounds=3, optimizer=optimizer_of(base), by="wall", progress=show,
+        every, baselines=with_baselines({}, base.model), device=device, batch=batch, rounds=3,
+        optimizer=optimizer_of(base), by="wall", progress=show,
     ))  # fmt: skip
-    of = {(r.metric, r.tags["attention"]): float(r.value or 0) for r in found}
+    of = {(r.metric, r.tags["variant"]): float(r.value or 0) for r in found}
     step = sum(of["train_step", spec] for spec in configs) * seeds
     image = sum(1 / of["inference_throughput", spec] for spec in configs) * seeds  # without a backward pass
     validation, test = image * len(data.validation), image * len(data.test)

@@ -18,8 +18,9 @@ from linvit.attention import create_attention
 from linvit.data import Dataset, normalise
 from linvit.files import write_atomically
 from linvit.measure import speed
-from linvit.measure.models import BASELINES, METRICS, MakeOptimizer, side_by_side
+from linvit.measure.models import METRICS, MakeOptimizer, side_by_side
 from linvit.measure.provenance import provenance
+from linvit.measure.race import BASELINES
 from linvit.measure.trained import attention_maps, trained_error
 from linvit.models import ModelConfig, VisionTransformer
 from linvit.progress import Progress
@@ -63,9 +64,11 @@ def measure_all(
 
     if missing(*METRICS):  # ratios are measured side by side, so all are measured again
         with attempt("Speed"):
-            every = with_baselines(configs, base.model)
-            found = side_by_side(every, device=device, batch=batch, optimizer=optimizer_of(base), progress=progress)
-            records.append([r for r in found if r.tags["attention"] in configs])
+            found = side_by_side(
+                configs, baselines=with_baselines({}, base.model), device=device, batch=batch,
+                optimizer=optimizer_of(base), progress=progress,
+            )  # fmt: skip
+            records.append([r.tagged(attention=r.tags["variant"]) for r in found])
     for i, spec in enumerate(missing("peak_memory")):
         progress(i, len(configs), f"memory of {spec}")
         with attempt(f"Memory of {spec}"):
