@@ -50,6 +50,29 @@ def test_the_gate_sees_gradients():
     assert "∂v" in (wrong(Forgetful(Site(2, 8, 19)), *inputs()) or "")
 
 
+@pytest.mark.parametrize(("rows", "refused"), [(1, False), (2, True)])
+def test_the_gate_forgives_one_row_of_a_gradient(rows, refused):
+    """A kink of relu that rounding crosses; an output has none."""
+
+    class Kinked(Double):
+        def attend(self, q, k, v, mask):
+            crossed = torch.zeros(19, 1)
+            crossed[3 : 3 + rows] = 0.0 if v.dtype is torch.float64 else 1.0
+            return v + (crossed * q - (crossed * q).detach())[:, :1].sum(1, keepdim=True)
+
+    found = wrong(Kinked(Site(2, 8, 19)), *inputs()) or ""
+    assert ("∂q" in found) is refused
+    assert "output" not in found
+
+
+def test_the_gate_forgives_no_row_of_an_output():
+    class Slipped(Double):
+        def attend(self, q, k, v, mask):
+            return v if v.dtype is torch.float64 else v + (torch.arange(19) == 3)[:, None]
+
+    assert "output" in (wrong(Slipped(Site(2, 8, 19)), *inputs()) or "")
+
+
 @pytest.mark.parametrize("name", attention_names())
 def test_everything_registered_passes_the_gate(name):
     attention = create_attention(name, heads=2, head_dim=8, tokens=67)
