@@ -2,25 +2,23 @@
 
     python benchmarks/peers.py --out docs/benchmarks       # about fifteen minutes on two cores; --quick: two
 
-Every number is a ratio of CPU times measured side by side in one process: in each round every contestant runs once, in
-random order, and the median over rounds of the round's ratio is reported. Our output and gradients are first compared
-with float64, and no op that is wrong is timed. Memory is the peak of a fresh process minus what it held before.
-Writes peers.md and peers.json.
+Every ratio is of CPU times measured side by side in one process (`linvit.measure.race`), the median over rounds of the
+round's ratio; latencies of single calls, for which a user waits, are wall times if there are several threads. Our
+output and gradients are first compared with float64, and no op that is wrong is timed. Memory is the peak of a fresh
+process minus what it held before (`linvit.measure.memory`). Writes peers.md and peers.json.
 """
 
 from __future__ import annotations
 
 import os
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: threads that wait must not count as work
+os.environ["OMP_WAIT_POLICY"] = "passive"  # before torch: threads that wait must not count as work
 
 import argparse
 import json
-import random
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,43 +28,27 @@ from torch import Tensor
 from linvit.attention import Attention, create_attention
 from linvit.attention.linear import BLOCK
 from linvit.measure.provenance import cpu_name
+from linvit.measure.race import Call, Times, quartiles, race
 from linvit.measure.speed import wrong
+from linvit.randomness import generator
 from linvit.records import commit, versions
 
 HEADS = 8
+KERNELS = ("exp", "relu")
 GOALS = {  # (kernel, m) → how many times faster than performer-pytorch, forward+backward, d = 64
     ("exp", 256): 2.5, ("exp", 64): 1.6, ("exp", 16): 1.2, ("relu", 256): 2.0, ("relu", 64): 1.2, ("relu", 16): 1.0,
 }  # fmt: skip
-Call = Callable[[], object]
+CPU = torch.device("cpu")
+SHORTEST = 0.02  # seconds of one timing
 
 
-def race(calls: dict[str, Call], rounds: int, shortest: float = 0.02) -> dict[str, list[float]]:
-    """CPU seconds per call of each contestant, one entry a round."""
-    repeat = {}
-    for name, call in calls.items():
-        call()
-        start = time.process_time()
-        call()
-        repeat[name] = max(1, round(shortest / max(time.process_time() - start, 1e-6)))
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    order = random.Random(0)
-    for _ in range(rounds):
-        names = list(calls)
-        order.shuffle(names)
-        for name in names:
-            start = time.process_time()
-            for _ in range(repeat[name]):
-                calls[name]()
-            times[name].append((time.process_time() - start) / repeat[name])
-    return times
+def summary(values: list[float]) -> dict[str, float]:
+    return dict(zip(("low", "median", "high"), (round(value, 3) for value in quartiles(values)), strict=True))
 
 
-def ratio(times: dict[str, list[float]], over: str, under: str) -> dict[str, float]:
+def ratio(times: Times[str], over: str, under: str, by: str = "cpu") -> dict[str, float]:
     """Median and quartiles of over/under, round by round."""
-    low, middle, high = statistics.quantiles(
-        [a / b for a, b in zip(times[over], times[under], strict=True)], n=4, method="inclusive"
-    )
-    return {"median": round(middle, 3), "low": round(low, 3), "high": round(high, 3)}
+    return summary(times.ratios(over, under, by))
 
 
 def both(function: Callable[..., Tensor], inputs: list[Tensor], gradient: Tensor) -> Call:
@@ -88,6 +70,7 @@ def ours(kernel: str, m: int, d: int, tokens: int, causal: bool = False) -> Atte
 def peer(kernel: str, m: int, d: int, causal: bool = False) -> Callable[..., Tensor]:
     from performer_pytorch.performer_pytorch import FastAttention
 
+    torch.manual_seed(0)  # it draws from the global generator
     return FastAttention(d, m, causal=causal, generalized_attention=kernel == "relu")
 
 
@@ -99,9 +82,8 @@ def checked(attention: Attention, inputs: list[Tensor], gradient: Tensor) -> Att
 
 
 def data(tokens: int, d: int, batch: int = 1, heads: int = HEADS) -> tuple[list[Tensor], Tensor]:
-    torch.manual_seed(0)
-    inputs = [torch.randn(batch, heads, tokens, d, requires_grad=True) for _ in range(3)]
-    return inputs, torch.randn(batch, heads, tokens, d)
+    *inputs, gradient = torch.randn(4, batch, heads, tokens, d, generator=generator("peers", tokens, d))
+    return [x.requires_grad_() for x in inputs], gradient
 
 
 def floor(tokens: int, d: int, m: int) -> Call:
@@ -132,7 +114,7 @@ def table_cells(quick: bool, rounds: int) -> list[dict]:
     rows = []
     lengths = (64, 256) if quick else (64, 256, 1024, 4096)
     for d in (64, 32):
-        for kernel in ("exp", "relu"):
+        for kernel in KERNELS:
             for m in (16, 64, 256):
                 for tokens in lengths:
                     inputs, gradient = data(tokens, d)
@@ -144,13 +126,13 @@ def table_cells(quick: bool, rounds: int) -> list[dict]:
                         "ours forward": forward(mine, inputs), "peer forward": forward(other, inputs),
                         "floor": floor(tokens, d, m),
                     }  # fmt: skip
-                    times = race(contest, n)
+                    times = race(contest, device=CPU, rounds=n, shortest=SHORTEST)
                     row = {
                         "kernel": kernel, "d": d, "m": m, "tokens": tokens, "rounds": n,
                         "both": ratio(times, "peer both", "ours both"),
                         "forward": ratio(times, "peer forward", "ours forward"),
                         "floor": ratio(times, "ours both", "floor"),
-                        "ours_ms": round(statistics.median(times["ours both"]) * 1e3, 3),
+                        "ours_ms": round(statistics.median(times.of("ours both", by="cpu")) * 1e3, 3),
                     }  # fmt: skip
                     print(json.dumps(row), flush=True)
                     rows.append(row)
@@ -159,7 +141,7 @@ def table_cells(quick: bool, rounds: int) -> list[dict]:
 
 def causal_cells(quick: bool, rounds: int) -> list[dict]:
     rows = []
-    for kernel in ("exp", "relu"):
+    for kernel in KERNELS:
         for m in (64, 256):
             for tokens in (256,) if quick else (256, 1024, 4096):
                 inputs, gradient = data(tokens, 64)
@@ -169,7 +151,7 @@ def causal_cells(quick: bool, rounds: int) -> list[dict]:
                     "ours": both(mine, inputs, gradient),
                     "peer": both(peer(kernel, m, 64, causal=True), inputs, gradient),
                 }
-                times = race(contest, n)
+                times = race(contest, device=CPU, rounds=n, shortest=SHORTEST)
                 row = {"kernel": kernel, "m": m, "tokens": tokens, "rounds": n, "both": ratio(times, "peer", "ours")}
                 print(json.dumps(row), flush=True)
                 rows.append(row)
@@ -180,13 +162,13 @@ def flatness(quick: bool, rounds: int) -> list[dict]:
     """Cost of equal numbers of tokens as sequences grow, relative to the shortest."""
     lengths = (1024, 4096) if quick else (1024, 4096, 16384, 65536)
     rows = []
-    for kernel in ("exp", "relu"):
+    for kernel in KERNELS:
         calls = {}
         for tokens in lengths:
             inputs, gradient = data(tokens, 64, batch=lengths[-1] // tokens, heads=2)
             mine = create_attention(f"performer-{kernel}:m=64", heads=2, head_dim=64, tokens=tokens)
             calls[str(tokens)] = both(mine, inputs, gradient)
-        times = race(calls, max(5, rounds // 2))
+        times = race(calls, device=CPU, rounds=max(5, rounds // 2), shortest=SHORTEST)
         for tokens in lengths[1:]:
             row = {"kernel": kernel, "tokens": tokens, "cost": ratio(times, str(tokens), str(lengths[0]))}
             print(json.dumps(row), flush=True)
@@ -196,15 +178,41 @@ def flatness(quick: bool, rounds: int) -> list[dict]:
 
 def against_softmax(quick: bool, rounds: int) -> list[dict]:
     rows = []
-    for kernel in ("exp", "relu"):
+    for kernel in KERNELS:
         for tokens in (1024,) if quick else (1024, 4096):
             inputs, gradient = data(tokens, 64)
             mine = checked(ours(kernel, 64, 64, tokens), inputs, gradient)
             softmax = torch.nn.functional.scaled_dot_product_attention
             contest = {"ours": both(mine, inputs, gradient), "softmax": both(softmax, inputs, gradient)}
-            times = race(contest, max(5, rounds // 3))
+            times = race(contest, device=CPU, rounds=max(5, rounds // 3), shortest=SHORTEST)
             row = {"kernel": kernel, "m": 64, "tokens": tokens, "both": ratio(times, "softmax", "ours")}
             print(json.dumps(row), flush=True)
+            rows.append(row)
+    return rows
+
+
+def latencies(quick: bool, rounds: int) -> list[dict]:
+    """One forward call without gradients at the lengths of small images: what calling us costs beside the kernel."""
+    d, m, rows = 64, 32, []
+    for tokens in (64,) if quick else (64, 128, 256):
+        inputs, gradient = data(tokens, d)
+        softmax = create_attention("softmax", heads=HEADS, head_dim=d, tokens=tokens)
+        contest = {
+            "scaled_dot_product_attention": torch.nn.functional.scaled_dot_product_attention,
+            "softmax": checked(softmax, inputs, gradient),
+            **{f"performer-{kernel}": checked(ours(kernel, m, d, tokens), inputs, gradient) for kernel in KERNELS},
+            **{f"performer-pytorch, {kernel}": peer(kernel, m, d) for kernel in KERNELS},
+        }
+        inputs = [x.detach() for x in inputs]
+        calls = {name: forward(function, inputs) for name, function in contest.items()}
+        times = race(calls, device=CPU, rounds=max(5, 2 * rounds), shortest=SHORTEST)
+        for name in contest:
+            row = {
+                "tokens": tokens, "m": m, "call": name, "clock": times.clock,
+                "µs": summary([1e6 * seconds for seconds in times.of(name)]),
+                "ratio": ratio(times, name, "scaled_dot_product_attention", by=times.clock),
+            }  # fmt: skip
+            print(json.dumps(row, ensure_ascii=False), flush=True)
             rows.append(row)
     return rows
 
@@ -227,7 +235,7 @@ print(extra_memory(peers.both(attention, inputs, gradient)))
 def memory(quick: bool, threads: int) -> list[dict]:
     rows = []
     tokens = 1024 if quick else 4096
-    for kernel in ("exp", "relu"):
+    for kernel in KERNELS:
         for m in (64, 256):
             peak = {}
             for who in ("ours", "peer"):
@@ -341,6 +349,21 @@ def markdown(found: dict) -> str:
     lines += [f"| {r['kernel']} | {r['m']} | {r['tokens']} | {show(r['both'])} |" for r in found["causal"]]
     lines += ["", "## Cost of equal numbers of tokens", "", "| kernel | L | relative to L = 1,024 |", "|---|---|---|"]
     lines += [f"| {r['kernel']} | {r['tokens']} | {show(r['cost'])} |" for r in found["flatness"]]
+    lines += [
+        "",
+        "## Latency of one forward call",
+        "",
+        f"Batch 1, d = 64, m = 32, no gradients, {found['latency'][0]['clock']} time. × is the time divided by the",
+        "direct call's, so that less is faster.",
+        "",
+        "| L | call | µs | × the direct call |",
+        "|---|---|---|---|",
+    ]
+    lines += [
+        f"| {r['tokens']} | {r['call']} | {r['µs']['median']:.0f} ({r['µs']['low']:.0f}–{r['µs']['high']:.0f})"
+        f" | {show(r['ratio'])} |"
+        for r in found["latency"]
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -361,6 +384,7 @@ def main() -> None:
             "command": f"python benchmarks/peers.py --rounds {options.rounds}",
         },
         "memory": memory(options.quick, options.threads),
+        "latency": latencies(options.quick, options.rounds),
         "softmax": against_softmax(options.quick, options.rounds),
         "causal": causal_cells(options.quick, options.rounds),
         "flatness": flatness(options.quick, options.rounds),

@@ -22,6 +22,7 @@ from torch import nn
 
 from linvit import data
 from linvit.measure.provenance import cpu_name
+from linvit.measure.race import quartiles, ratios, timed
 from linvit.models import VisionTransformer
 from linvit.records import commit
 from linvit.train import Event, design, run
@@ -34,6 +35,7 @@ CASES = {  # name → data set, options over its defaults
     "cifar10, pure patches": ("cifar10", {"size": "tiny"}),
 }
 GROUP = 3  # steps
+CPU = torch.device("cpu")
 
 
 class Twin:
@@ -64,15 +66,9 @@ class Twin:
         if event.row is None and not event.message:  # an epoch's end validates: that is no step
             self.spent, self.steps = self.spent + now - self.start, self.steps + 1
         if self.steps == GROUP:
-            begin = time.perf_counter()
-            for _ in range(GROUP):
-                self.step()
-            self.mine.append((time.perf_counter() - begin) / GROUP)
+            self.mine.append(timed(self.step, GROUP, CPU)["wall"])
             self.theirs.append(self.spent / GROUP)
-            begin = time.perf_counter()
-            for _ in range(GROUP):
-                self.augment()
-            self.augmenting.append((time.perf_counter() - begin) / GROUP)
+            self.augmenting.append(timed(self.augment, GROUP, CPU)["wall"])
             self.steps, self.spent = 0, 0.0
         self.start = time.perf_counter()
 
@@ -88,12 +84,12 @@ def measure(name: str, options: dict, seconds: float) -> str:
             raise TimeoutError
 
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(TimeoutError):
-        run(experiment, dataset, Path(folder) / "run", device=torch.device("cpu"), progress=watch)
-    pairs = list(zip(twin.mine, twin.theirs, twin.augmenting, strict=True))[1:]  # the first group warms up
-    low, middle, high = statistics.quantiles([mine / theirs for mine, theirs, _ in pairs], n=4)
-    share = statistics.median(augmenting / theirs for _, theirs, augmenting in pairs)
-    speed = experiment.recipe.batch_size / statistics.median(theirs for _, theirs, _ in pairs)
-    return f"{speed:,.0f} | {middle:.3f} ({low:.3f}–{high:.3f}) | {share:.1%} | {len(pairs)}"
+        run(experiment, dataset, Path(folder) / "run", device=CPU, progress=watch)
+    mine, theirs, augmenting = twin.mine[1:], twin.theirs[1:], twin.augmenting[1:]  # the first group warms up
+    low, middle, high = quartiles(ratios(mine, theirs))
+    share = statistics.median(ratios(augmenting, theirs))
+    speed = experiment.recipe.batch_size / statistics.median(theirs)
+    return f"{speed:,.0f} | {middle:.3f} ({low:.3f}–{high:.3f}) | {share:.1%} | {len(mine)}"
 
 
 def main() -> None:

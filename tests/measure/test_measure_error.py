@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from linvit.attention import create_attention
+from linvit.measure import trained
 from linvit.measure.error import attention_error, measure
-from linvit.measure.trained import trained_error
+from linvit.measure.trained import attention_maps, trained_error
 from linvit.models import create_model
 from linvit.randomness import generator
 
@@ -47,6 +48,29 @@ def test_a_trained_model_with_normalised_queries_equals_its_softmax():
     )
 
 
+def test_looking_into_a_model_leaves_it_as_it_was():
+    """Few images at a time give what all at once give."""
+    config = {"image_size": 8, "channels": 1, "classes": 3, "patch_size": 2, "dim": 16, "depth": 2, "heads": 2}
+    model = torch.nn.Sequential(create_model(**config, attention="performer-relu:m=5", pool="cls")).train()
+    images = torch.randn(5, 1, 8, 8, generator=generator("images"))
+    maps = attention_maps(model, images)
+    assert maps is not None
+    assert maps.shape == (5, 4, 4)
+    torch.testing.assert_close(maps.sum((1, 2)), torch.ones(5))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trained, "PAIRS", 2 * 2 * 17**2)  # two images
+        assert [len(layers[0][1]) for layers in trained.captured(model, images)] == [2, 2, 1]
+        torch.testing.assert_close(attention_maps(model, images), maps)
+    assert model.training
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_model_without_attention_has_nothing_to_tell():
+    model, images = torch.nn.Flatten(), torch.zeros(2, 1, 4, 4)
+    assert trained_error(model, images) == {}
+    assert attention_maps(model, images) is None
+
+
 def test_uniform_has_the_greatest_entropy():
     found = attention_error(create_attention("uniform", **SITE), *inputs())
     assert found["attention_entropy"] == pytest.approx(math.log(11))
@@ -81,13 +105,16 @@ def test_more_features_come_closer():
 def test_records_are_a_function_of_the_seed_and_carry_the_control():
     def values(seed):
         found = measure(["performer-exp:m=5"], sigmas=[1.0, 2.0], tokens=13, heads=2, head_dim=7, draws=2, seed=seed)
-        return [(r.metric, r.value, r.n, r.tags) for r in found]
+        return [(r.metric, r.value, r.unit, r.n, r.tags) for r in found]
 
     first = values(0)
     assert first == values(0)
     assert first != values(1)
-    assert {tags["attention"] for _, _, _, tags in first} == {"performer-exp:m=5", "uniform"}
-    assert all(tags["low"] <= value <= tags["high"] and n == 2 for _, value, n, tags in first)
+    assert {tags["attention"] for *_, tags in first} == {"performer-exp:m=5", "uniform"}
+    assert {metric: unit for metric, _, unit, _, _ in first} == {
+        "attention_error": "fraction", "attention_entropy": "nat", "output_error": "fraction",
+    }  # fmt: skip
+    assert all(tags["low"] <= value <= tags["high"] and n == 2 for _, value, _, n, tags in first)
 
 
 @pytest.mark.parametrize("bad", [{"tokens": 1}, {"draws": 0}, {"sigmas": [0.0]}, {"sigmas": [math.nan]}])

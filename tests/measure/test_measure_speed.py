@@ -6,9 +6,11 @@ import torch
 from linvit.attention import attention_names, create_attention
 from linvit.attention.base import Attention
 from linvit.kernels.base import Site
+from linvit.measure import speed
 from linvit.measure.cost import macs_formula
 from linvit.measure.provenance import pick_device
-from linvit.measure.speed import BASELINES, break_even, measure, wrong
+from linvit.measure.race import BASELINES, Times
+from linvit.measure.speed import MODES, Setting, break_even, curve, measure, wrong
 from linvit.randomness import generator
 
 SIZES = {"heads": 2, "head_dim": 8, "rounds": 3}
@@ -48,6 +50,29 @@ def test_the_gate_sees_gradients():
     assert "∂v" in (wrong(Forgetful(Site(2, 8, 19)), *inputs()) or "")
 
 
+@pytest.mark.parametrize(("rows", "refused"), [(1, False), (2, True)])
+def test_the_gate_forgives_one_row_of_a_gradient(rows, refused):
+    """A kink of relu that rounding crosses; an output has none."""
+
+    class Kinked(Double):
+        def attend(self, q, k, v, mask):
+            crossed = torch.zeros(19, 1)
+            crossed[3 : 3 + rows] = 0.0 if v.dtype is torch.float64 else 1.0
+            return v + (crossed * q - (crossed * q).detach())[:, :1].sum(1, keepdim=True)
+
+    found = wrong(Kinked(Site(2, 8, 19)), *inputs()) or ""
+    assert ("∂q" in found) is refused
+    assert "output" not in found
+
+
+def test_the_gate_forgives_no_row_of_an_output():
+    class Slipped(Double):
+        def attend(self, q, k, v, mask):
+            return v if v.dtype is torch.float64 else v + (torch.arange(19) == 3)[:, None]
+
+    assert "output" in (wrong(Slipped(Site(2, 8, 19)), *inputs()) or "")
+
+
 @pytest.mark.parametrize("name", attention_names())
 def test_everything_registered_passes_the_gate(name):
     attention = create_attention(name, heads=2, head_dim=8, tokens=67)
@@ -55,18 +80,75 @@ def test_everything_registered_passes_the_gate(name):
     assert found is None
 
 
-def test_records():
-    records = list(measure(["performer-relu:m=5"], tokens=[7, 29], **SIZES))
-    times = [r for r in records if r.metric == "attention_time"]
-    assert len(times) == 3 * 2 * 2  # attentions, modes, lengths
-    assert {r.tags["attention"] for r in times} == {*BASELINES, "performer-relu:m=5"}
-    assert all(r.value > 0 and r.n == 3 and r.tags["low"] <= r.value <= r.tags["high"] for r in times)
-    own = [r for r in records if r.metric == "attention_vs_softmax" and r.tags["attention"] == "softmax"]
-    assert [r.value for r in own] == [1.0] * 4
-    even = [r for r in records if r.metric == "break_even_tokens"]
-    assert {(r.tags["attention"], r.tags["mode"]) for r in even} == {
-        ("performer-relu:m=5", "forward"), ("performer-relu:m=5", "both"),
+class Timekeeper:
+    """Instead of a race: softmax takes N² seconds, identity N, a performer 128·N; CPU time is twice that."""
+
+    def __init__(self, monkeypatch, lengths):
+        self.lengths, self.raced = list(lengths), []
+        monkeypatch.setattr(speed, "race", self.race)
+
+    def race(self, calls, *, device, rounds, progress):
+        n = self.lengths[len(self.raced)]
+        self.raced.append(sorted(calls))
+
+        def seconds(spec):
+            return n**2 if spec == "softmax" else n if spec == "identity" else 128.0 * n
+
+        times = {(s, mode): {"wall": [seconds(s)] * rounds, "cpu": [2 * seconds(s)] * rounds} for s, mode in calls}
+        return Times(times, "wall", "cpu")
+
+
+def test_records(monkeypatch):
+    Timekeeper(monkeypatch, [64, 256])
+    records = list(measure(["performer-relu:m=5"], tokens=[256, 64], **SIZES))
+    found = {(r.metric, r.tags["attention"], r.tags["mode"], r.tags.get("tokens")): r for r in records}
+    assert len(found) == len(records) == 3 * 2 * 2 * 3 + 2 * 2  # attentions, modes, lengths, metrics; and break-evens
+    for mode in MODES:
+        time = found["attention_time", "performer-relu:m=5", mode, 64]
+        assert (time.value, time.unit, time.n, time.tags["clock"]) == (128 * 64, "s", 3, "wall")
+        ratio = found["attention_vs_softmax", "performer-relu:m=5", mode, 256]
+        assert (ratio.value, ratio.unit, ratio.tags["clock"]) == (2.0, "×", "cpu")
+        assert found["attention_vs_identity", "softmax", mode, 256].value == 1 / 256
+        even = found["break_even_tokens", "performer-relu:m=5", mode, None]
+        assert (even.value, even.unit) == (pytest.approx(128), "tokens")
+        assert found["break_even_tokens", "identity", mode, None].value == 64
+        assert ("break_even_tokens", "softmax", mode, None) not in found
+
+
+def test_a_curve_adds_up_layers_and_times_each_spec_once(monkeypatch):
+    keeper = Timekeeper(monkeypatch, [64, 256])
+    layers = {
+        "softmax": ["performer-relu:m=5"] * 3,  # an id is only a name
+        "mixed": ["softmax", "performer-relu:m=5"],
+        "none": [],
+    }
+    setting = Setting(heads=2, head_dim=8, rounds=3)
+    records = list(curve(layers, tokens=[64, 256], setting=setting))
+    assert keeper.raced[0] == sorted((s, m) for s in (*BASELINES, "performer-relu:m=5") for m in MODES)
+    assert {r.metric for r in records} == {"attention_time", "break_even_tokens"}
+    found = {(r.metric, r.tags.get("variant"), r.tags["mode"], r.tags.get("tokens")): r for r in records}
+    assert {(variant, metric) for metric, variant, *_ in found} == {
+        ("softmax", "attention_time"), ("mixed", "attention_time"), (None, "attention_time"),
+        ("softmax", "break_even_tokens"), ("mixed", "break_even_tokens"),
     }  # fmt: skip
+    assert found["attention_time", "softmax", "both", 64].value == 3 * 128 * 64
+    assert found["attention_time", "mixed", "both", 64].value == 64**2 + 128 * 64
+    baseline = found["attention_time", None, "both", 64]
+    assert (baseline.value, baseline.tags["baseline"], baseline.tags["layers"]) == (3 * 64**2, "softmax", 3)
+    assert found["break_even_tokens", "softmax", "forward", None].value == pytest.approx(128)
+    mixed = found["break_even_tokens", "mixed", "forward", None]
+    assert mixed.value == pytest.approx(break_even({64: 2 / 3, 256: 4 / 3}))  # two softmax layers over its own
+    assert (mixed.tags["from"], mixed.tags["to"], mixed.tags["layers"]) == (64, 256, 2)
+
+
+def test_what_needs_a_grid_or_a_class_token_is_timed_where_there_is_one():
+    layers = {"both": ["performer-relu:m=5,dwc=3,exact_cls=true", "softmax"], "plain": ["softmax"]}
+    setting = Setting(heads=2, head_dim=8, rounds=1, prefix=1)
+    found = [r for r in curve(layers, tokens=[10, 11, 17], setting=setting) if r.metric == "attention_time"]
+    refused = {(r.tags["variant"], r.tags["tokens"]) for r in found if r.value is None}
+    assert refused == {("both", 11)}  # 1 + 10 is no square
+    assert all("grid" in str(r.tags["refused"]) for r in found if r.value is None)
+    assert len(found) == 3 * 3 * 2
 
 
 def test_what_cannot_be_built_is_recorded_with_its_reason():
@@ -74,6 +156,10 @@ def test_what_cannot_be_built_is_recorded_with_its_reason():
     refused = [r for r in records if r.tags.get("refused")]
     assert {(r.value, r.tags["tokens"], r.tags["attention"]) for r in refused} == {(None, 8, "linformer:k=16")}
     assert "k=16" in str(refused[0].tags["refused"])
+    everywhere = curve({"l": ["linformer:k=64"]}, tokens=[8], setting=Setting(heads=2, head_dim=8, rounds=1))
+    assert [r.value for r in everywhere if r.tags.get("variant") == "l"] == [None, None]
+    with pytest.raises(ValueError, match="k=64"):
+        list(measure(["linformer:k=64"], tokens=[8], **SIZES))
 
 
 @pytest.mark.parametrize("bad", [{"tokens": []}, {"batch": 0}, {"rounds": 0}, {"heads": 0}])

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from linvit import cli, data
-from linvit.measure import models as measure_models
-from linvit.measure.models import BASELINES
+from linvit.measure import race
+from linvit.measure.race import BASELINES
 from linvit.records import Records
 from linvit.study import StudyEvent, compare, measuring
 from linvit.study.compare import seconds
@@ -230,7 +230,7 @@ def test_an_unknown_attention_is_an_error_before_anything_is_written(dataset: da
 def test_a_budget_too_small_says_how_much_is_needed(
     dataset: data.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measure_models, "timed", lambda call, repeat, device: {"wall": 1.0, "cpu": 0.2})
+    monkeypatch.setattr(race, "timed", lambda call, repeat, device: {"wall": 1.0, "cpu": 0.2})
     monkeypatch.setattr(compare_module, "MEASURING", 10.0)
     monkeypatch.setattr(compare_module, "PAGE", 20.0)
     images = (len(dataset.validation) + 2 * len(dataset.test)) / 16 * 2  # seconds, at one for a batch of each variant

@@ -7,6 +7,7 @@ alone would hide.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +22,9 @@ from linvit.randomness import generator
 from linvit.records import Record
 
 CONTROL = "uniform"
-UNITS = {"attention_error": "", "attention_entropy": "nat", "output_error": ""}
+UNITS = {"attention_entropy": "nat"} | dict.fromkeys(
+    ("attention_error", "attention_error_uniform", "output_error"), "fraction"
+)
 
 
 @torch.no_grad()
@@ -69,14 +72,8 @@ def measure(
 
     A record's value is the mean over draws, `low` and `high` its extremes. The control is measured always.
     """
-    for name, value, least in (
-        ("tokens", tokens, 2),
-        ("heads", heads, 1),
-        ("head_dim", head_dim, 1),
-        ("draws", draws, 1),
-    ):
-        if value < least:
-            raise ValueError(f"{name}={value} must be at least {least}")
+    if tokens < 2 or draws < 1:
+        raise ValueError(f"tokens={tokens} must be at least 2, and draws={draws} at least 1")
     if bad := [sigma for sigma in sigmas if not (math.isfinite(sigma) and sigma > 0)]:
         raise ValueError(f"sigma={bad[0]} must be a positive number")
     specs = list(dict.fromkeys([*specs, CONTROL]))
@@ -88,19 +85,15 @@ def measure(
         build(spec, 0)  # a bad spec is an error before anything is measured
     q, k, v = torch.randn(3, 1, heads, tokens, head_dim, generator=generator("error", seed), dtype=torch.float64)
     common = provenance(q.device, q.dtype)
-    done, total = 0, len(specs) * len(sigmas) * draws
-    for sigma in sigmas:
-        for spec in specs:
-            found: dict[str, list[float]] = {metric: [] for metric in UNITS}
-            for draw in range(draws):
-                progress(done, total, f"{spec} at σ = {sigma:g}")
-                for metric, value in attention_error(build(spec, draw), sigma * q, sigma * k, v).items():
-                    found[metric].append(value)
-                done += 1
-            for metric, values in found.items():
-                yield Record(
-                    metric, statistics.fmean(values), UNITS[metric], n=draws, **common,
-                    tags={"attention": spec, "sigma": sigma, "tokens": tokens, "heads": heads, "head_dim": head_dim,
-                          "seed": seed, "low": min(values), "high": max(values)},
-                )  # fmt: skip
+    total = len(sigmas) * len(specs)
+    for i, (sigma, spec) in enumerate(itertools.product(sigmas, specs)):
+        progress(i, total, f"{spec} at σ = {sigma:g}")
+        found = [attention_error(build(spec, draw), sigma * q, sigma * k, v) for draw in range(draws)]
+        for metric in found[0]:
+            values = [one[metric] for one in found]
+            yield Record(
+                metric, statistics.fmean(values), UNITS[metric], n=draws, **common,
+                tags={"attention": spec, "sigma": sigma, "tokens": tokens, "heads": heads, "head_dim": head_dim,
+                      "seed": seed, "low": min(values), "high": max(values)},
+            )  # fmt: skip
     progress(total, total, "done")

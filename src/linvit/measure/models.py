@@ -1,13 +1,8 @@
-"""Whole models side by side: training step, inference throughput and latency.
-
-Every round runs each model once, in random order, so that whatever else the machine does hits all alike; ratios are
-taken inside a round.
-"""
+"""Whole models side by side: training step, inference throughput and latency, and their ratios to baselines'."""
 
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
@@ -15,12 +10,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from linvit.measure.provenance import provenance
-from linvit.measure.timing import ROUNDS, Call, clock, quartiles, repeats, timed
+from linvit.measure.race import BASELINES, ROUNDS, Call, over_rounds, race
 from linvit.models import ModelConfig, VisionTransformer
 from linvit.progress import Progress, ignore
-from linvit.records import Record
+from linvit.randomness import generator
+from linvit.records import Record, Tag
 
-BASELINES = ("softmax", "identity")
 TASKS = ("train_step", "inference", "latency")
 METRICS = (
     "train_step", "inference_throughput", "inference_latency",
@@ -36,6 +31,7 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 def side_by_side(
     configs: Mapping[str, ModelConfig],
     *,
+    baselines: Mapping[str, ModelConfig],
     device: torch.device,
     batch: int = 64,
     rounds: int = ROUNDS,
@@ -43,35 +39,26 @@ def side_by_side(
     by: str | None = None,
     progress: Progress = ignore,
 ) -> Iterator[Record]:
-    """configs by spec, the baselines among them → times and ratios of each, `by` one clock. The optimizer's rate should
-    be tiny: the steps are on random labels."""
-    by = by or clock(device)
-    calls: dict[tuple[str, str], Call] = {}
-    for spec, config in configs.items():
-        calls |= {(spec, task): call for task, call in model_calls(config, device, batch, optimizer).items()}
-    repeat = {key: repeats(call, device) for key, call in calls.items()}
-    times: dict[tuple[str, str], list[float]] = {key: [] for key in calls}
-    order = random.Random(0)
-    for turn in range(rounds):
-        keys = list(calls)
-        order.shuffle(keys)
-        for i, key in enumerate(keys):
-            progress(turn * len(keys) + i, rounds * len(keys), f"speed of {key[0]}")
-            times[key].append(timed(calls[key], repeat[key], device)[by])
-    common = provenance(device, torch.float32)
+    """Times of each variant, and ratios `<task>_vs_<baseline>`: how many times faster than the baseline it is.
 
-    def record(metric: str, values: list[float], unit: str, spec: str) -> Record:
-        low, middle, high = quartiles(values)
-        tags = {"attention": spec, "batch": batch, "clock": by, "low": low, "high": high}
-        return Record(metric, middle, unit, rounds, **common, tags=tags)
-
-    for spec in configs:
-        yield record("train_step", times[spec, "train_step"], "s", spec)
-        yield record("inference_throughput", [batch / t for t in times[spec, "inference"]], "images/s", spec)
-        yield record("inference_latency", times[spec, "latency"], "s", spec)
-        for task, base in itertools.product(TASKS, BASELINES):
-            pairs = zip(times[spec, task], times[base, task], strict=True)
-            yield record(f"{task}_vs_{base}", [other / own for own, other in pairs], "×", spec)
+    `configs` by the variant's id, which every record carries as its tag `variant`; `baselines` by name, timed in the
+    same rounds and given no records of their own. Equal configs are timed once. `by` one clock ("wall" or "cpu"), or
+    the one that suits the device and threads. The optimizer's rate should be tiny: the steps are on random labels.
+    """
+    every = dict.fromkeys([*configs.values(), *baselines.values()])
+    calls = {(c, task): call for c in every for task, call in model_calls(c, device, batch, optimizer).items()}
+    times = race(calls, device=device, rounds=rounds, progress=lambda i, n, what: progress(i, n, f"speed: {what}"))
+    by = by or times.clock
+    where = provenance(device, torch.float32)
+    for variant, config in configs.items():
+        tags: dict[str, Tag] = {"variant": variant, "batch": batch, "clock": by}
+        step, inference, latency = (times.of((config, task), by=by) for task in TASKS)
+        yield over_rounds("train_step", step, "s", where, tags)
+        yield over_rounds("inference_throughput", [batch / t for t in inference], "images/s", where, tags)
+        yield over_rounds("inference_latency", latency, "s", where, tags)
+        for task, (name, baseline) in itertools.product(TASKS, baselines.items()):
+            found = times.ratios((baseline, task), (config, task), by)
+            yield over_rounds(f"{task}_vs_{name}", found, "×", where, tags)
 
 
 def model_calls(
@@ -79,7 +66,8 @@ def model_calls(
 ) -> dict[str, Call]:
     """One training step, a batch of inference, and one image of it, on random images."""
     model = VisionTransformer(config).to(device)
-    x = torch.randn(batch, config.channels, config.image_size, config.image_size, device=device)
+    shape = batch, config.channels, config.image_size, config.image_size
+    x = torch.randn(shape, generator=generator("speed", *shape)).to(device)
     y = torch.arange(batch, device=device) % config.classes
     optimizer = make_optimizer(model)
 
@@ -97,4 +85,4 @@ def model_calls(
 
         return call
 
-    return {"train_step": step, "inference": infer(x), "latency": infer(x[:1])}
+    return dict(zip(TASKS, (step, infer(x), infer(x[:1])), strict=True))

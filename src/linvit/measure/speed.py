@@ -1,7 +1,4 @@
-"""How fast an attention is, as ratios to fused softmax and to `identity`, measured side by side in one run.
-
-Each round times every attention once, in a random order, so that whatever else the machine does hits all alike; a ratio
-is taken inside a round, and its median and quartiles over rounds are reported. `timing` says which clock.
+"""How fast an attention is beside fused softmax and `identity`: alone (`measure`), or as a model's layers (`curve`).
 
 No op is timed whose output or gradients are wrong: they must be finite and match the same attention in float64.
 """
@@ -9,34 +6,52 @@ No op is timed whose output or gradients are wrong: they must be finite and matc
 from __future__ import annotations
 
 import copy
+import itertools
 import math
-import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from linvit.attention import Attention, create_attention
 from linvit.measure.provenance import provenance
-from linvit.measure.timing import ROUNDS, clock, quartiles, ratio_clock, repeats, timed
+from linvit.measure.race import BASELINES, ROUNDS, Call, Times, over_rounds, quartiles, race, ratios
 from linvit.progress import Progress, ignore
 from linvit.randomness import generator
 from linvit.records import Record, Tag
 
-BASELINES = ("softmax", "identity")
 MODES = ("forward", "both")  # both: forward and backward
-TOLERANCE = 1e-3  # of the norm: rounding may move an element across a kink of relu, so its largest change says little
+TOLERANCE = 1e-3  # of the norm
+Subject = tuple[Mapping[str, Tag], Sequence[str]]  # tags that name it, and the specs of its layers
 
 
-@dataclass
-class Case:
-    """One attention at one length, and its times per call of each mode: by either clock, for each round."""
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Where attentions are timed: all but the number of tokens."""
 
-    spec: str
-    calls: dict[str, Callable[[], object]]
-    repeat: dict[str, int] = field(default_factory=dict)
-    times: dict[str, list[dict[str, float]]] = field(default_factory=lambda: {mode: [] for mode in MODES})
+    heads: int = 8
+    head_dim: int = 64
+    prefix: int = 0  # how many of the tokens come before the image's
+    batch: int = 1
+    rounds: int = ROUNDS
+    seed: int = 0
+    device: torch.device | str = "cpu"
+    dtype: torch.dtype = torch.float32
+
+    def __post_init__(self) -> None:
+        for name, least in {"heads": 1, "head_dim": 1, "prefix": 0, "batch": 1, "rounds": 1}.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
+
+    def attention(self, spec: str, tokens: int) -> Attention:
+        """With a square grid, if the tokens after the prefix make one."""
+        side = math.isqrt(max(0, tokens - self.prefix))
+        grid = (side, side) if side and self.prefix + side**2 == tokens else None
+        return create_attention(
+            spec, heads=self.heads, head_dim=self.head_dim, tokens=tokens, grid=grid, prefix=self.prefix, seed=self.seed
+        ).to(self.device)
 
 
 def measure(
@@ -45,6 +60,7 @@ def measure(
     tokens: Sequence[int] = (64, 256, 1024, 4096),
     heads: int = 8,
     head_dim: int = 64,
+    prefix: int = 0,
     batch: int = 1,
     rounds: int = ROUNDS,
     seed: int = 0,
@@ -52,63 +68,99 @@ def measure(
     dtype: torch.dtype = torch.float32,
     progress: Progress = ignore,
 ) -> Iterator[Record]:
-    """Times and ratios at each length, then the length from which each attention is faster than softmax.
-
-    The baselines are measured always. An attention that cannot be timed gets records without a value that say why.
+    """One layer of each attention and of the baselines: times and ratios at each length (its prefix included), then
+    from which on it is faster than softmax. Each record carries its spec as the tag `attention`; what cannot be timed
+    at a length gets one that says why. What cannot be built at the greatest is an error before anything is measured.
     """
-    sizes = {"tokens": min(tokens, default=0), "heads": heads, "head_dim": head_dim, "batch": batch, "rounds": rounds}
-    for name, value in sizes.items():
-        if value < 1:
-            raise ValueError(f"{name}={value} must be at least 1")
-    device = torch.device(device)
+    setting = Setting(
+        heads=heads, head_dim=head_dim, prefix=prefix, batch=batch, rounds=rounds, seed=seed, device=device, dtype=dtype
+    )
     specs = list(dict.fromkeys([*BASELINES, *specs]))
+    for spec in specs:
+        setting.attention(spec, max(tokens, default=1))
+    yield from _timed([({"attention": spec}, [spec]) for spec in specs], tokens, setting, progress)
+
+
+def curve(
+    layers: Mapping[str, Sequence[str]], *, tokens: Sequence[int], setting: Setting, progress: Progress = ignore
+) -> Iterator[Record]:
+    """All attention layers of each variant: `attention_time` at each length, then `break_even_tokens`, in both MODES.
+
+    `layers`: variant → the spec of each of its layers, e.g. {"mixed": ["softmax", "performer-relu:m=32,dwc=3"]}. A time
+    is the sum over layers, each distinct spec being timed once a round; the break-even is with as many layers of
+    softmax in the same rounds. Records carry the tags `variant` (the key) and `layers` (how many). Softmax always has
+    times: with as many layers as the deepest variant, and the tag `baseline="softmax"` instead of `variant`, so that a
+    variant may have any id.
+
+    `tokens` include setting.prefix: for a model with a CLS token, prefix=1 and lengths of 1 + a square let `exact_cls`
+    and `dwc` be timed too. What cannot be timed at a length has a record without a value, whose tag `refused` says why.
+    """
+    depth = max([1, *map(len, layers.values())])
+    subjects: list[Subject] = [({"baseline": "softmax", "layers": depth}, ["softmax"] * depth)]
+    subjects += [({"variant": name, "layers": len(specs)}, specs) for name, specs in layers.items() if specs]
+    for record in _timed(subjects, tokens, setting, progress):
+        if record.metric in ("attention_time", "break_even_tokens"):
+            yield record
+
+
+def _timed(subjects: list[Subject], tokens: Sequence[int], setting: Setting, progress: Progress) -> Iterator[Record]:
+    where = provenance(torch.device(setting.device), setting.dtype)
+    shape: dict[str, Tag] = {name: getattr(setting, name) for name in ("heads", "head_dim", "prefix", "batch", "seed")}
+    faster: dict[tuple[int, str], dict[int, float]] = {}  # subject, mode → tokens → how many times, than softmax
+    for n, times, refused in _lengths([s for _, specs in subjects for s in specs], tokens, setting, progress):
+        for (i, (names, specs)), mode in itertools.product(enumerate(subjects), MODES):
+            tags: dict[str, Tag] = {**names, "mode": mode, "tokens": n, **shape}
+            if why := [refused[spec] for spec in specs if spec in refused]:
+                yield Record("attention_time", None, "s", 0, **where, tags=tags | {"refused": why[0]})
+                continue
+            keys = [(spec, mode) for spec in specs]
+            yield over_rounds("attention_time", times.of(*keys), "s", where, tags | {"clock": times.clock})
+            by = times.ratio_clock
+            for base in BASELINES:
+                found = ratios(times.of(*[(base, mode)] * len(keys), by=by), times.of(*keys, by=by))
+                if base == "softmax":
+                    faster.setdefault((i, mode), {})[n] = quartiles(found)[1]
+                yield over_rounds(f"attention_vs_{base}", found, "×", where, tags | {"clock": by})
+    for (i, mode), found in faster.items():
+        names, specs = subjects[i]
+        if set(specs) != {"softmax"}:
+            tags = {**names, "mode": mode, **shape, "from": min(found), "to": max(found)}
+            yield Record("break_even_tokens", break_even(found), "tokens", setting.rounds, **where, tags=tags)
+    progress(100, 100, "done")
+
+
+def _lengths(
+    specs: Iterable[str], tokens: Sequence[int], setting: Setting, progress: Progress
+) -> Iterator[tuple[int, Times[tuple[str, str]], dict[str, str]]]:
+    """At each length: the times of every spec and mode, side by side, and why other specs are refused."""
     lengths = sorted(set(tokens))
-    for spec in specs:  # a bad spec is an error before anything is measured
-        create_attention(spec, heads=heads, head_dim=head_dim, tokens=lengths[-1])
-    ratios: dict[tuple[str, str], dict[int, float]] = {(spec, mode): {} for spec in specs for mode in MODES}
-    common = provenance(device, dtype)
-    before, whole = 0, sum(lengths)
-    for n in lengths:
-        place: dict[str, Tag] = {"tokens": n, "heads": heads, "head_dim": head_dim, "batch": batch, "seed": seed}
-        inputs = torch.randn(4, batch, heads, n, head_dim, generator=generator("speed", seed, n))
-        q, k, v, gradient = inputs.to(device, dtype)
-        cases, refused = [], {}
-        for spec in specs:
-            progress(int(100 * before / whole), 100, f"N = {n}: checking {spec}")
+    if min(lengths, default=0) < 1:
+        raise ValueError(f"tokens={list(tokens)} must be at least 1")
+    for i, n in enumerate(lengths):
+
+        def show(done: int, total: int, what: str, i: int = i, n: int = n) -> None:
+            progress(int(100 * (sum(lengths[:i]) + n * done / total) / sum(lengths)), 100, f"N = {n}: {what}")
+
+        shape = 4, setting.batch, setting.heads, n, setting.head_dim
+        inputs = torch.randn(shape, generator=generator("speed", setting.seed, n))
+        q, k, v, gradient = inputs.to(setting.device, setting.dtype)
+        calls: dict[tuple[str, str], Call] = {}
+        refused: dict[str, str] = {}
+        for spec in dict.fromkeys([*BASELINES, *specs]):
+            show(0, 1, f"checking {spec}")
             try:
-                attention = create_attention(spec, heads=heads, head_dim=head_dim, tokens=n, seed=seed).to(device)
+                attention = setting.attention(spec, n)
                 why = wrong(attention, q, k, v, gradient)
             except ValueError as error:
                 why = str(error)
             if why:
                 refused[spec] = why
             else:
-                cases.append(Case(spec, _calls(attention, q, k, v, gradient)))
+                calls[spec, "forward"] = torch.no_grad()(partial(attention, q, k, v))
+                calls[spec, "both"] = partial(_both, attention, q, k, v, gradient)
         if lost := [spec for spec in BASELINES if spec in refused]:
             raise ValueError(f"nothing to compare with at N = {n}: {lost[0]} is refused ({refused[lost[0]]})")
-        shuffle = random.Random(seed)
-        for case in cases:
-            for mode in MODES:
-                case.repeat[mode] = repeats(case.calls[mode], device)
-        for turn in range(rounds):
-            progress(int(100 * (before + n * turn / rounds) / whole), 100, f"N = {n}: round {turn + 1} of {rounds}")
-            work = [(case, mode) for case in cases for mode in MODES]
-            shuffle.shuffle(work)
-            for case, mode in work:
-                case.times[mode].append(timed(case.calls[mode], case.repeat[mode], device))
-        for record in _summarise(cases, device, ratios, n):
-            yield Record(record.metric, record.value, record.unit, rounds, **common, tags=record.tags | place)
-        for spec, why in refused.items():
-            for mode in MODES:
-                tags: dict[str, Tag] = {"attention": spec, "mode": mode, "refused": why}
-                yield Record("attention_time", None, "s", 0, **common, tags=tags | place)
-        before += n
-    for (spec, mode), found in ratios.items():
-        if spec not in BASELINES and found:
-            tags = {"attention": spec, "mode": mode, "heads": heads, "head_dim": head_dim, "batch": batch}
-            tags |= {"from": min(found), "to": max(found)}
-            yield Record("break_even_tokens", break_even(found), "tokens", rounds, **common, tags=tags)
-    progress(100, 100, "done")
+        yield n, race(calls, device=q.device, rounds=setting.rounds, progress=show), refused
 
 
 def wrong(attention: Attention, q: Tensor, k: Tensor, v: Tensor, gradient: Tensor) -> str | None:
@@ -121,7 +173,9 @@ def wrong(attention: Attention, q: Tensor, k: Tensor, v: Tensor, gradient: Tenso
     for name, x, exact in zip(("output", "∂q", "∂k", "∂v"), found, oracle, strict=True):
         if not x.isfinite().all():
             return f"its {name} is not finite"
-        error = ((x.double() - exact).norm() / exact.norm().clamp_min(1e-6)).item()
+        # rounding may move an element across a kink of relu, which shows in one row of a gradient
+        rows = (x.double() - exact).norm(dim=-1).flatten().sort().values[: None if name == "output" else -1]
+        error = (rows.norm() / exact.norm().clamp_min(1e-6)).item()
         if not error <= allowed:
             return f"its {name} differs from float64 by {error:.1e} of its norm (allowed {allowed:.1e})"
     return None
@@ -137,44 +191,12 @@ def _both(attention: Attention, q: Tensor, k: Tensor, v: Tensor, gradient: Tenso
     return [out.detach(), *zeros]
 
 
-def _calls(attention: Attention, q: Tensor, k: Tensor, v: Tensor, gradient: Tensor) -> dict[str, Callable[[], object]]:
-    def forward() -> object:
-        with torch.no_grad():
-            return attention(q, k, v)
-
-    return {"forward": forward, "both": lambda: _both(attention, q, k, v, gradient)}
-
-
-def _summarise(
-    cases: list[Case], device: torch.device, ratios: dict[tuple[str, str], dict[int, float]], n: int
-) -> Iterator[Record]:
-    by = ratio_clock(device)
-    base = {case.spec: case for case in cases if case.spec in BASELINES}
-    for case in cases:
-        for mode in MODES:
-            times = case.times[mode]
-            own = clock(device)
-            tags: dict[str, Tag] = {"attention": case.spec, "mode": mode}
-            yield _median("attention_time", [t[own] for t in times], "s", tags | {"clock": own})
-            for name, other in base.items():
-                quotients = [b[by] / a[by] for a, b in zip(times, other.times[mode], strict=True)]
-                record = _median(f"attention_vs_{name}", quotients, "×", tags | {"clock": by})
-                if name == "softmax" and isinstance(record.value, float):
-                    ratios[case.spec, mode][n] = record.value
-                yield record
-
-
-def _median(metric: str, values: list[float], unit: str, tags: dict[str, Tag]) -> Record:
-    low, middle, high = quartiles(values)
-    return Record(metric, middle, unit, tags=tags | {"low": low, "high": high})
-
-
-def break_even(ratios: dict[int, float]) -> float | None:
+def break_even(faster: Mapping[int, float]) -> float | None:
     """Tokens from which an attention stays faster than softmax (ratio > 1), between the lengths by a power law.
 
     The smallest length if it is faster everywhere; None if it is not at the largest.
     """
-    points = sorted(ratios.items())
+    points = sorted(faster.items())
     slower = [i for i, (_, ratio) in enumerate(points) if ratio <= 1]
     if not slower:
         return float(points[0][0])

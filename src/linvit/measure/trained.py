@@ -2,68 +2,57 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Iterator
 
-from linvit.attention import create_attention
-from linvit.attention.base import Attention
+import torch
+from torch import Tensor, nn
+
+from linvit.attention import Attention, create_attention
 from linvit.measure.error import attention_error
-from linvit.models import VisionTransformer
+
+PAIRS = 2**24  # of tokens, over all heads, whose matrices are made at once: some 100 MB
 
 
 @torch.no_grad()
-def captured(model: VisionTransformer, x: Tensor) -> list[tuple[Attention, Tensor, Tensor, Tensor]]:
-    """(attention, q, k, v) of every layer, as it sees them, for images x."""
-    found: list[tuple[Attention, Tensor, Tensor, Tensor]] = []
+def captured(model: nn.Module, x: Tensor) -> Iterator[list[tuple[Attention, Tensor, Tensor, Tensor]]]:
+    """(attention, q, k, v) of every layer for images x in evaluation mode, for few images at a time."""
+    layers = [module for module in model.modules() if isinstance(module, Attention)]
+    found = []
+    hooks = [a.register_forward_pre_hook(lambda module, inputs: found.append((module, *inputs[:3]))) for a in layers]
+    was_training = model.training
+    try:
+        for part in x.split(max(1, PAIRS // max((a.site.heads * a.site.tokens**2 for a in layers), default=1))):
+            found.clear()
+            model.eval()(part)
+            yield list(found)
+    finally:
+        model.train(was_training)
+        for hook in hooks:
+            hook.remove()
 
-    def hook(module: torch.nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        assert isinstance(module, Attention)
-        found.append((module, *(part.detach() for part in inputs[:3])))  # type: ignore[arg-type]
 
-    handles = [attention.register_forward_pre_hook(hook) for attention in model.attentions()]
-    model.eval()(x)
-    for handle in handles:
-        handle.remove()
-    return found
-
-
-def trained_error(model: VisionTransformer, x: Tensor) -> dict[str, float]:
+def trained_error(model: nn.Module, x: Tensor) -> dict[str, float]:
     """Means over layers and images: attention_error, attention_entropy, and the error uniform attention would make."""
     sums: dict[str, float] = dict.fromkeys(("attention_error", "attention_entropy", "attention_error_uniform"), 0.0)
-    parts = x.split(_images(model))
     count = 0
-    for part in parts:
-        for attention, q, k, v in captured(model, part):
-            site = attention.site
-            uniform = create_attention("uniform", heads=site.heads, head_dim=site.head_dim, tokens=q.shape[2])
-            row = attention_error(attention, q, k, v)
-            control = attention_error(uniform, *attention.normalised(q.float(), k.float()), v)
-            row["attention_error_uniform"] = control["attention_error"]
-            sums = {name: total + row[name] * len(part) for name, total in sums.items()}
-            count += len(part)
+    for attention, q, k, v in (layer for layers in captured(model, x) for layer in layers):
+        uniform = create_attention("uniform", heads=q.shape[1], head_dim=q.shape[3], tokens=q.shape[2])
+        row = attention_error(attention, q, k, v)
+        control = attention_error(uniform, *attention.normalised(q.float(), k.float()), v)
+        row["attention_error_uniform"] = control["attention_error"]
+        sums = {name: total + row[name] * len(q) for name, total in sums.items()}
+        count += len(q)
     return {name: total / count for name, total in sums.items()} if count else {}
 
 
-def _images(model: VisionTransformer) -> int:
-    """How many images at once: a matrix of tokens by tokens for each head is kept to some 100 MB."""
-    return max(1, 2**24 // (model.config.heads * model.tokens**2))
-
-
 @torch.no_grad()
-def attention_maps(model: VisionTransformer, x: Tensor) -> Tensor | None:
+def attention_maps(model: nn.Module, x: Tensor) -> Tensor | None:
     """(B, rows, columns): how much the last layer's attention looks at each place, from CLS or from all tokens."""
-    found = [maps for part in x.split(_images(model)) if (maps := _maps(model, part)) is not None]
+    found = []
+    for attention, q, k, _ in (layers[-1] for layers in captured(model, x) if layers):
+        matrix = attention.attention_matrix(q, k).abs().mean(1)  # over heads
+        prefix, grid = attention.site.prefix, attention.site.grid
+        assert grid is not None
+        looked = (matrix[:, 0] if prefix else matrix.mean(1))[:, prefix:].unflatten(1, grid)
+        found.append(looked / looked.sum((1, 2), keepdim=True).clamp_min(1e-12))
     return torch.cat(found) if found else None
-
-
-def _maps(model: VisionTransformer, x: Tensor) -> Tensor | None:
-    layers = captured(model, x)
-    if not layers:
-        return None
-    attention, q, k, _ = layers[-1]
-    matrix = attention.attention_matrix(q, k).abs().mean(1)  # over heads
-    prefix, grid = attention.site.prefix, attention.site.grid
-    assert grid is not None
-    looked = matrix[:, 0] if prefix else matrix.mean(1)
-    looked = looked[:, prefix:].unflatten(1, grid)
-    return looked / looked.sum((1, 2), keepdim=True).clamp_min(1e-12)

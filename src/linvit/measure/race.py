@@ -1,0 +1,103 @@
+"""Calls timed side by side: the one way in which anything here is timed.
+
+Each round times every call once, in a random order, so that whatever else the machine does hits all alike; a ratio is
+taken inside a round, and medians and quartiles are over rounds.
+
+With one thread the clock is the process's CPU time, which other programs do not stretch; else, and on other devices, it
+is wall time. Ratios may take CPU time with more threads too, if those sleep while they wait.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import statistics
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+
+from linvit.measure.provenance import Provenance, wait
+from linvit.progress import Progress, ignore
+from linvit.records import Record, Tag
+
+BASELINES = ("softmax", "identity")  # what everything is compared with: PyTorch's fused attention, and the speed limit
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+ROUNDS = 30
+SHORTEST = 2e-3  # seconds that one timing lasts at least, by repetition
+Call = Callable[[], object]
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Times(Generic[Key]):
+    """Seconds of one call: of each key, by either clock, in each round."""
+
+    seconds: Mapping[Key, Mapping[str, Sequence[float]]]
+    clock: str
+    ratio_clock: str
+
+    def of(self, *keys: Key, by: str | None = None) -> list[float]:
+        """Of each round; of several keys, their sum."""
+        return [sum(parts) for parts in zip(*(self.seconds[key][by or self.clock] for key in keys), strict=True)]
+
+    def ratios(self, over: Key, under: Key, by: str | None = None) -> list[float]:
+        return ratios(*(self.of(key, by=by or self.ratio_clock) for key in (over, under)))
+
+
+def race(
+    calls: Mapping[Key, Call],
+    *,
+    device: torch.device,
+    rounds: int = ROUNDS,
+    shortest: float = SHORTEST,
+    progress: Progress = ignore,
+) -> Times[Key]:
+    """Every call is warmed up and repeated so that one timing lasts at least `shortest` seconds by the wall's clock."""
+    total = rounds * len(calls)
+    progress(0, total, "warming up")
+    repeats = {}
+    for key, call in calls.items():
+        timed(call, 1, device)  # the first call warms up
+        repeats[key] = max(1, math.ceil(shortest / max(timed(call, 1, device)["wall"], 1e-9)))
+    seconds: dict[Key, dict[str, list[float]]] = {key: {clock: [] for clock in CLOCKS} for key in calls}
+    shuffle, keys = random.Random(0).shuffle, list(calls)
+    for turn in range(rounds):
+        shuffle(keys)
+        for i, key in enumerate(keys):
+            progress(turn * len(keys) + i, total, f"round {turn + 1} of {rounds}")
+            for clock, found in timed(calls[key], repeats[key], device).items():
+                seconds[key][clock].append(found)
+    alone = torch.get_num_threads() == 1
+    asleep = alone or os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"
+    clock, ratio_clock = ("cpu" if device.type == "cpu" and fair else "wall" for fair in (alone, asleep))
+    return Times(seconds, clock, ratio_clock)
+
+
+def timed(call: Call, repeats: int, device: torch.device) -> dict[str, float]:
+    """Seconds of one call by either clock, as the mean of so many."""
+    wait(device)
+    begin = {name: clock() for name, clock in CLOCKS.items()}
+    for _ in range(repeats):
+        call()
+    wait(device)
+    return {name: (clock() - begin[name]) / repeats for name, clock in CLOCKS.items()}
+
+
+def ratios(over: Sequence[float], under: Sequence[float]) -> list[float]:
+    """over / under, each inside its round."""
+    return [a / b for a, b in zip(over, under, strict=True)]
+
+
+def quartiles(values: Sequence[float]) -> list[float]:
+    """Low, median, high."""
+    return statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else 3 * list(values)
+
+
+def over_rounds(metric: str, values: Sequence[float], unit: str, where: Provenance, tags: Mapping[str, Tag]) -> Record:
+    """A record of the median, with the quartiles as tags."""
+    low, middle, high = quartiles(values)
+    return Record(metric, middle, unit, len(values), **where, tags={**tags, "low": low, "high": high})
