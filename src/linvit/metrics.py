@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from linvit.records import Record
 
 VARIANT, RUN, MODEL = ("variant",), ("variant", "seed"), ("variant", "seed", "selection")
-CURVE = ("variant", "attention", "tokens", "mode", "heads", "head_dim", "batch", "seed")
+CURVE = ("variant", "baseline", "attention", "tokens", "mode", "heads", "head_dim", "prefix", "batch", "seed")
 SYNTHETIC = ("variant", "attention", "sigma", "tokens", "heads", "head_dim", "seed")
 SPREAD = ("low", "high")  # quartiles, or the extremes of a few draws
 TIMED = (*SPREAD, "clock", "batch")
+LAYERS = ("layers",)  # how many of a model's a time is the sum of
 ALWAYS = ("attention", "dataset")  # may stand beside anything: what is read rather than what is told apart by
 
 
@@ -125,11 +126,12 @@ TABLE = (
            column="attention_entropy"),
     Metric("output_error", "fraction", SYNTHETIC, "‖Av − softmax v‖ / ‖softmax v‖", -1, SPREAD),
     Metric("attention_time", "s", CURVE, "one call; mode=forward, or both with its backward pass", -1,
-           (*TIMED, "refused"), timed=True),
-    Metric("attention_vs_softmax", "×", CURVE, "the same beside softmax", 1, TIMED, timed=True),
-    Metric("attention_vs_identity", "×", CURVE, "the same beside identity", 1, TIMED, timed=True),
-    Metric("break_even_tokens", "tokens", ("variant", "attention", "mode"), "from so many it is faster than softmax",
-           -1, ("from", "to", "heads", "head_dim", "batch"), "break_even_tokens", timed=True),
+           (*TIMED, *LAYERS, "refused"), timed=True),
+    Metric("attention_vs_softmax", "×", CURVE, "the same beside softmax", 1, (*TIMED, *LAYERS), timed=True),
+    Metric("attention_vs_identity", "×", CURVE, "the same beside identity", 1, (*TIMED, *LAYERS), timed=True),
+    Metric("break_even_tokens", "tokens", ("variant", "baseline", "attention", "mode"),
+           "from so many it is faster than softmax", -1,
+           ("from", "to", "heads", "head_dim", "prefix", "batch", "seed", *LAYERS), "break_even_tokens", timed=True),
     Metric("examples", "count", (), "test images with predictions/<variant>, confidence/<variant>, maps/<variant>",
            also=("variants",), artefact=".npz"),
     Metric("illustration", "count", (), "one training image: original, grid, augmented", artefact=".npz"),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from linvit.metrics import METRICS
 from linvit.records import Record, Records
 
 ATTENTIONS = ("softmax", "performer-exp:m=64", "performer-relu:m=64,projection=none", "performer-theta:m=32",
@@ -19,7 +20,10 @@ SPEED = {"softmax": 1.0, "performer-exp:m=64": 1.32, "performer-relu:m=64,projec
 
 
 def record(metric, value, *, artefact="", n=1, **tags) -> Record:
-    return Record(metric, value, n=n, artefact=artefact, device="cpu", threads=2, dtype="float32",
+    """`attention` names the variant too."""
+    if "attention" in tags:
+        tags = {"variant": tags["attention"]} | tags
+    return Record(metric, value, unit=METRICS[metric].unit, n=n, artefact=artefact, device="cpu", threads=2, dtype="float32",
                   versions="linvit 0.1.0, torch 2.13.0", commit="0123456789ab", time=1.7e9, tags=tags)  # fmt: skip
 
 
@@ -31,12 +35,12 @@ def study(
     rng = np.random.default_rng(0)
     folder.mkdir(parents=True, exist_ok=True)
     info = {
-        "format": 1, "command": command, "started": 1.7e9, "finished": 1.7e9 + 260,
+        "format": 2, "commands": [command], "started": 1.7e9, "finished": 1.7e9 + 260,
         "dataset": {"name": name, "classes": list(classes), "image_size": side, "channels": channels, "train": 1293,
                     "validation": 144, "test": 360},
-        "attentions": list(attentions), "seeds": list(seeds), "epochs": 30, "steps": 630, "budget": None,
+        "variants": [{"id": name, "label": name, "attention": name} for name in attentions], "seeds": list(seeds), "epochs": 30, "steps": 630, "budget": None,
         "model": {"dim": 64, "depth": 4, "heads": 4, "patch_size": 2}, "recipe": {"optimizer": "adamw", "lr": 1e-3},
-        "parameter_matching": True, "warnings": list(warnings),
+        "match": True, "warnings": list(warnings),
         "machine": {"cpu": "Example CPU", "cores": 2, "memory": "8 GiB", "device": "cpu", "os": "Linux"},
     }  # fmt: skip
     (folder / "study.json").write_text(json.dumps(info))
@@ -64,7 +68,7 @@ def _trained(folder, attention, seed, truth, classes, rng, artefacts, diverged) 
     found = [
         record("test_accuracy", accuracy, n=360, attention=attention, seed=seed, selection="best"),
         record("test_accuracy", accuracy - 0.003, n=360, attention=attention, seed=seed, selection="final"),
-        record("validation_accuracy", accuracy + 0.004, n=144, attention=attention, seed=seed, selection="best"),
+        record("validation_accuracy", accuracy + 0.004, n=144, attention=attention, seed=seed),
         record("test_loss", 0.1, n=360, attention=attention, seed=seed, selection="best"),
     ]
     for i, name in enumerate(classes):
@@ -83,7 +87,7 @@ def _trained(folder, attention, seed, truth, classes, rng, artefacts, diverged) 
         matrix = rng.poisson(0.12, (len(classes), len(classes))) + np.diag(rng.poisson(35, len(classes)))
         (folder / place / "confusion.json").write_text(json.dumps({"matrix": matrix.tolist()}))
         found += [record("learning_curve", 30, attention=attention, seed=seed, artefact=f"{place}/log.jsonl"),
-                  record("confusion", 360, attention=attention, seed=seed,
+                  record("confusion", 360, attention=attention, seed=seed, selection="best",
                          artefact=f"{place}/confusion.json")]  # fmt: skip
     return found
 

@@ -92,7 +92,7 @@ def test_tooltips(opened, built, chart):
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     tooltip = page.locator("#vg-tooltip-element.visible")
     tooltip.wait_for(timeout=5_000)
-    assert "attention" in tooltip.inner_text() or "predicted" in tooltip.inner_text()
+    assert "variant" in tooltip.inner_text() or "predicted" in tooltip.inner_text()
 
 
 def test_a_hidden_point_of_a_curve_answers_too(opened, built):

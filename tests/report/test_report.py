@@ -26,9 +26,7 @@ from linvit.records import Records
 from linvit.report import charts, images
 from linvit.report.page import script_json
 
-COLUMNS = ("attention,test_accuracy,test_accuracy_low,test_accuracy_high,seeds,final_accuracy,train_step_s,"
-           "train_step_vs_softmax,inference_images_per_s,inference_vs_softmax,inference_vs_identity,peak_memory_bytes,"
-           "parameters,macs,attention_error,verdict")  # fmt: skip
+COLUMNS = "attention,test_accuracy,test_accuracy_low,test_accuracy_high,seeds,final_accuracy,verdict,behind_best,p"
 
 
 def rows(folder):
@@ -40,7 +38,7 @@ build = functools.partial(report.build, figures=False)
 
 
 def advice(folder):
-    return report.recommend(report.summarise(report.load(folder)))
+    return report.recommend(report.summarise(report.read(folder)))
 
 
 def text_of(page):
@@ -69,7 +67,7 @@ def test_the_full_report(built):
 
 
 def test_every_chart_is_valid_vega_lite(built):
-    summary = report.summarise(report.load(built))
+    summary = report.summarise(report.read(built))
     found = [chart for section in charts.build(summary, "softmax").values() for chart in section]
     assert len(found) > 15
     for chart in found:
@@ -94,7 +92,7 @@ def test_results_csv(built):
         0 < float(first["test_accuracy_low"]) < float(first["test_accuracy"]) < float(first["test_accuracy_high"]) <= 1
     )
     assert (first["seeds"], first["parameters"]) == ("5", "201482")
-    accuracy = [r.value for r in report.load(built).of("test_accuracy", attention="softmax", selection="best")]
+    accuracy = [r.value for r in report.read(built).of("test_accuracy", attention="softmax", selection="best")]
     assert float(first["test_accuracy"]) == pytest.approx(np.mean(accuracy))
     assert {row["attention"]: row["verdict"] for row in found}["performer-theta:m=32"] == "diverged"
 
@@ -107,7 +105,7 @@ def test_a_report_is_a_pure_function_of_its_folder(built, copy):
 
 def test_the_recommendation_is_the_fastest_that_equals_the_best(built):
     found = advice(built)
-    assert found.attention == "performer-relu:m=64,projection=none"
+    assert found.variant == "performer-relu:m=64,projection=none"
     assert len(found.sentences) == 2
     assert "inference throughput" in found.reason
     assert found.confidence in ("sure", "fairly sure")
@@ -123,12 +121,12 @@ def test_one_seed_is_not_enough(tmp_path):
 
 def test_a_diverged_variant_is_never_recommended(tmp_path):
     winner = "performer-relu:m=64,projection=none"
-    assert advice(study(tmp_path / "ok", seeds=range(5))).attention == winner
+    assert advice(study(tmp_path / "ok", seeds=range(5))).variant == winner
     folder = study(tmp_path / "diverged", seeds=range(5), diverged=[(winner, 3)])
-    assert advice(folder).attention != winner
+    assert advice(folder).variant != winner
     every = study(tmp_path / "all", seeds=(0, 1), diverged=[(name, 1) for name in ATTENTIONS])
     build(every)
-    assert advice(every).attention is None
+    assert advice(every).variant is None
     assert {row["verdict"] for row in rows(every)} == {"diverged"}
 
 
@@ -140,7 +138,7 @@ def test_the_advice_in_words(tmp_path):
     assert "more than any other" in first
     assert "every other variant is less accurate" in second
     alone = advice(study(tmp_path / "alone", attentions=("softmax",), artefacts=False))
-    assert (alone.attention, alone.confidence) == ("softmax", "not compared")
+    assert (alone.variant, alone.confidence) == ("softmax", "not compared")
 
 
 def accuracies(folder, table):
@@ -169,13 +167,13 @@ def test_a_control_that_is_best_does_not_hide_a_tie(tmp_path):
     table = {"softmax": {0: 0.960, 1: 0.962, 2: 0.964}, "performer-relu": {0: 0.961, 1: 0.962, 2: 0.963},
              "identity": {0: 0.990, 1: 0.991, 2: 0.992}}  # fmt: skip
     found = advice(accuracies(tmp_path / "control", table))
-    assert found.attention == "performer-relu"
+    assert found.variant == "performer-relu"
     assert "more than any other" not in found.sentences[0]
-    verdicts = {v.attention: v.verdict for v in report.summarise(report.load(tmp_path / "control")).variants}
+    verdicts = {v.id: v.verdict for v in report.summarise(report.read(tmp_path / "control")).variants}
     assert verdicts["identity"] == "better"
     table["performer-relu"] = {0: 0.900, 1: 0.902, 2: 0.904}
     found = advice(accuracies(tmp_path / "ahead", table))
-    assert found.attention == "softmax"
+    assert found.variant == "softmax"
     assert "every other variant, the control identity (99.1\N{NO-BREAK SPACE}%) aside, is less" in found.sentences[1]
     del table["performer-relu"]
     assert "only controls" in advice(accuracies(tmp_path / "alone", table)).sentences[1]
@@ -183,8 +181,8 @@ def test_a_control_that_is_best_does_not_hide_a_tie(tmp_path):
 
 def test_a_noisy_control_does_not_blur_the_others(tmp_path):
     table = {"softmax": {0: 0.960, 1: 0.962, 2: 0.964}, "performer-relu": {0: 0.950, 1: 0.9515, 2: 0.9545}}
-    quiet = report.summarise(report.load(accuracies(tmp_path / "quiet", table)))
-    noisy = report.summarise(report.load(accuracies(tmp_path / "noisy", table | {"uniform": {0: 0.7, 1: 0.9, 2: 0.5}})))
+    quiet = report.summarise(report.read(accuracies(tmp_path / "quiet", table)))
+    noisy = report.summarise(report.read(accuracies(tmp_path / "noisy", table | {"uniform": {0: 0.7, 1: 0.9, 2: 0.5}})))
     assert [v.verdict for v in quiet.variants] == [v.verdict for v in noisy.variants[:2]] == ["most accurate", "worse"]
 
 
@@ -210,14 +208,14 @@ def test_controls_are_never_recommended(tmp_path):
     records.append(
         record("test_accuracy", 0.999, attention="uniform", seed=s, selection="best", n=360) for s in range(4)
     )
-    assert advice(folder).attention == "softmax"
-    assert any("hardly need attention" in text for text in report.summarise(report.load(folder)).warnings)
+    assert advice(folder).variant == "softmax"
+    assert any("hardly need attention" in text for text in report.summarise(report.read(folder)).warnings)
 
 
 def test_without_speeds_the_most_accurate_is_recommended(tmp_path):
     folder = study(tmp_path, speeds=False, seeds=range(5))
     build(folder)
-    assert advice(folder).attention == "softmax"
+    assert advice(folder).variant == "softmax"
     assert "no speed" in advice(folder).reason
 
 
@@ -263,7 +261,7 @@ def test_pickles_and_files_outside_the_study_are_not_read(copy, tmp_path):
     Records(copy / "records.jsonl").append(
         [record("confusion", 1, attention="softmax", seed=0, artefact="../secret.json")]
     )
-    loaded = report.load(copy)
+    loaded = report.read(copy)
     assert [r.artefact for r in loaded.of("confusion", attention="softmax", seed=0)][-1] == ""
     assert "Examples" not in text_of(build(copy))
 
@@ -278,8 +276,8 @@ def test_any_metric_may_be_missing_or_not_finite(copy, metric):
     for lines in (kept, kept + nulls):
         file.unlink()
         Records(file).append(lines)
-        report.summarise(report.load(copy))
-        report.recommend(report.summarise(report.load(copy)))
+        report.summarise(report.read(copy))
+        report.recommend(report.summarise(report.read(copy)))
     build(copy)
 
 
@@ -308,11 +306,11 @@ def test_merging(tmp_path):
     page = build([first, second], tmp_path / "merged")
     assert page == tmp_path / "merged" / "report.html"
     assert [row["attention"] for row in rows(tmp_path / "merged")] == list(ATTENTIONS)
-    assert report.load([first, second]).info["commands"] == ["first", "second"]
+    assert report.read([first, second]).info["commands"] == ["first", "second"]
     with pytest.raises(ValueError, match="different data"):
-        report.load([first, study(tmp_path / "c", name="mnist", artefacts=False)])
+        report.read([first, study(tmp_path / "c", name="mnist", artefacts=False)])
     with pytest.raises(ValueError, match="not the same"):
-        report.load([first, study(tmp_path / "d", classes=("cat", "dog"), artefacts=False)])
+        report.read([first, study(tmp_path / "d", classes=("cat", "dog"), artefacts=False)])
     with pytest.raises(ValueError, match="give --out"):
         build([first, second])
     with pytest.raises(ValueError, match="a study of its own"):
@@ -329,7 +327,7 @@ def test_the_same_name_is_not_the_same_data(tmp_path):
         info["dataset"]["identity"] = {"pixels": folder.name}
         (folder / "study.json").write_text(json.dumps(info))
     with pytest.raises(ValueError, match="not the same"):
-        report.load(folders)
+        report.read(folders)
 
 
 def test_doubts_are_stated(tmp_path):
@@ -338,7 +336,7 @@ def test_doubts_are_stated(tmp_path):
         record("parameters", 400_000, attention="linformer:k=16"),
         record("test_accuracy", 0.97, attention="softmax", seed=9, selection="best", n=360),
     ])  # fmt: skip
-    found = " ".join(report.summarise(report.load(folder)).warnings)
+    found = " ".join(report.summarise(report.read(folder)).warnings)
     assert "Parameters are not matched: linformer:k=16 has 99%" in found
     assert "same seeds" in found
     assert "versions of linvit" not in found
@@ -350,9 +348,9 @@ def test_like_must_be_compared_with_like(tmp_path):
     records = Records(folder / "records.jsonl")
     speeds = [r for r in records if r.metric == "train_step"]
     records.append(replace(r, commit="other", time=r.time + 1) for r in speeds)
-    assert "versions of linvit" not in " ".join(report.summarise(report.load(folder)).warnings)
+    assert "versions of linvit" not in " ".join(report.summarise(report.read(folder)).warnings)
     records.append([replace(speeds[0], time=speeds[0].time + 2)])
-    found = " ".join(report.summarise(report.load(folder)).warnings)
+    found = " ".join(report.summarise(report.read(folder)).warnings)
     assert f"different versions of linvit: {', '.join(sorted([speeds[0].commit, 'other']))}" in found
 
 
@@ -374,19 +372,47 @@ def test_photos_do_not_make_the_page_large(tmp_path):
 
 
 def test_a_grid_too_fine_to_draw_is_left_out(copy):
-    record = next(r for r in report.load(copy).records if r.metric == "illustration")
+    record = next(r for r in report.read(copy).records if r.metric == "illustration")
     with np.load(record.artefact) as file:
         arrays = dict(file) | {"grid": np.array([112, 112])}
     np.savez(record.artefact, **arrays)
     assert "A training image" in text_of(build(copy))
 
 
-def test_an_older_record_of_an_unnamed_seed_gives_way(tmp_path):
-    folder = study(tmp_path, artefacts=False)
-    Records(folder / "records.jsonl").append(
-        record("attention_error", 0.125, attention="linformer:k=16", seed=s) for s in range(3)
-    )
-    assert report.summarise(report.load(folder))["linformer:k=16"].get("attention_error") == 0.125
+def test_a_mean_is_over_the_seeds(tmp_path):
+    folder = study(tmp_path, artefacts=False, speeds=False)
+    Records(folder / "records.jsonl").append([
+        record("attention_error", value, attention="linformer:k=16", seed=s) for s, value in enumerate((0.25, 0.5, 0.75))
+    ])  # fmt: skip
+    assert report.summarise(report.read(folder))["linformer:k=16"].get("attention_error") == 0.5
+
+
+def test_variants_are_told_apart_by_what_differs(tmp_path):
+    """Two variants of one attention, a printed number and a failed run: each has a row, a label and its own verdict."""
+    folder = study(tmp_path, attentions=("softmax",), seeds=range(5), artefacts=False)
+    info = json.loads((folder / "study.json").read_text())
+    info["variants"] = [
+        {"id": "softmax", "label": "lr 0.1", "attention": "softmax"},
+        {"id": "slow", "label": "lr 0.2", "attention": "softmax"},
+        {"id": "paper", "label": "published", "attention": "softmax", "column": "published"},
+    ]
+    (folder / "study.json").write_text(json.dumps(info))
+    tags = {"attention": "softmax", "selection": "best"}
+    Records(folder / "records.jsonl").append([
+        *(replace(record("test_accuracy", 0.5, n=360, seed=s, **tags), tags={"variant": "slow", "seed": s, **tags})
+          for s in range(4)),
+        replace(record("failed", None, **tags), tags={"variant": "slow", "seed": 4, "why": "ended by SIGKILL"}),
+        replace(record("test_accuracy", 0.999, n=360), tags={"variant": "paper", **tags}),
+    ])  # fmt: skip
+    page = build(folder)
+    found = {row["variant"]: row for row in rows(folder)}
+    assert [row["attention"] for row in found.values()] == ["softmax"] * 3
+    assert {name: row["verdict"] for name, row in found.items()} == {
+        "softmax": "most accurate", "slow": "worse", "paper": "published",
+    }  # fmt: skip
+    assert found["paper"]["test_accuracy"] == "0.999"
+    assert advice(folder).sentences[0].startswith("Use lr 0.1: ")
+    assert "lr 0.2 failed: seed 4: ended by SIGKILL. The same command tries it again." in text_of(page)
 
 
 def test_maps_share_one_scale():
@@ -408,4 +434,4 @@ def test_imports_neither_torch_nor_the_rest_of_linvit():
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     loaded = set(re.findall(r"'(.*?)'", found))
     rest = {name for name in loaded if not name.startswith("linvit.report")}
-    assert rest == {"linvit", "linvit.records", "linvit.files"}
+    assert rest == {"linvit", "linvit.records", "linvit.metrics", "linvit.files", "linvit.locks"}

@@ -156,7 +156,7 @@ def test_a_start_gives_all_shared_weights_and_a_new_head_for_other_classes(datas
     assert design(dataset, "softmax", start=start, **TINY).id != design(dataset, "softmax", **TINY).id
     moved = start.model_copy(update={"folder": "/elsewhere"})
     assert design(dataset, "softmax", start=moved, **TINY).id == design(dataset, "softmax", start=start, **TINY).id
-    with pytest.raises(ValueError, match=r"stem.embed.weight is \(16, 48\) there, not \(18, 48\)"):
+    with pytest.raises(ValueError, match=r"position is \(1, 4, 16\) there, not \(1, 4, 18\)"):
         run(design(dataset, "softmax", start=start, **TINY | {"dim": 18}), dataset, tmp_path / "x", device=CPU)
     assert not (tmp_path / "x").exists()
 

@@ -88,7 +88,8 @@ def run(
         try:
             trained = train(
                 data, out=out, seed=seed, device=device, data_root=data_root, image_size=image_size, limit=limit,
-                skip_bad=skip_bad, listeners=[display.listen], progress=display.progress, checkpoint_seconds=save_every, **chosen,
+                skip_bad=skip_bad, listeners=[display.listen], progress=display.progress,
+                checkpoint_seconds=save_every, **chosen,
             )  # fmt: skip
         except KeyboardInterrupt as stop:
             raise KeyboardInterrupt(f"{stop or 'nothing is lost'}; go on with: {options.again(ctx)}") from stop

@@ -54,12 +54,16 @@ class Variant(BaseModel):
 def named(variants: Sequence[Variant]) -> list[Variant]:
     """Each with its id, and with a label that shows what differs between them and nothing else."""
     every = [variant.parts() for variant in variants]
-    differ = [key for key in dict.fromkeys(k for parts in every for k in parts)
-              if len({parts.get(key) for parts in every}) > 1] or ["attention"]  # fmt: skip
+    keys = list(dict.fromkeys(key for parts in every for key in parts))
+    differ = [key for key in keys if len({parts.get(key) for parts in every}) > 1]
+    if not all(
+        set(differ) & set(parts) for parts in every
+    ):  # one that has nothing of its own is called by its attention
+        differ = ["attention", *(key for key in differ if key != "attention")]
     found: dict[str, Variant] = {}
     for variant, parts in zip(variants, every, strict=True):
         name = variant.id or ", ".join(parts.values())
-        label = variant.label or ", ".join(parts[key] for key in differ if key in parts) or "as it is"
+        label = variant.label or ", ".join(parts[key] for key in differ if key in parts)
         if name in found and found[name].parts() != parts:
             raise ValueError(f"two variants are called '{name}'")
         found[name] = variant.model_copy(update={"id": name, "label": label})

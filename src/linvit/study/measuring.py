@@ -6,6 +6,7 @@ What cannot be measured is said, and the rest goes on: nothing that was trained 
 from __future__ import annotations
 
 import io
+import math
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,7 @@ from linvit.files import write_atomically
 from linvit.measure import speed
 from linvit.measure.models import METRICS, MakeOptimizer, side_by_side
 from linvit.measure.provenance import provenance
-from linvit.measure.race import BASELINES
+from linvit.measure.race import BASELINES, ROUNDS
 from linvit.measure.trained import attention_maps, trained_error
 from linvit.models import ModelConfig, VisionTransformer
 from linvit.progress import Progress
@@ -58,7 +59,8 @@ class Measuring:
         self.jobs = {(job.variant, job.experiment.seed): job for job in jobs}
         self.failed: list[str] = []
         found = list(records)
-        self.have = {(r.metric, r.tags.get("variant"), r.tags.get("seed")) for r in found}
+        self.have = {(r.metric, r.tags.get("variant")) for r in found}
+        self.known = {(r.tags.get("variant"), r.tags.get("seed")) for r in found if r.metric == "attention_error"}
         self.diverged = {(r.tags.get("variant"), r.tags.get("seed")) for r in found if r.metric == "diverged"}
         self.shown = {name for r in found if r.metric == "examples" for name in str(r.tags.get("variants")).split("\n")}
 
@@ -68,7 +70,7 @@ class Measuring:
             with self.attempt("Speed"):
                 self.speed()
         self.memory()
-        if self.missing("break_even_tokens"):
+        if self.missing("attention_time"):
             with self.attempt("Speed at other sizes"):
                 self.curves()
         self.errors()
@@ -77,7 +79,7 @@ class Measuring:
         return self.failed
 
     def missing(self, *names: str) -> list[str]:
-        return [name for name in self.configs if any((metric, name, None) not in self.have for metric in names)]
+        return [name for name in self.configs if any((metric, name) not in self.have for metric in names)]
 
     @contextmanager
     def attempt(self, what: str) -> Iterator[None]:
@@ -107,7 +109,7 @@ class Measuring:
     def speed(self) -> None:
         self.store(list(side_by_side(
             self.configs, baselines=self.baselines(self.base), device=self.device, batch=self.batch,
-            optimizer=self.optimizer(self.base), progress=self.progress,
+            rounds=ROUNDS, optimizer=self.optimizer(self.base), progress=self.progress,
         )))  # fmt: skip
 
     def memory(self) -> None:
@@ -127,16 +129,16 @@ class Measuring:
     def curves(self) -> None:
         """Time over tokens, the model's own number among them. All again if one is new: ratios are side by side."""
         model = self.base.model
-        lengths = sorted({*LENGTHS, min(VisionTransformer(model).tokens, LENGTHS[-1])})
+        built = VisionTransformer(model)
+        prefix = built.tokens - math.prod(built.stem.grid)
+        lengths = sorted({*(n + prefix for n in LENGTHS), min(built.tokens, LENGTHS[-1] + prefix)})
         layers = {
             name: [str(s) for s in parse_layers(c.attention, c.depth)] or [c.attention]
             for name, c in self.configs.items()
         }
-        found = speed.curve(
-            layers, tokens=lengths, heads=model.heads, head_dim=model.head_dim or model.dim // model.heads,
-            device=self.device, progress=self.progress,
-        )  # fmt: skip
-        self.records.append(found)
+        head_dim = model.head_dim or model.dim // model.heads
+        setting = speed.Setting(heads=model.heads, head_dim=head_dim, prefix=prefix, rounds=ROUNDS, device=self.device)
+        self.records.append(speed.curve(layers, tokens=lengths, setting=setting, progress=self.progress))
 
     def models(self) -> dict[tuple[str, int], Path]:
         """(variant, seed) → the folder of its best model; of runs that diverged, only where there is no other."""
@@ -150,7 +152,7 @@ class Measuring:
         """Distance from softmax of every trained model, on its own q and k."""
         models, images = self.models(), self.data.test.order(0, 0)  # images of a folder lie class by class
         for i, ((name, seed), path) in enumerate(models.items()):
-            if ("attention_error", name, seed) in self.have:
+            if (name, seed) in self.known:
                 continue
             self.progress(i, len(models), f"error of {name}")
             with self.attempt(f"Distance of {name} from softmax"):

@@ -15,14 +15,14 @@ def model_card(experiment: Experiment, dataset: Dataset, facts: dict[str, Any]) 
     length = f"{recipe.epochs:g} epochs" if recipe.steps is None else f"{recipe.steps} steps"
     numbers = "\n".join(f"| {key.replace('_', ' ')} | {_number(value)} |" for key, value in facts.items())
     chosen = "Chosen on validation data" if "validation_accuracy" in facts else "As it was after the last step"
+    tested = f"| test images | {len(dataset.test)} |\n" if "test_accuracy" in facts else ""
     seen = "were seen once" if "test_accuracy" in facts else "have not been seen"
     return f"""# {dataset.name}: vision transformer with {config.attention}
 
 | | |
 |---|---|
 {numbers}
-| test images | {len(dataset.test)} |
-| seeds | 1 (seed {experiment.seed}) |
+{tested}| seeds | 1 (seed {experiment.seed}) |
 
 Input: {config.channels} × {config.image_size} × {config.image_size}. Classes: {", ".join(shown)}{more}.
 Trained for {length} with {recipe.optimizer}, lr {recipe.lr}, batch {recipe.batch_size}.
