@@ -3,14 +3,15 @@
     python benchmarks/every_attention.py --out docs/benchmarks      # about fifteen minutes on one core
 
 A picture is a grid of 3 × 3 tokens: each has a random pattern and one of four marks, two tokens each, but for one that
-has no mark and repeats another's pattern. The class is the mark of that twin. A token alone knows nothing of it, and
-every picture has the same marks and other patterns, so that their mean knows nothing either: `identity` and `uniform`,
-the controls, can only guess. Writes every_attention.md.
+has no mark and repeats another's pattern. The class is the mark of that twin. A token alone knows nothing of it; every
+picture has the same marks and other patterns, far more than a mean over tokens has room for. So `identity` and
+`uniform`, the controls, can do little but guess. Writes every_attention.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from pathlib import Path
 
@@ -81,12 +82,12 @@ def main() -> None:
 
 Pictures of {SIDE} × {SIDE} tokens with random patterns. One token has no mark and repeats the pattern of another, whose
 mark is the class: tokens must be mixed by what they hold. Chance is {1 / MARKS:.0%}, the goal {GOAL:.0%}. The controls
-cannot do it, `identity` because it mixes no tokens, `uniform` because it does not look at them: {separates}.
+are left to guess, `identity` because it mixes no tokens, `uniform` because it does not look at them: {separates}.
 Of the others, {sum(worst >= GOAL for worst, _ in rows)} of {len(rows)} reach the goal.
 
 Test accuracy after {args.epochs:g} epochs on {args.images:,} pictures; the lowest of {args.seeds} seed(s), of controls
 the highest; depth {MODEL["depth"]}, size {MODEL["size"]}. Made by
-`python benchmarks/every_attention.py --epochs {args.epochs:g} --images {args.images} --seeds {args.seeds}` on
+`{" ".join(["python benchmarks/every_attention.py", *sys.argv[1:]])}` on
 {cpu_name()}, {args.threads} thread(s), commit {commit()}.
 
 | attention | test accuracy | ≥ {GOAL:.0%} |

@@ -3,9 +3,9 @@
     python benchmarks/peers.py --out docs/benchmarks       # about fifteen minutes on two cores; --quick: two
 
 Every ratio is of CPU times measured side by side in one process (`linvit.measure.race`), the median over rounds of the
-round's ratio; latencies of single calls, for which a user waits, are wall times if there are several threads. Our
-output and gradients are first compared with float64, and no op that is wrong is timed. Memory is the peak of a fresh
-process minus what it held before (`linvit.measure.memory`). Writes peers.md and peers.json.
+round's ratio; the latencies of single small calls are with one thread. Our output and gradients are first compared with
+float64, and no op that is wrong is timed. Memory is the peak of a fresh process minus what it held before
+(`linvit.measure.memory`). Writes peers.md and peers.json.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def summary(values: list[float]) -> dict[str, float]:
     return dict(zip(("low", "median", "high"), (round(value, 3) for value in quartiles(values)), strict=True))
 
 
-def ratio(times: Times[str], over: str, under: str, by: str = "cpu") -> dict[str, float]:
+def ratio(times: Times[str], over: str, under: str) -> dict[str, float]:
     """Median and quartiles of over/under, round by round."""
-    return summary(times.ratios(over, under, by))
+    return summary(times.ratios(over, under, by="cpu"))
 
 
 def both(function: Callable[..., Tensor], inputs: list[Tensor], gradient: Tensor) -> Call:
@@ -194,6 +194,8 @@ def against_softmax(quick: bool, rounds: int) -> list[dict]:
 def latencies(quick: bool, rounds: int) -> list[dict]:
     """One forward call without gradients at the lengths of small images: what calling us costs beside the kernel."""
     d, m, rows = 64, 32, []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # so little work gains nothing from more, and CPU time is then what one waits
     for tokens in (64,) if quick else (64, 128, 256):
         inputs, gradient = data(tokens, d)
         softmax = create_attention("softmax", heads=HEADS, head_dim=d, tokens=tokens)
@@ -208,12 +210,13 @@ def latencies(quick: bool, rounds: int) -> list[dict]:
         times = race(calls, device=CPU, rounds=max(5, 2 * rounds), shortest=SHORTEST)
         for name in contest:
             row = {
-                "tokens": tokens, "m": m, "call": name, "clock": times.clock,
-                "µs": summary([1e6 * seconds for seconds in times.of(name)]),
-                "ratio": ratio(times, name, "scaled_dot_product_attention", by=times.clock),
+                "tokens": tokens, "m": m, "call": name,
+                "µs": summary([1e6 * seconds for seconds in times.of(name, by="cpu")]),
+                "ratio": ratio(times, name, "scaled_dot_product_attention"),
             }  # fmt: skip
             print(json.dumps(row, ensure_ascii=False), flush=True)
             rows.append(row)
+    torch.set_num_threads(threads)
     return rows
 
 
@@ -353,8 +356,8 @@ def markdown(found: dict) -> str:
         "",
         "## Latency of one forward call",
         "",
-        f"Batch 1, d = 64, m = 32, no gradients, {found['latency'][0]['clock']} time. × is the time divided by the",
-        "direct call's, so that less is faster.",
+        "Batch 1, d = 64, m = 32, no gradients, one thread, CPU time. × is the time divided by the direct call's:",
+        "less is faster.",
         "",
         "| L | call | µs | × the direct call |",
         "|---|---|---|---|",

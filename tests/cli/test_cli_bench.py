@@ -4,6 +4,7 @@ import json
 import time
 
 import pytest
+import torch
 
 from linvit import cli
 from linvit.cli import _output
@@ -47,6 +48,28 @@ def test_json_is_the_records(capsys, which):
 def test_quiet_prints_nothing(capsys, tmp_path, which):
     assert cli.main(["bench", which, *TINY[which], *SPECS, "--quiet", "--out", str(tmp_path)]) == 0
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("threads", "ratio", "time"), [(1, "CPU", "CPU"), (2, "CPU", "wall")])
+def test_each_column_names_its_own_clock(capsys, monkeypatch, threads, ratio, time):
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    before = torch.get_num_threads()
+    try:
+        assert cli.main(["bench", "speed", *TINY["speed"], *SPECS, "--threads", str(threads)]) == 0
+    finally:
+        torch.set_num_threads(before)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"by {ratio} time" in printed
+    assert f"ms: {time} time" in printed
+
+
+def test_a_prefix_lets_what_needs_a_class_token_and_a_grid_be_timed(capsys):
+    spec = "performer-relu:m=5,dwc=3,exact_cls=true"
+    sizes = [*TINY["speed"][4:], "--tokens", "10", "--tokens", "17"]
+    assert cli.main(["bench", "speed", *sizes, "-a", spec, "--prefix", "1", "--json"]) == 0
+    rows = [row for row in json.loads(capsys.readouterr().out) if row["attention"] == spec]
+    assert {row["tokens"] for row in rows if row["metric"] == "attention_time" and row["value"]} == {10, 17}
+    assert cli.main(["bench", "speed", *sizes, "-a", spec]) == 2
 
 
 def test_out_that_is_a_file(capsys, tmp_path):

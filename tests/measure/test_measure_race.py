@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from linvit.measure import race as module
-from linvit.measure.race import over_rounds, quartiles, race, ratios
+from linvit.measure.race import over_rounds, quartiles, race, ratios, timed
 
 CPU = torch.device("cpu")
 
@@ -81,6 +81,7 @@ def test_the_device_is_waited_for(machine, monkeypatch):
     monkeypatch.setattr(module, "wait", wait)
     calls = {"a": lambda: queued.append(5.0), "b": lambda: queued.append(1.0)}
     queued.append(1000.0)  # from before
+    assert timed(calls["a"], 3, torch.device("cuda"))["wall"] == 5.0
     times = race(calls, device=torch.device("cuda"), rounds=3, shortest=1.0)
     assert (times.of("a"), times.of("b")) == ([5.0] * 3, [1.0] * 3)
 

@@ -79,6 +79,7 @@ def speed(
     ] = None,
     heads: Heads = 8,
     head_dim: HeadDim = 64,
+    prefix: Annotated[int, typer.Option(min=0, help="How many of the N tokens come before the image's (CLS).")] = 0,
     batch: Annotated[int, typer.Option(min=1)] = 1,
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; each times everything once.")] = 30,
     device: options.Device = "cpu",
@@ -92,7 +93,7 @@ def speed(
     """Time of forward and forward+backward, as ratios to PyTorch's fused softmax in the same run.
 
     An attention whose output or gradients are wrong is not timed. softmax and identity (returns v, the speed limit)
-    are always measured.
+    are always measured. With a prefix, lengths of a square and the prefix give `dwc` its grid.
 
     Examples:
 
@@ -111,7 +112,8 @@ def speed(
     def work(progress: Progress) -> Iterator[Record]:
         return library.measure(
             attention or attention_names(), tokens=tokens or (64, 256, 1024, 4096), heads=heads, head_dim=head_dim,
-            batch=batch, rounds=rounds, seed=seed, device=place, dtype=getattr(torch, dtype), progress=progress,
+            prefix=prefix, batch=batch, rounds=rounds, seed=seed, device=place, dtype=getattr(torch, dtype),
+            progress=progress,
         )  # fmt: skip
 
     _run("speed", work, _speed_tables, out, json, quiet)
@@ -214,11 +216,12 @@ def _speed_tables(records: list[Record]) -> None:
             rows.append(row)
         print_table(rows, title=title, right=list(rows[0])[1:])
     refused = {(r.tags["attention"], r.tags["tokens"], r.tags["refused"]) for r in records if r.tags.get("refused")}
-    clock = next(str(r.tags["clock"]) for r in records if "clock" in r.tags)
+    clocks = {r.metric: str(r.tags["clock"]).replace("cpu", "CPU") for r in records if "clock" in r.tags}
     notes = [f"refused: {name} at N={n}: {why}" for name, n, why in sorted(refused, key=str)]
     notes += [
-        f"×softmax: how many times faster than fused softmax, by {clock.replace('cpu', 'CPU')} time; "
-        f"median ± half the interquartile range of {first.n} interleaved rounds. ms: wall time, median.",
+        f"×softmax: how many times faster than fused softmax, by {clocks['attention_vs_softmax']} time; "
+        f"median ± half the interquartile range of {first.n} interleaved rounds. "
+        f"ms: {clocks['attention_time']} time, median.",
         f"batch {first.tags['batch']}, {first.tags['heads']} heads, head_dim {first.tags['head_dim']}; "
         f"{first.device}, {first.threads} threads, {first.dtype}, {first.versions}.",
     ]
@@ -226,10 +229,7 @@ def _speed_tables(records: list[Record]) -> None:
 
 
 def _half(record: Record) -> float:
-    low, high = record.tags["low"], record.tags["high"]
-    assert isinstance(low, float)
-    assert isinstance(high, float)
-    return 0.5 * (high - low)
+    return 0.5 * (float(record.tags["high"] or 0) - float(record.tags["low"] or 0))
 
 
 def _short(value: float) -> str:

@@ -78,7 +78,7 @@ def measure(
     specs = list(dict.fromkeys([*BASELINES, *specs]))
     for spec in specs:
         setting.attention(spec, max(tokens, default=1))
-    yield from _timed([({"attention": spec}, [spec]) for spec in specs], tokens, setting, progress)
+    yield from _records([({"attention": spec}, [spec]) for spec in specs], tokens, setting, progress)
 
 
 def curve(
@@ -98,12 +98,12 @@ def curve(
     depth = max([1, *map(len, layers.values())])
     subjects: list[Subject] = [({"baseline": "softmax", "layers": depth}, ["softmax"] * depth)]
     subjects += [({"variant": name, "layers": len(specs)}, specs) for name, specs in layers.items() if specs]
-    for record in _timed(subjects, tokens, setting, progress):
+    for record in _records(subjects, tokens, setting, progress):
         if record.metric in ("attention_time", "break_even_tokens"):
             yield record
 
 
-def _timed(subjects: list[Subject], tokens: Sequence[int], setting: Setting, progress: Progress) -> Iterator[Record]:
+def _records(subjects: list[Subject], tokens: Sequence[int], setting: Setting, progress: Progress) -> Iterator[Record]:
     where = provenance(torch.device(setting.device), setting.dtype)
     shape: dict[str, Tag] = {name: getattr(setting, name) for name in ("heads", "head_dim", "prefix", "batch", "seed")}
     faster: dict[tuple[int, str], dict[int, float]] = {}  # subject, mode → tokens → how many times, than softmax
