@@ -37,8 +37,8 @@ def _cache(tmp_path_factory, monkeypatch):
 RECIPES = {
     "muon": {},
     "ema": {"ema": 0.9},
-    "ema of a conv stem": {"ema": 0.9, "stem": "conv", "trunk": (8, 8)},
-    "resnet": {"stem": "resnet", "trunk": (4, 8)},
+    "ema of a conv stem": {"ema": 0.9, "stem": "conv", "trunk": (8, 8), "patch_size": None},
+    "resnet": {"stem": "resnet", "trunk": (4, 8), "patch_size": None},
     "dropout": {"dropout": 0.2, "emb_dropout": 0.1, "drop_path": 0.3},
     "early stopping": {"patience": 1, "lr": 0.3, "epochs": 9},
     "redraw": {"attention": "performer-exp:m=8", "redraw": 2},
@@ -68,7 +68,15 @@ def test_resumed_in_the_middle_of_an_epoch(tmp_path, name):
 
 def test_resumed_on_two_threads(tmp_path):
     """A model large enough for its products and convolutions to be split between threads."""
-    large = {"stem": "conv", "trunk": (32, 64), "dim": 128, "mlp_dim": 256, "batch_size": 32, "epochs": 3}
+    large = {
+        "stem": "conv",
+        "trunk": (32, 64),
+        "patch_size": None,
+        "dim": 128,
+        "mlp_dim": 256,
+        "batch_size": 32,
+        "epochs": 3,
+    }
     torch.set_num_threads(2)
     try:
         run(tmp_path / "whole", every=1e9, **large)

@@ -26,8 +26,8 @@ class PatchStem(Stem):
 
     def __init__(self, config: ModelConfig):
         super().__init__(config)
-        self.patch_size = config.patch_size
-        self.embed = nn.Linear(config.channels * config.patch_size**2, config.dim)
+        self.patch_size = config.image_size // self.grid[0]
+        self.embed = nn.Linear(config.channels * self.patch_size**2, config.dim)
 
     def forward(self, x: Tensor) -> Tensor:
         b, c, _, _ = x.shape
@@ -52,7 +52,7 @@ class ConvStem(Stem):
 
     def __init__(self, config: ModelConfig):
         super().__init__(config)
-        self.pools, widths = config.pools, config.widths
+        self.pools, widths = config.pools or 0, config.widths
         pairs = zip((config.channels, *widths), widths, strict=False)
         self.layers = nn.ModuleList(_Convolution(a, b) for a, b in pairs)
         self.embed = nn.Linear(widths[-1], config.dim)
@@ -130,7 +130,7 @@ class LengthOneStem(ConvStem):
 
     def __init__(self, config: ModelConfig):
         super().__init__(config)
-        self.embed = nn.Linear(config.widths[-1] * (config.image_size >> config.pools) ** 2, config.dim)
+        self.embed = nn.Linear(self.embed.in_features * (config.image_size >> self.pools) ** 2, config.dim)
         warnings.warn(
             "stem=length-one makes a sequence of one token: attention then returns v whatever its kernel, and the "
             "comparison is between convolutional trunks; use stem=conv to keep the map as tokens",
