@@ -189,6 +189,8 @@ def test_beta_weights_have_the_right_spread():
         {"padding": "wrap"},
         {"mixup": 0.2, "classes": 0},
         {"magnitude": 31},
+        {"randaugment": 15},
+        {"randaugment": 99},
         {"cutmix": -1.0},
     ],
 )

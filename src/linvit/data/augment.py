@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from scipy.special import betaincinv
 from torch import Tensor
 
-from linvit.data.randaugment import randaugment
+from linvit.data.randaugment import OPERATIONS, randaugment
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Augment:
     cutout: int = 0  # side of the square that is blanked
     mixup: float = 0.0  # α of the Beta(α, α) mixing weight
     cutmix: float = 0.0  # α of the Beta(α, α) area; with both, each sample gets one or the other
-    randaugment: int = 0  # operations per image
+    randaugment: int = 0  # operations per image, at most as many as there are
     magnitude: int = 9  # of RandAugment, 0 to 30
     mean: Sequence[float] = (0.5,)
     std: Sequence[float] = (0.5,)
@@ -44,6 +44,11 @@ class Augment:
             raise ValueError(f"augmentation: flip={self.flip} must be none, random or alternating")
         if self.padding not in ("zero", "reflect"):
             raise ValueError(f"augmentation: padding={self.padding} must be zero or reflect")
+        if self.randaugment > len(OPERATIONS):
+            most = len(OPERATIONS)
+            raise ValueError(
+                f"augmentation: randaugment={self.randaugment} must be 0 to {most}, the operations there are"
+            )
         if not 0 <= self.magnitude <= 30:
             raise ValueError(f"augmentation: magnitude={self.magnitude} must be 0 to 30")
         if self.mixes and self.classes < 2:

@@ -44,40 +44,20 @@ class Batches:
 
 
 _TEN = Batches(
-    stem="cifar-10",
-    binary="cifar-10-batches-bin",
-    python="cifar-10-batches-py",
-    train=tuple(f"data_batch_{i}" for i in range(1, 6)),
-    test="test_batch",
-    classes_file="batches.meta.txt",
-    classes_key="label_names",
-    meta="batches.meta",
-    labels_key="labels",
-    label_bytes=1,
-    label_at=0,
+    stem="cifar-10", binary="cifar-10-batches-bin", python="cifar-10-batches-py",
+    train=tuple(f"data_batch_{i}" for i in range(1, 6)), test="test_batch", classes_file="batches.meta.txt",
+    classes_key="label_names", meta="batches.meta", labels_key="labels", label_bytes=1, label_at=0,
     md5_binary="c32a1d4ab5d03f1284b67883e8d87530",
-)
+)  # fmt: skip
 _HUNDRED = Batches(
-    stem="cifar-100",
-    binary="cifar-100-binary",
-    python="cifar-100-python",
-    train=("train",),
-    test="test",
-    classes_file="fine_label_names.txt",
-    classes_key="fine_label_names",
-    meta="meta",
-    labels_key="fine_labels",
-    label_bytes=2,
-    label_at=1,
-    md5_binary="03b5dce01913d631647c71ecec9e9cb8",
-)
+    stem="cifar-100", binary="cifar-100-binary", python="cifar-100-python", train=("train",), test="test",
+    classes_file="fine_label_names.txt", classes_key="fine_label_names", meta="meta", labels_key="fine_labels",
+    label_bytes=2, label_at=1, md5_binary="03b5dce01913d631647c71ecec9e9cb8",
+)  # fmt: skip
 _TWENTY = replace(
-    _HUNDRED,
-    classes_file="coarse_label_names.txt",
-    classes_key="coarse_label_names",
-    labels_key="coarse_labels",
+    _HUNDRED, classes_file="coarse_label_names.txt", classes_key="coarse_label_names", labels_key="coarse_labels",
     label_at=0,
-)
+)  # fmt: skip
 
 
 @DATASETS.register("cifar10")

@@ -17,7 +17,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
 CODECS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")  # no codec that runs other programs
 SMALLEST = 4
-MAX_PIXELS = 2**26  # 8192 × 8192: 200 MB decoded
+LARGEST = 8192
+MAX_PIXELS = LARGEST**2  # 200 MB decoded
 
 
 class BadImage(ValueError):

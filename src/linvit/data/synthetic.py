@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from linvit.data.sources import DATASETS, Arrays, stack
+from linvit.data.sources import DATASETS, Arrays, check_memory, stack
 
 
 @DATASETS.register("synthetic")
@@ -15,6 +15,7 @@ def synthetic(
 ) -> Arrays:
     if classes < 2 or images < 3 * classes or size < 4 or channels not in (1, 3):
         raise ValueError("synthetic: needs classes ≥ 2, images ≥ 3 × classes, size ≥ 4 and channels 1 or 3")
+    check_memory("synthetic", 16 * images * channels * size**2)  # drawn in float64, with a copy
     y, x = np.mgrid[:size, :size] / size
     rng = np.random.Generator(np.random.Philox(key=classes))
 

@@ -18,7 +18,16 @@ OF_STEM: dict[str, dict[str, Any]] = {  # their own options, and what those are 
     "resnet": {"trunk": (32, 64, 128)},
     "length-one": {"trunk": (64, 128, 256), "pools": 2},
 }
-OF_BLOCKS = ("heads", "head_dim", "mlp_dim", "qkv_bias", "dropout", "drop_path", "layer_scale", "prefix")
+OF_BLOCKS: tuple[str, ...] = (
+    "heads",
+    "head_dim",
+    "mlp_dim",
+    "qkv_bias",
+    "dropout",
+    "drop_path",
+    "layer_scale",
+    "prefix",
+)
 
 
 class ModelConfig(BaseModel):
@@ -91,4 +100,4 @@ def without_effect(options: Mapping[str, Any]) -> dict[str, str]:
     idle = {name: f"stem={stem} has no {name}" for name in sorted(own)}
     if depth == "1":
         idle["drop_path"] = "depth=1 has the first block alone, which is never dropped"
-    return idle | ({name: "depth=0 has no blocks" for name in OF_BLOCKS} if depth == "0" else {})
+    return idle | (dict.fromkeys(OF_BLOCKS, "depth=0 has no blocks") if depth == "0" else {})
