@@ -80,20 +80,11 @@ class Dataset:
 
 
 def load_data(
-    source: str | Path = "digits",
-    *,
-    root: str | Path | None = None,
-    image_size: int | None = None,
-    multiple_of: int = 1,
-    channels: int | None = None,
-    validation: float = 0.1,
-    seed: int = 0,
-    limit: int | None = None,
-    skip_bad: bool = False,
-    cache: str | Path | None = None,
-    split_file: str | Path | None = None,
-    progress: Progress = ignore,
-) -> Dataset:
+    source: str | Path = "digits", *, root: str | Path | None = None, image_size: int | None = None,
+    multiple_of: int = 1, channels: int | None = None, validation: float = 0.1, seed: int = 0,
+    limit: int | None = None, skip_bad: bool = False, cache: str | Path | None = None,
+    split_file: str | Path | None = None, progress: Progress = ignore,
+) -> Dataset:  # fmt: skip
     """A registered name (with options: `cifar100:labels=coarse`) or the path of a folder, `.npz` or `.parquet`.
 
     root: where the original files of named sets lie (else LINVIT_DATA, else the cache).

@@ -134,28 +134,23 @@ def _attention(spec: Spec, config: ModelConfig, first: bool = True) -> Cost:
     heads, d = config.heads, config.head_dim or config.dim // config.heads
     tokens = config.prefix_tokens + math.prod(grid(config))
     options: dict[str, Any] = {key: value for key, value in spec.options.items() if value != "none"}
-    m = d if spec.options.get("projection") == "none" else options.get("m", 64)
-    switches = 2 * d * bool(options.get("qk_norm")) + heads * d * options.get("dwc", 0) ** 2
-    total, weights, drawn = Cost(switches), 0, 0 if spec.options.get("projection") == "none" else m * d
-    match spec.name:
-        case "softmax":
-            return total + Cost(0, 2 * tokens**2 * d * heads)
-        case "linformer":
-            sharing, kind = spec.options.get("sharing", "headwise"), options.get("kind", "learned")
-            k = options.get("k", min(64, tokens))
-            copies = (heads if sharing == "none" else 1) * (1 if sharing in ("key-value", "layerwise") else 2)
-            copies = copies if first or sharing != "layerwise" else 0
-            numbers = copies * (-(-tokens // k) if kind == "conv" else k * tokens)
-            held = Cost(kept=numbers) if kind == "pool" else Cost(numbers)
-            return total + held + Cost(0, 4 * tokens * k * d * heads, 2 * numbers)
-        case "performer-theta-linear":
-            weights = m * m
-        case "performer-theta-mixture":
-            weights, m, drawn = 4 * d * d + 7 * d + 3, d, 0
-        case "performer-theta-mlp":
-            weights, drawn = d * m + m * m + 2 * m, 0
-        case "performer-theta":
-            weights, drawn = m * d + 2 * d * d + 2 * d + 2 * d * m + 2 * m + 2, 0
-        case name if not name.startswith("performer-"):
-            return total
-    return total + Cost(weights, heads * tokens * 4 * m * d, 2 * weights, drawn)
+    switches = Cost(2 * d * bool(options.get("qk_norm")) + heads * d * options.get("dwc", 0) ** 2)
+    if spec.name == "softmax":
+        return switches + Cost(macs=2 * tokens**2 * d * heads)
+    if spec.name == "linformer":
+        sharing, kind, k = spec.options.get("sharing"), options.get("kind"), options.get("k", min(64, tokens))
+        copies = (heads if sharing == "none" else 1) * (1 if sharing in ("key-value", "layerwise") else 2)
+        numbers = copies * (first or sharing != "layerwise") * (-(-tokens // k) if kind == "conv" else k * tokens)
+        held = Cost(kept=numbers) if kind == "pool" else Cost(numbers)
+        return switches + held + Cost(macs=4 * tokens * k * d * heads, alive=2 * numbers)
+    if not spec.name.startswith("performer-"):
+        return switches
+    kernel, drawn = spec.name.removeprefix("performer-"), spec.options.get("projection") != "none"
+    m = options.get("m", 64) if drawn else d
+    learned = {
+        "theta-linear": m * m, "theta-mlp": d * m + m * m + 2 * m, "theta-mixture": 4 * d * d + 7 * d + 3,
+        "theta": m * d + 2 * d * d + 2 * d + 2 * d * m + 2 * m + 2,
+    }  # fmt: skip
+    rows = m * d if drawn and (kernel == "theta-linear" or kernel not in learned) else 0
+    weights = learned.get(kernel, 0)
+    return switches + Cost(weights, heads * tokens * 4 * m * d, 2 * weights, rows)
