@@ -37,20 +37,16 @@ class Augment:
     classes: int = 0  # needed to mix targets
 
     def __post_init__(self) -> None:
-        for name in ("pad_crop", "cutout", "mixup", "cutmix", "randaugment"):
+        for name in ("pad_crop", "cutout", "mixup", "cutmix"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"augmentation: {name}={getattr(self, name)} must not be negative")
         if self.flip not in ("none", "random", "alternating"):
             raise ValueError(f"augmentation: flip={self.flip} must be none, random or alternating")
         if self.padding not in ("zero", "reflect"):
             raise ValueError(f"augmentation: padding={self.padding} must be zero or reflect")
-        if self.randaugment > len(OPERATIONS):
-            most = len(OPERATIONS)
-            raise ValueError(
-                f"augmentation: randaugment={self.randaugment} must be 0 to {most}, the operations there are"
-            )
-        if not 0 <= self.magnitude <= 30:
-            raise ValueError(f"augmentation: magnitude={self.magnitude} must be 0 to 30")
+        for name, most in (("randaugment", len(OPERATIONS)), ("magnitude", 30)):
+            if not 0 <= getattr(self, name) <= most:
+                raise ValueError(f"augmentation: {name}={getattr(self, name)} must be 0 to {most}")
         if self.mixes and self.classes < 2:
             raise ValueError("augmentation: mixup and cutmix need the number of classes")
 

@@ -57,11 +57,8 @@ class Pixels:
 
 
 def cache_root(cache: str | Path | None) -> Path:
-    if cache is not None:
-        return Path(cache).expanduser()
-    if found := os.environ.get("LINVIT_CACHE"):
-        return Path(found).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "linvit"
+    usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "linvit"
+    return Path(cache or os.environ.get("LINVIT_CACHE") or usual).expanduser()
 
 
 def digest(images: np.ndarray, labels: np.ndarray) -> str:

@@ -94,9 +94,7 @@ def _find(layout: Batches, place: Path) -> tuple[Path, bool] | None:
 
 def _arrays(path: Path, files: Files, layout: Batches, binary: bool) -> Arrays:
     def part(*names: str) -> tuple[np.ndarray, np.ndarray]:
-        pieces = [
-            _records(path, files, layout, name) if binary else _pickled(path, files, layout, name) for name in names
-        ]
+        pieces = [(_records if binary else _pickled)(path, files, layout, name) for name in names]
         return np.concatenate([p[0] for p in pieces]), np.concatenate([p[1] for p in pieces])
 
     if binary:

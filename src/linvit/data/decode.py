@@ -79,9 +79,7 @@ def _open(name: str, source: Path | bytes) -> Image.Image:
         raise _too_large(name, f"claims {width:,} × {height:,} pixels")
     if min(width, height) < SMALLEST:
         image.close()
-        raise BadImage(
-            f"{name}: is {width} × {height} pixels, under the smallest allowed side of {SMALLEST}: remove it"
-        )
+        raise BadImage(f"{name}: is {width} × {height} pixels, under the smallest side of {SMALLEST}: remove it")
     return image
 
 

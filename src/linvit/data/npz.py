@@ -68,7 +68,5 @@ def _images(path: Path, key: str, x: np.ndarray) -> np.ndarray:
 def _labels(path: Path, key: str, y: np.ndarray) -> np.ndarray:
     y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
     if y.ndim != 1 or y.dtype.kind not in "iu" or not y.size:
-        raise ValueError(
-            f"{path}: {key} has shape {y.shape} and type {y.dtype}: labels are whole numbers, one per image"
-        )
+        raise ValueError(f"{path}: {key} has shape {y.shape}, {y.dtype}: labels are whole numbers, one per image")
     return y.astype(np.int64)

@@ -28,6 +28,5 @@ def synthetic(
         noisy = (1 - noise) * clean[:, None] + noise * rng.random((count, channels, size, size))
         return np.rint(255 * noisy).astype(np.uint8), labels
 
-    return stack(
-        {"train": draw(images), "test": draw(images // 2)}, [f"angle {180 * i // classes}" for i in range(classes)]
-    )
+    names = [f"angle {180 * i // classes}" for i in range(classes)]
+    return stack({"train": draw(images), "test": draw(images // 2)}, names)

@@ -6,6 +6,7 @@ A convolutional map stays a grid: collapsing it to one token, as one report did,
 from __future__ import annotations
 
 import warnings
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -53,8 +54,7 @@ class ConvStem(Stem):
     def __init__(self, config: ModelConfig):
         super().__init__(config)
         self.pools, widths = config.pools or 0, config.widths
-        pairs = zip((config.channels, *widths), widths, strict=False)
-        self.layers = nn.ModuleList(_Convolution(a, b) for a, b in pairs)
+        self.layers = nn.ModuleList(_Convolution(a, b) for a, b in pairwise((config.channels, *widths)))
         self.embed = nn.Linear(widths[-1], config.dim)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -94,8 +94,7 @@ class ResNetStem(Stem):
     def __init__(self, config: ModelConfig):
         super().__init__(config)
         widths = config.widths
-        pairs = zip((widths[0], *widths), widths, strict=False)
-        stages = [_Residual(a, b, 1 if i == 0 else 2) for i, (a, b) in enumerate(pairs)]
+        stages = [_Residual(a, b, 1 if i == 0 else 2) for i, (a, b) in enumerate(pairwise((widths[0], *widths)))]
         self.layers = nn.Sequential(_Convolution(config.channels, widths[0]), *stages)
         self.embed = nn.Linear(widths[-1], config.dim)
 
