@@ -74,7 +74,7 @@ class Twin:
 
 
 def measure(name: str, options: dict, seconds: float) -> str:
-    dataset = data.load(name)
+    dataset = data.load_data(name)
     experiment = design(dataset, "performer-relu:m=32", **options, steps=100_000)
     twin, end = Twin(experiment, dataset), time.monotonic() + seconds
 

@@ -189,6 +189,8 @@ def test_beta_weights_have_the_right_spread():
         {"padding": "wrap"},
         {"mixup": 0.2, "classes": 0},
         {"magnitude": 31},
+        {"randaugment": 15},
+        {"randaugment": 99},
         {"cutmix": -1.0},
     ],
 )
@@ -248,9 +250,26 @@ def test_operations_do_what_pillow_does(ours, pillow, tolerance, sign):
         assert (found - wanted).abs().max() <= tolerance
 
 
-def test_every_operation_is_drawn():
-    kinds = (Draw(0, 0, torch.arange(14_000))("op") * len(ops.OPERATIONS)).long()
-    assert torch.bincount(kinds).min() > 800
+def test_every_operation_is_drawn(monkeypatch):
+    """Each as often as the others (13 degrees of freedom: p < 1e-4), with either sign, at the strength asked for."""
+    signs, strengths = [], set()
+
+    def mark(number):
+        def apply(x, sign, strength):
+            signs.append(sign)
+            strengths.add(strength)
+            return torch.full_like(x, number)
+
+        return apply
+
+    monkeypatch.setattr(ops, "OPERATIONS", (None, *(mark(number) for number in range(1, 14))))
+    n = 14_000
+    chain = data.Augment(pad_crop=0, randaugment=1, magnitude=12, mean=[0.0], std=[1 / 255])
+    x, _ = chain(torch.zeros(n, 1, 1, 1, dtype=torch.uint8), torch.zeros(n), torch.arange(n), 0, 0)
+    counts = torch.bincount(x.flatten().round().long(), minlength=14)
+    assert float((counts - n / 14).square().sum() / (n / 14)) < 42
+    assert abs(float(torch.cat(signs).mean())) < 5 / n**0.5
+    assert strengths == {0.4}
 
 
 def test_magnitude_zero_changes_almost_nothing():

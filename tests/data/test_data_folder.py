@@ -304,6 +304,13 @@ def test_a_set_that_does_not_fit_is_refused_before_decoding(image_folder, monkey
         data.load_data(image_folder())
 
 
+def test_an_image_size_that_does_not_fit_is_refused_before_a_file_is_opened(image_folder, monkeypatch):
+    monkeypatch.setattr(cache.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 10**9}))
+    monkeypatch.setattr(cache, "read_header", lambda name, source: pytest.fail("a file was opened"))
+    with pytest.raises(ValueError, match=r"decoded at 8000 × 8000 it takes 1\.3 GB, but .*decoded has 1\.0 GB free"):
+        data.load_data(image_folder(), image_size=8000)
+
+
 def test_results_wait_in_bounded_number():
     """However slow the writer, only a few decoded chunks are in memory."""
     made = []

@@ -23,7 +23,8 @@ def record(metric, value, *, artefact="", n=1, **tags) -> Record:
     """`attention` names the variant too."""
     if "attention" in tags:
         tags = {"variant": tags["attention"]} | tags
-    return Record(metric, value, unit=METRICS[metric].unit, n=n, artefact=artefact, device="cpu", threads=2, dtype="float32",
+    return Record(metric, value, unit=METRICS[metric].unit, n=n, artefact=artefact,
+                  device="cpu", threads=2, dtype="float32",
                   versions="linvit 0.1.0, torch 2.13.0", commit="0123456789ab", time=1.7e9, tags=tags)  # fmt: skip
 
 
@@ -38,7 +39,8 @@ def study(
         "format": 2, "commands": [command], "started": 1.7e9, "finished": 1.7e9 + 260,
         "dataset": {"name": name, "classes": list(classes), "image_size": side, "channels": channels, "train": 1293,
                     "validation": 144, "test": 360},
-        "variants": [{"id": name, "label": name, "attention": name} for name in attentions], "seeds": list(seeds), "epochs": 30, "steps": 630, "budget": None,
+        "variants": [{"id": name, "label": name, "attention": name} for name in attentions],
+        "seeds": list(seeds), "epochs": 30, "steps": 630, "budget": None,
         "model": {"dim": 64, "depth": 4, "heads": 4, "patch_size": 2}, "recipe": {"optimizer": "adamw", "lr": 1e-3},
         "match": True, "warnings": list(warnings),
         "machine": {"cpu": "Example CPU", "cores": 2, "memory": "8 GiB", "device": "cpu", "os": "Linux"},

@@ -20,6 +20,7 @@ from linvit import cli, data, metrics
 from linvit.measure import race
 from linvit.measure.race import BASELINES
 from linvit.records import Record, Records
+from linvit.report import page
 from linvit.study import Study, Variant, compare, measuring
 from linvit.study.compare import seconds
 from linvit.study.design import named
@@ -44,6 +45,7 @@ def short():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measuring, "LENGTHS", (16, 36))
         patch.setattr(measuring, "ROUNDS", 2)
+        patch.setattr(page, "_draw", lambda specs, folder: None)  # tested with the report
         yield
 
 
@@ -105,9 +107,8 @@ def test_every_record_is_as_the_table_of_metrics_says(whole: Path) -> None:
     assert len({metrics.key(record) for record in found}) == len(found)
     told = {"variant", "baseline"}
     assert all(told & set(r.tags) for r in found if metrics.METRICS[r.metric].per)
-    assert {"test_accuracy", "peak_memory", "attention_time", "attention_error", "examples"} <= {
-        r.metric for r in found
-    }
+    kinds = {"test_accuracy", "peak_memory", "attention_time", "attention_error", "examples"}
+    assert kinds <= {r.metric for r in found}
 
 
 def test_a_study_is_read_back(whole: Path) -> None:
@@ -414,9 +415,8 @@ def test_ctrl_c_saves_every_training_and_says_how_to_go_on(tmp_path: Path) -> No
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert err.splitlines()[-1].startswith(
-        "linvit: interrupted: nothing that was trained is lost; go on with: linvit compare"
-    )
+    last = err.splitlines()[-1]
+    assert last.startswith("linvit: interrupted: nothing that was trained is lost; go on with: linvit compare")
     assert len(list(out.glob("*/last/step-*"))) >= 2
     assert not [p for p in os.listdir("/proc") if p.isdigit() and str(out) in _words(p)]  # nobody is left behind
 

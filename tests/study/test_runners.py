@@ -15,6 +15,7 @@ import pytest
 
 from linvit import data
 from linvit.records import Record, Records
+from linvit.report import page
 from linvit.study import Study, compare, measuring
 from linvit.study.jobs import Job
 from linvit.study.runners import RUNNERS, Runner
@@ -31,6 +32,7 @@ compare_module = sys.modules["linvit.study.compare"]
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "LENGTHS", (16,))
     monkeypatch.setattr(measuring, "ROUNDS", 1)
+    monkeypatch.setattr(page, "_draw", lambda specs, folder: None)
     monkeypatch.setattr(measuring, "peak_memory", lambda *_: Record("peak_memory", 7, "bytes", tags={"batch": 16}))
 
 
@@ -75,9 +77,8 @@ CREW: list = []
 def crew(monkeypatch: pytest.MonkeyPatch) -> None:
     """The runners that are made, to reach their workers."""
     real = RUNNERS["processes"]
-    monkeypatch.setattr(
-        real, "__init__", lambda self, *args, init=real.__init__: (CREW.append(self), init(self, *args))[1]
-    )
+    start = real.__init__
+    monkeypatch.setattr(real, "__init__", lambda self, *args: (CREW.append(self), start(self, *args))[1])
 
 
 def test_a_worker_that_dies_is_one_failed_job_and_is_tried_again(tmp_path: Path, crew: None) -> None:
@@ -207,9 +208,8 @@ def test_a_runner_is_one_class(tmp_path: Path) -> None:
     jobs = []
     for number, seed in enumerate((0, 1)):
         experiment = design(dataset, "softmax", seed, source=source, epochs=1, **SMALL)
-        jobs.append(
-            Job(number=number, jobs=2, variant="softmax", experiment=experiment, folder=str(tmp_path / f"{seed}"))
-        )
+        place = str(tmp_path / f"{seed}")
+        jobs.append(Job(number=number, jobs=2, variant="softmax", experiment=experiment, folder=place))
     found = list(Backwards(1, {dataset.identity: dataset}).run(jobs, lambda job, event: None))
     assert [job.number for job, _ in found] == [0, 1]
     assert all(any(r.metric == "test_accuracy" for r in records) for _, records in found)

@@ -16,15 +16,6 @@ from linvit.data.decode import BadImage, read_image
 from linvit.data.sources import DATASETS, FORMATS, Arrays, Pictures
 
 __all__ = [
-    "DATASETS",
-    "FORMATS",
-    "Arrays",
-    "Augment",
-    "BadImage",
-    "Dataset",
-    "Pictures",
-    "Split",
-    "load_data",
-    "normalise",
+    "DATASETS", "FORMATS", "Arrays", "Augment", "BadImage", "Dataset", "Pictures", "Split", "load_data", "normalise",
     "read_image",
-]
+]  # fmt: skip

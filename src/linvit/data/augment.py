@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from scipy.special import betaincinv
 from torch import Tensor
 
-from linvit.data.randaugment import randaugment
+from linvit.data.randaugment import OPERATIONS, randaugment
 
 
 @dataclass(frozen=True)
@@ -30,22 +30,23 @@ class Augment:
     cutout: int = 0  # side of the square that is blanked
     mixup: float = 0.0  # α of the Beta(α, α) mixing weight
     cutmix: float = 0.0  # α of the Beta(α, α) area; with both, each sample gets one or the other
-    randaugment: int = 0  # operations per image
+    randaugment: int = 0  # operations per image, at most as many as there are
     magnitude: int = 9  # of RandAugment, 0 to 30
     mean: Sequence[float] = (0.5,)
     std: Sequence[float] = (0.5,)
     classes: int = 0  # needed to mix targets
 
     def __post_init__(self) -> None:
-        for name in ("pad_crop", "cutout", "mixup", "cutmix", "randaugment"):
+        for name in ("pad_crop", "cutout", "mixup", "cutmix"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"augmentation: {name}={getattr(self, name)} must not be negative")
         if self.flip not in ("none", "random", "alternating"):
             raise ValueError(f"augmentation: flip={self.flip} must be none, random or alternating")
         if self.padding not in ("zero", "reflect"):
             raise ValueError(f"augmentation: padding={self.padding} must be zero or reflect")
-        if not 0 <= self.magnitude <= 30:
-            raise ValueError(f"augmentation: magnitude={self.magnitude} must be 0 to 30")
+        for name, most in (("randaugment", len(OPERATIONS)), ("magnitude", 30)):
+            if not 0 <= getattr(self, name) <= most:
+                raise ValueError(f"augmentation: {name}={getattr(self, name)} must be 0 to {most}")
         if self.mixes and self.classes < 2:
             raise ValueError("augmentation: mixup and cutmix need the number of classes")
 

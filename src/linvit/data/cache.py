@@ -19,7 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from filelock import FileLock
@@ -36,6 +36,15 @@ Picture = tuple[str, Path | bytes]
 T = TypeVar("T")
 
 
+class Wanted(NamedTuple):
+    """How images are to be decoded."""
+
+    image_size: int | None
+    multiple_of: int
+    channels: int | None
+    skip_bad: bool
+
+
 @dataclass(frozen=True)
 class Pixels:
     """All images of a set, in the order of its splits."""
@@ -48,11 +57,8 @@ class Pixels:
 
 
 def cache_root(cache: str | Path | None) -> Path:
-    if cache is not None:
-        return Path(cache).expanduser()
-    if found := os.environ.get("LINVIT_CACHE"):
-        return Path(found).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "linvit"
+    usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "linvit"
+    return Path(cache or os.environ.get("LINVIT_CACHE") or usual).expanduser()
 
 
 def digest(images: np.ndarray, labels: np.ndarray) -> str:
@@ -69,20 +75,11 @@ def _seal(sha: Any, shape: tuple[int, ...], labels: np.ndarray) -> str:
     return sha.hexdigest()
 
 
-def decoded(
-    pictures: Pictures,
-    where: str,
-    folder: Path,
-    *,
-    image_size: int | None,
-    multiple_of: int,
-    channels: int | None,
-    skip_bad: bool,
-    progress: Progress,
-) -> Pixels:
+def decoded(pictures: Pictures, where: str, folder: Path, wanted: Wanted, progress: Progress) -> Pixels:
     """The pixels of a set, from the cache or decoded into it."""
-    wanted = (VERSION, pictures.fingerprint, image_size, multiple_of if image_size is None else 1, channels, skip_bad)
-    key = hashlib.sha256(repr(wanted).encode()).hexdigest()[:24]
+    size, multiple_of, channels, skip_bad = wanted
+    made_by = (VERSION, pictures.fingerprint, size, multiple_of if size is None else 1, channels, skip_bad)
+    key = hashlib.sha256(repr(made_by).encode()).hexdigest()[:24]
     entry, part = folder / key, folder / f"{key}.part"
     if not entry.exists():
         with FileLock(folder / f"{key}.lock"):
@@ -92,7 +89,7 @@ def decoded(
                 try:
                     with warnings.catch_warnings():  # Pillow warns about odd metadata; the pixels are what counts
                         warnings.simplefilter("ignore")
-                        _write(part, pictures, where, image_size, multiple_of, channels, skip_bad, progress)
+                        _write(part, pictures, where, wanted, progress)
                     os.rename(part, entry)
                     sync_folder(folder)
                 finally:
@@ -110,17 +107,10 @@ def _read(entry: Path) -> Pixels:
     return Pixels(images, labels, meta["counts"], meta["digest"], meta["skipped"])
 
 
-def _write(
-    part: Path,
-    pictures: Pictures,
-    where: str,
-    image_size: int | None,
-    multiple_of: int,
-    channels: int | None,
-    skip_bad: bool,
-    progress: Progress,
-) -> None:
+def _write(part: Path, pictures: Pictures, where: str, wanted: Wanted, progress: Progress) -> None:
     total = len(pictures.labels)
+    if wanted.image_size:  # before any file is opened; the number of channels may follow from the files
+        _check_space(where, part, total * (wanted.channels or 1) * wanted.image_size**2, wanted.image_size)
 
     def attempt(work: Callable[[str, Path | bytes], T]) -> Callable[[list[Picture]], list[T | None]]:
         """`work` on a chunk; an unreadable image gives None if those are to be skipped."""
@@ -129,7 +119,7 @@ def _write(
             try:
                 return work(*picture)
             except BadImage:
-                if not skip_bad:
+                if not wanted.skip_bad:
                     raise
                 return None
 
@@ -141,8 +131,9 @@ def _write(
     readable = [header for header in headers if header is not None]
     if not readable:
         raise ValueError(f"{where}: none of its {total} images can be read")
-    size = image_size or common_size([(header.width, header.height) for header in readable], multiple_of)
-    depth = channels or (3 if any(header.colour for header in readable) else 1)
+    sizes = [(header.width, header.height) for header in readable]
+    size = wanted.image_size or common_size(sizes, wanted.multiple_of)
+    depth = wanted.channels or (3 if any(header.colour for header in readable) else 1)
     _check_space(where, part, total * depth * size * size, size)
 
     sha, kept, done = hashlib.sha256(), [], 0

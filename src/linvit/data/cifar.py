@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import tarfile
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +21,7 @@ URL = "https://www.cs.toronto.edu/~kriz/"
 PIXELS = 3 * 32 * 32
 LARGEST = 200_000_000  # bytes in one member of an archive
 EXPECTED = {"train": 50_000, "test": 10_000}
-Read = Callable[[str], bytes]
+Files = dict[str, bytes]
 
 
 @dataclass(frozen=True)
@@ -44,40 +43,20 @@ class Batches:
 
 
 _TEN = Batches(
-    stem="cifar-10",
-    binary="cifar-10-batches-bin",
-    python="cifar-10-batches-py",
-    train=tuple(f"data_batch_{i}" for i in range(1, 6)),
-    test="test_batch",
-    classes_file="batches.meta.txt",
-    classes_key="label_names",
-    meta="batches.meta",
-    labels_key="labels",
-    label_bytes=1,
-    label_at=0,
+    stem="cifar-10", binary="cifar-10-batches-bin", python="cifar-10-batches-py",
+    train=tuple(f"data_batch_{i}" for i in range(1, 6)), test="test_batch", classes_file="batches.meta.txt",
+    classes_key="label_names", meta="batches.meta", labels_key="labels", label_bytes=1, label_at=0,
     md5_binary="c32a1d4ab5d03f1284b67883e8d87530",
-)
+)  # fmt: skip
 _HUNDRED = Batches(
-    stem="cifar-100",
-    binary="cifar-100-binary",
-    python="cifar-100-python",
-    train=("train",),
-    test="test",
-    classes_file="fine_label_names.txt",
-    classes_key="fine_label_names",
-    meta="meta",
-    labels_key="fine_labels",
-    label_bytes=2,
-    label_at=1,
-    md5_binary="03b5dce01913d631647c71ecec9e9cb8",
-)
+    stem="cifar-100", binary="cifar-100-binary", python="cifar-100-python", train=("train",), test="test",
+    classes_file="fine_label_names.txt", classes_key="fine_label_names", meta="meta", labels_key="fine_labels",
+    label_bytes=2, label_at=1, md5_binary="03b5dce01913d631647c71ecec9e9cb8",
+)  # fmt: skip
 _TWENTY = replace(
-    _HUNDRED,
-    classes_file="coarse_label_names.txt",
-    classes_key="coarse_label_names",
-    labels_key="coarse_labels",
+    _HUNDRED, classes_file="coarse_label_names.txt", classes_key="coarse_label_names", labels_key="coarse_labels",
     label_at=0,
-)
+)  # fmt: skip
 
 
 @DATASETS.register("cifar10")
@@ -113,18 +92,16 @@ def _find(layout: Batches, place: Path) -> tuple[Path, bool] | None:
     return None
 
 
-def _arrays(path: Path, read: Read, layout: Batches, binary: bool) -> Arrays:
+def _arrays(path: Path, files: Files, layout: Batches, binary: bool) -> Arrays:
     def part(*names: str) -> tuple[np.ndarray, np.ndarray]:
-        pieces = [
-            _records(path, read, layout, name) if binary else _pickled(path, read, layout, name) for name in names
-        ]
+        pieces = [(_records if binary else _pickled)(path, files, layout, name) for name in names]
         return np.concatenate([p[0] for p in pieces]), np.concatenate([p[1] for p in pieces])
 
     if binary:
-        classes = read(layout.classes_file).decode().split("\n")
+        classes = files[layout.classes_file].decode().split("\n")
         classes = [name.strip() for name in classes if name.strip()]
     else:
-        names = _unpickle(path, read, layout.meta).get(layout.classes_key, [])
+        names = _unpickle(path, files, layout.meta).get(layout.classes_key, [])
         classes = [name.decode() if isinstance(name, bytes) else str(name) for name in names]
     parts = {"train": part(*layout.train), "test": part(layout.test)}
     for split, (_, labels) in parts.items():
@@ -137,8 +114,8 @@ def _arrays(path: Path, read: Read, layout: Batches, binary: bool) -> Arrays:
     return stack(parts, classes)
 
 
-def _records(path: Path, read: Read, layout: Batches, name: str) -> tuple[np.ndarray, np.ndarray]:
-    raw = np.frombuffer(read(f"{name}.bin"), np.uint8)
+def _records(path: Path, files: Files, layout: Batches, name: str) -> tuple[np.ndarray, np.ndarray]:
+    raw = np.frombuffer(files[f"{name}.bin"], np.uint8)
     length = layout.label_bytes + PIXELS
     if not len(raw) or len(raw) % length:
         raise ValueError(f"{path / name}.bin: is corrupt (not whole records of {length} bytes): get it again")
@@ -146,17 +123,17 @@ def _records(path: Path, read: Read, layout: Batches, name: str) -> tuple[np.nda
     return records[:, layout.label_bytes :].reshape(-1, 3, 32, 32), records[:, layout.label_at].astype(np.int64)
 
 
-def _pickled(path: Path, read: Read, layout: Batches, name: str) -> tuple[np.ndarray, np.ndarray]:
-    batch = _unpickle(path, read, name)
+def _pickled(path: Path, files: Files, layout: Batches, name: str) -> tuple[np.ndarray, np.ndarray]:
+    batch = _unpickle(path, files, name)
     pixels, labels = batch.get("data"), np.asarray(batch.get(layout.labels_key, []))
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape != (len(labels), PIXELS):
         raise ValueError(f"{path / name}: is not a {layout.stem} batch (no 'data' and '{layout.labels_key}' that fit)")
     return pixels.reshape(-1, 3, 32, 32), labels.astype(np.int64)
 
 
-def _unpickle(path: Path, read: Read, name: str) -> dict[str, Any]:
+def _unpickle(path: Path, files: Files, name: str) -> dict[str, Any]:
     try:
-        value = plain_pickle.loads(read(name))
+        value = plain_pickle.loads(files[name])
         if not isinstance(value, dict):
             raise ValueError("it holds no dictionary")
     except ValueError as error:
@@ -164,18 +141,14 @@ def _unpickle(path: Path, read: Read, name: str) -> dict[str, Any]:
     return {key.decode("latin-1") if isinstance(key, bytes) else str(key): item for key, item in value.items()}
 
 
-def _contents(path: Path, names: list[str]) -> Read:
-    """Reads a file of a folder or a member of a tar.gz by its name; nothing is ever extracted to disk."""
-    if path.is_dir():
-
-        def from_folder(name: str) -> bytes:
-            try:
-                return (path / name).read_bytes()
-            except OSError as error:
-                raise ValueError(f"{path / name}: cannot be read ({error.strerror}): get it again") from None
-
-        return from_folder
-    members: dict[str, bytes] = {}
+def _contents(path: Path, names: list[str]) -> Files:
+    """These files of a folder, or members of a tar.gz; nothing is ever extracted to disk."""
+    try:
+        if path.is_dir():
+            return {name: (path / name).read_bytes() for name in names}
+    except OSError as error:
+        raise ValueError(f"{error.filename}: cannot be read ({error.strerror}): get it again") from None
+    members: Files = {}
     try:
         with tarfile.open(path, "r|gz") as archive:  # one pass: going back in a gzip means starting over
             for member in archive:
@@ -183,12 +156,8 @@ def _contents(path: Path, names: list[str]) -> Read:
                 stream = archive.extractfile(member) if name in names and member.size <= LARGEST else None
                 if stream is not None:
                     members[name] = stream.read()
+        if missing := [name for name in names if name not in members]:
+            raise EOFError(f"it has no '{missing[0]}'")
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         raise ValueError(f"{path}: is corrupt ({error}): delete it to download it again") from None
-
-    def from_archive(name: str) -> bytes:
-        if name not in members:
-            raise ValueError(f"{path}: is corrupt (it has no '{name}'): delete it to download it again")
-        return members[name]
-
-    return from_archive
+    return members

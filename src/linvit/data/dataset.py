@@ -17,9 +17,9 @@ import torch
 
 from linvit.data import splits
 from linvit.data.augment import Augment
-from linvit.data.cache import Pixels, cache_root, common_size, decoded, digest
-from linvit.data.decode import SMALLEST, resize
-from linvit.data.sources import DATASETS, FORMATS, SPLITS, Arrays, Pictures, check_labels
+from linvit.data.cache import Pixels, Wanted, cache_root, common_size, decoded, digest
+from linvit.data.decode import LARGEST, SMALLEST, resize
+from linvit.data.sources import DATASETS, FORMATS, SPLITS, Arrays, Pictures, check_labels, check_memory
 from linvit.errors import choices
 from linvit.files import write_atomically
 from linvit.progress import Progress, ignore
@@ -80,20 +80,11 @@ class Dataset:
 
 
 def load_data(
-    source: str | Path = "digits",
-    *,
-    root: str | Path | None = None,
-    image_size: int | None = None,
-    multiple_of: int = 1,
-    channels: int | None = None,
-    validation: float = 0.1,
-    seed: int = 0,
-    limit: int | None = None,
-    skip_bad: bool = False,
-    cache: str | Path | None = None,
-    split_file: str | Path | None = None,
-    progress: Progress = ignore,
-) -> Dataset:
+    source: str | Path = "digits", *, root: str | Path | None = None, image_size: int | None = None,
+    multiple_of: int = 1, channels: int | None = None, validation: float = 0.1, seed: int = 0,
+    limit: int | None = None, skip_bad: bool = False, cache: str | Path | None = None,
+    split_file: str | Path | None = None, progress: Progress = ignore,
+) -> Dataset:  # fmt: skip
     """A registered name (with options: `cifar100:labels=coarse`) or the path of a folder, `.npz` or `.parquet`.
 
     root: where the original files of named sets lie (else LINVIT_DATA, else the cache).
@@ -114,9 +105,8 @@ def load_data(
         if isinstance(found, Arrays):
             pixels = _fitted(found, where, image_size, multiple_of, channels)
         else:
-            options = {"image_size": image_size, "multiple_of": multiple_of, "channels": channels}
-            folder = store / "decoded"
-            pixels = decoded(found, where, folder, skip_bad=skip_bad, progress=progress, **options)
+            wanted = Wanted(image_size, multiple_of, channels, skip_bad)
+            pixels = decoded(found, where, store / "decoded", wanted, progress)
         if pixels.skipped:
             _check_content(where, pixels.labels, pixels.counts, classes, validation, limit)
         key = hashlib.sha256(repr((pixels.digest, validation, seed, limit)).encode()).hexdigest()[:16]
@@ -148,10 +138,10 @@ def _identity(content: str, classes: list[str], rows: list[np.ndarray]) -> str:
 def _check_arguments(
     image_size: int | None, multiple_of: int, channels: int | None, validation: float, limit: int | None
 ) -> None:
-    if image_size is not None and image_size < SMALLEST:
-        raise ValueError(f"image_size={image_size} is under the smallest allowed side of {SMALLEST}")
-    if multiple_of < 1:
-        raise ValueError(f"multiple_of={multiple_of} must be at least 1")
+    if image_size is not None and not SMALLEST <= image_size <= LARGEST:
+        raise ValueError(f"image_size={image_size} must be between {SMALLEST} and {LARGEST}")
+    if not 1 <= multiple_of <= LARGEST:
+        raise ValueError(f"multiple_of={multiple_of} must be between 1 and {LARGEST}")
     if channels not in (None, 1, 3):
         raise ValueError(f"channels={channels} must be 1 (grey) or 3 (colour)")
     if not 0 <= validation < 1:
@@ -212,6 +202,7 @@ def _fitted(arrays: Arrays, where: str, image_size: int | None, multiple_of: int
         raise ValueError(f"{where}: images are {width} × {height} pixels, under the smallest side of {SMALLEST}")
     size = image_size or common_size([(width, height)], multiple_of)
     if (height, width, depth) != (size, size, channels or depth):
+        check_memory(f"{where} at {size} × {size}", len(images) * (channels or depth) * size**2)
         images = resize(images, size, channels or depth)
     return Pixels(images, arrays.labels, dict(arrays.counts), digest(images, arrays.labels))
 

@@ -17,7 +17,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
 CODECS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")  # no codec that runs other programs
 SMALLEST = 4
-MAX_PIXELS = 2**26  # 8192 × 8192: 200 MB decoded
+LARGEST = 8192
+MAX_PIXELS = LARGEST**2  # 200 MB decoded
 
 
 class BadImage(ValueError):
@@ -78,9 +79,7 @@ def _open(name: str, source: Path | bytes) -> Image.Image:
         raise _too_large(name, f"claims {width:,} × {height:,} pixels")
     if min(width, height) < SMALLEST:
         image.close()
-        raise BadImage(
-            f"{name}: is {width} × {height} pixels, under the smallest allowed side of {SMALLEST}: remove it"
-        )
+        raise BadImage(f"{name}: is {width} × {height} pixels, under the smallest side of {SMALLEST}: remove it")
     return image
 
 

@@ -36,7 +36,8 @@ def folder(path: Path) -> Arrays | Pictures:
     for label, name in enumerate(classes):
         if label not in present:
             raise ValueError(f"{splits['train'] / name}: has no images: add some or remove the folder")
-    return from_files(path, [pair for pairs in files.values() for pair in pairs], classes, _counts(files))
+    counts = {name: len(pairs) for name, pairs in files.items() if pairs}
+    return from_files(path, [pair for pairs in files.values() for pair in pairs], classes, counts)
 
 
 def from_files(path: Path, files: list[tuple[Path, int]], classes: list[str], counts: dict[str, int]) -> Pictures:
@@ -65,10 +66,6 @@ def _labelled(folder: Path, classes: list[str]) -> list[tuple[Path, int]]:
             f"{folder / strange[0]}: this class is not among the training classes: add it there or remove it"
         )
     return [(file, classes.index(name)) for name in sorted(subfolders) for file in images_under(subfolders[name])]
-
-
-def _counts(files: dict[str, list[tuple[Path, int]]]) -> dict[str, int]:
-    return {name: len(pairs) for name, pairs in files.items() if pairs}
 
 
 def _subfolders(folder: Path) -> dict[str, Path]:

@@ -23,36 +23,30 @@ FILES = {
 }
 
 
+# of the gzipped files, in the order of FILES
+MNIST_MD5 = ("f68b3c2dcbeaaa9fbdd348bbdeb94873", "d53e105ee54ea40749a09fcbcd1e9432")
+MNIST_MD5 += ("9fb629c4189551a2d022fa330f9573f3", "ec29112dd5afa0611ce80d1b7f02629c")
+FASHION_MD5 = ("8d4fb7e6c68d591d4c3dfef9ec88bf0d", "25c81989df183df01b3e8a0aad5dffbe")
+FASHION_MD5 += ("bef4ecab320f06d8554ea6380940ec79", "bb300cfdad3c16e7a12a480ee83cd310")
+
+
 @DATASETS.register("mnist")
 def mnist(root: Path) -> Arrays:
-    md5s = {
-        "train-images-idx3-ubyte": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-        "train-labels-idx1-ubyte": "d53e105ee54ea40749a09fcbcd1e9432",
-        "t10k-images-idx3-ubyte": "9fb629c4189551a2d022fa330f9573f3",
-        "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
-    }
-    places = [*homes(root, "mnist", "MNIST"), root / "MNIST" / "raw"]
-    return _load("mnist", places, MNIST, md5s, [str(i) for i in range(10)])
+    return _load(root, "mnist", "MNIST", MNIST, MNIST_MD5, [str(i) for i in range(10)])
 
 
 @DATASETS.register("fashion-mnist")
 def fashion_mnist(root: Path) -> Arrays:
-    md5s = {
-        "train-images-idx3-ubyte": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-        "train-labels-idx1-ubyte": "25c81989df183df01b3e8a0aad5dffbe",
-        "t10k-images-idx3-ubyte": "bef4ecab320f06d8554ea6380940ec79",
-        "t10k-labels-idx1-ubyte": "bb300cfdad3c16e7a12a480ee83cd310",
-    }
-    places = [*homes(root, "fashion-mnist", "FashionMNIST"), root / "FashionMNIST" / "raw"]
-    return _load("fashion-mnist", places, FASHION, md5s, FASHION_CLASSES)
+    return _load(root, "fashion-mnist", "FashionMNIST", FASHION, FASHION_MD5, FASHION_CLASSES)
 
 
-def _load(dataset: str, places: list[Path], url: str, md5s: dict[str, str], classes: list[str]) -> Arrays:
-    folder = next((place for place in places if all(_find(place, name) for name in md5s)), places[0])
-    absent = [Remote(f"{url}{name}.gz", md5) for name, md5 in md5s.items() if not _find(folder, name)]
-    fetch(dataset, folder, absent)
-    parts = {split: _pair(folder, *names, classes) for split, names in FILES.items()}
-    return stack(parts, classes)
+def _load(root: Path, dataset: str, torchvision: str, url: str, md5s: tuple[str, ...], classes: list[str]) -> Arrays:
+    places = [*homes(root, dataset, torchvision), root / torchvision / "raw"]
+    names = [name for pair in FILES.values() for name in pair]
+    folder = next((place for place in places if all(_find(place, name) for name in names)), places[0])
+    remotes = [Remote(f"{url}{name}.gz", md5) for name, md5 in zip(names, md5s, strict=True)]
+    fetch(dataset, folder, [remote for remote in remotes if not _find(folder, remote.name.removesuffix(".gz"))])
+    return stack({split: _pair(folder, *pair, classes) for split, pair in FILES.items()}, classes)
 
 
 def _find(folder: Path, name: str) -> Path | None:

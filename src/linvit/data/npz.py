@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import zipfile
 import zlib
 from pathlib import Path
 
 import numpy as np
 
-from linvit.data.sources import FORMATS, Arrays, check_labels, stack
+from linvit.data.sources import FORMATS, Arrays, check_labels, check_memory, stack
 
-MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+UNREADABLE = (
+    TypeError, OSError, EOFError, ValueError, AttributeError, KeyError, MemoryError, zipfile.BadZipFile, zlib.error
+)  # fmt: skip
 KEYS = {"train": "train", "validation": "val", "test": "test"}
 
 
@@ -20,21 +21,9 @@ def npz(path: Path) -> Arrays:
     try:
         with np.load(path, allow_pickle=False) as file:  # of a plain .npy: an array, which has no `files`
             wanted = [key for key in file.files if key[:2] in ("x_", "y_")]
-            size = sum(file.zip.getinfo(f"{key}.npy").file_size for key in wanted)
-            if size > MEMORY / 2:
-                raise ValueError(f"it unpacks to {size / 1e9:.1f} GB, more than half of this machine's memory")
+            check_memory("unpacked it", sum(file.zip.getinfo(f"{key}.npy").file_size for key in wanted))
             arrays = {key: file[key] for key in wanted}
-    except (
-        TypeError,
-        OSError,
-        EOFError,
-        ValueError,
-        AttributeError,
-        KeyError,
-        zipfile.BadZipFile,
-        zlib.error,
-        MemoryError,
-    ) as error:
+    except UNREADABLE as error:
         why = str(error).split("\n")[0].split(". ")[0]
         raise ValueError(f"{path}: is not a readable .npz of plain arrays ({why}): save it with numpy.savez") from None
     parts = {
@@ -79,7 +68,5 @@ def _images(path: Path, key: str, x: np.ndarray) -> np.ndarray:
 def _labels(path: Path, key: str, y: np.ndarray) -> np.ndarray:
     y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
     if y.ndim != 1 or y.dtype.kind not in "iu" or not y.size:
-        raise ValueError(
-            f"{path}: {key} has shape {y.shape} and type {y.dtype}: labels are whole numbers, one per image"
-        )
+        raise ValueError(f"{path}: {key} has shape {y.shape}, {y.dtype}: labels are whole numbers, one per image")
     return y.astype(np.int64)

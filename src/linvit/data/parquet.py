@@ -55,9 +55,7 @@ def pictures(folder: Path, files: Mapping[str, list[Path]]) -> Pictures:
     for table in ordered:
         status = table.path.stat()
         sha.update(f"{table.path.name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
-    return Pictures(
-        lambda: (row for table in ordered for row in table.read()), labels, classes, counts, sha.hexdigest()
-    )
+    return Pictures(lambda: (r for table in ordered for r in table.read()), labels, classes, counts, sha.hexdigest())
 
 
 class _Table:
@@ -91,9 +89,7 @@ class _Table:
         except self.errors as error:
             raise self._corrupt(error) from None
         if column.null_count:
-            raise ValueError(
-                f"{self.path}: column '{self.label}' has {column.null_count} empty rows: label or remove them"
-            )
+            raise ValueError(f"{self.path}: column '{self.label}' has {column.null_count} empty rows: fill them")
         values = column.to_numpy()
         if values.dtype.kind not in "iu" and not all(isinstance(value, str) for value in values):
             raise ValueError(f"{self.path}: column '{self.label}' must hold whole numbers or names")

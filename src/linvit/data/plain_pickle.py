@@ -8,6 +8,7 @@ rebuilds a NumPy array, which is recognised by name and never made. Anything els
 from __future__ import annotations
 
 import pickletools
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,21 +25,22 @@ _DTYPES = {"u1", "i1", "i2", "i4", "i8"}
 _NUMBERS = {"INT", "LONG", "LONG1", "LONG4", "BININT", "BININT1", "BININT2", "FLOAT", "BINFLOAT"}
 _TEXTS = {"STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
 _BYTES = {"BINBYTES", "SHORT_BINBYTES", "BINBYTES8"}
-_CONSTANTS: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+_CONSTANTS: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": (), "MARK": _MARK}
 
 
+@dataclass
 class _Name:
     """A global the file mentions; only ever compared."""
 
-    def __init__(self, kind: str):
-        self.kind = kind
+    kind: str
 
 
+@dataclass
 class _Rebuilt:
     """An array or dtype under construction."""
 
-    def __init__(self, kind: str, value: Any = None):
-        self.kind, self.value = kind, value
+    kind: str
+    value: Any = None
 
 
 def loads(data: bytes) -> Any:
@@ -73,8 +75,6 @@ def _run(data: bytes) -> Any:
             stack.append(argument)
         elif name in _CONSTANTS:
             stack.append(_CONSTANTS[name])
-        elif name == "MARK":
-            stack.append(_MARK)
         elif name in ("PUT", "BINPUT", "LONG_BINPUT"):
             memo[int(argument or 0)] = stack[-1]
         elif name == "MEMOIZE":
@@ -92,17 +92,11 @@ def _run(data: bytes) -> Any:
         elif name == "DICT":
             items = since_mark()
             stack.append(dict(zip(items[::2], items[1::2], strict=True)))
-        elif name == "APPEND":
-            item = stack.pop()
-            stack[-1].append(item)
-        elif name == "APPENDS":
-            items = since_mark()
+        elif name in ("APPEND", "APPENDS"):
+            items = [stack.pop()] if name == "APPEND" else since_mark()
             stack[-1].extend(items)
-        elif name == "SETITEM":
-            value, key = stack.pop(), stack.pop()
-            stack[-1][key] = value
-        elif name == "SETITEMS":
-            items = since_mark()
+        elif name in ("SETITEM", "SETITEMS"):
+            items = [stack.pop(-2), stack.pop()] if name == "SETITEM" else since_mark()
             stack[-1].update(zip(items[::2], items[1::2], strict=True))
         elif name == "GLOBAL":
             stack.append(_named(*str(argument).split(" ", 1)))

@@ -38,12 +38,14 @@ def grey(x: Tensor) -> Tensor:
     return (LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue + 32768) >> 16
 
 
-def affine(x: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, dy: Tensor, dx: Tensor) -> Tensor:
+def affine(x: Tensor, **map: Tensor | float) -> Tensor:
     """Nearest-neighbour sampling at (a·y + b·x + dy, c·y + d·x + dx) from the centre; outside is black."""
     height, width = x.shape[2:]
     y = torch.arange(height, device=x.device).view(1, -1, 1) - (height - 1) / 2
     z = torch.arange(width, device=x.device).view(1, 1, -1) - (width - 1) / 2
-    a, b, c, d, dy, dx = (value.view(-1, 1, 1) for value in (a, b, c, d, dy, dx))
+    identity = {"a": 1.0, "b": 0.0, "c": 0.0, "d": 1.0, "dy": 0.0, "dx": 0.0}
+    values = (torch.as_tensor(value, device=x.device).expand(len(x)) for value in (identity | map).values())
+    a, b, c, d, dy, dx = (value.view(-1, 1, 1) for value in values)
     row = ((a * y + b * z + dy) + (height - 1) / 2).round().long()
     column = ((c * y + d * z + dx) + (width - 1) / 2).round().long()
     inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
@@ -53,28 +55,23 @@ def affine(x: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, dy: Tensor, dx
 
 def rotate(x: Tensor, sign: Tensor, strength: float) -> Tensor:
     sine, cosine = math.sin(math.radians(30 * strength)), math.cos(math.radians(30 * strength))
-    one, zero = torch.ones_like(sign), torch.zeros_like(sign)
-    return affine(x, one * cosine, sign * sine, -sign * sine, one * cosine, zero, zero)
+    return affine(x, a=cosine, b=sign * sine, c=-sign * sine, d=cosine)
 
 
 def shear_x(x: Tensor, sign: Tensor, strength: float) -> Tensor:
-    one, zero = torch.ones_like(sign), torch.zeros_like(sign)
-    return affine(x, one, zero, sign * (0.3 * strength), one, zero, zero)
+    return affine(x, c=sign * (0.3 * strength))
 
 
 def shear_y(x: Tensor, sign: Tensor, strength: float) -> Tensor:
-    one, zero = torch.ones_like(sign), torch.zeros_like(sign)
-    return affine(x, one, sign * (0.3 * strength), zero, one, zero, zero)
+    return affine(x, b=sign * (0.3 * strength))
 
 
 def translate_x(x: Tensor, sign: Tensor, strength: float) -> Tensor:
-    one, zero = torch.ones_like(sign), torch.zeros_like(sign)
-    return affine(x, one, zero, zero, one, zero, sign * round(150 / 331 * x.shape[3] * strength))
+    return affine(x, dx=sign * round(150 / 331 * x.shape[3] * strength))
 
 
 def translate_y(x: Tensor, sign: Tensor, strength: float) -> Tensor:
-    one, zero = torch.ones_like(sign), torch.zeros_like(sign)
-    return affine(x, one, zero, zero, one, sign * round(150 / 331 * x.shape[2] * strength), zero)
+    return affine(x, dy=sign * round(150 / 331 * x.shape[2] * strength))
 
 
 def _blend(x: Tensor, towards: Tensor, sign: Tensor, strength: float) -> Tensor:

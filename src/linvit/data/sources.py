@@ -6,6 +6,7 @@ validation images has no such entry, and `dataset.load_data` takes them from tra
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 
 from linvit.registry import Registry
 
+MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 SPLITS = ("train", "validation", "test")
 
 # name → function(root, *, options) and file suffix (or "folder") → function(path)
@@ -48,6 +50,12 @@ def stack(parts: Mapping[str, tuple[np.ndarray, np.ndarray]], classes: Sequence[
     images = np.concatenate([parts[name][0] for name in names])
     labels = np.concatenate([parts[name][1] for name in names]).astype(np.int64)
     return Arrays(images, labels, classes, {name: len(parts[name][1]) for name in names})
+
+
+def check_memory(what: str, size: int) -> None:
+    """Refuse what would take more than half of the machine's memory."""
+    if size > MEMORY / 2:
+        raise ValueError(f"{what} takes {size // 10**9:,} GB, more than half of the {MEMORY // 10**9:,} GB there are")
 
 
 def check_labels(where: object, labels: np.ndarray, classes: int) -> None:

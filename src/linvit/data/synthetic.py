@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from linvit.data.sources import DATASETS, Arrays, stack
+from linvit.data.sources import DATASETS, Arrays, check_memory, stack
 
 
 @DATASETS.register("synthetic")
@@ -15,6 +15,7 @@ def synthetic(
 ) -> Arrays:
     if classes < 2 or images < 3 * classes or size < 4 or channels not in (1, 3):
         raise ValueError("synthetic: needs classes ≥ 2, images ≥ 3 × classes, size ≥ 4 and channels 1 or 3")
+    check_memory("synthetic", 16 * images * channels * size**2)  # drawn in float64, with a copy
     y, x = np.mgrid[:size, :size] / size
     rng = np.random.Generator(np.random.Philox(key=classes))
 
@@ -27,6 +28,5 @@ def synthetic(
         noisy = (1 - noise) * clean[:, None] + noise * rng.random((count, channels, size, size))
         return np.rint(255 * noisy).astype(np.uint8), labels
 
-    return stack(
-        {"train": draw(images), "test": draw(images // 2)}, [f"angle {180 * i // classes}" for i in range(classes)]
-    )
+    names = [f"angle {180 * i // classes}" for i in range(classes)]
+    return stack({"train": draw(images), "test": draw(images // 2)}, names)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -15,27 +14,20 @@ from linvit.models.vit import VisionTransformer
 
 __all__ = [
     "SIZES", "Cost", "ModelConfig", "VisionTransformer", "create_model", "estimate", "match_parameters", "model_config",
-    "stored_model_config", "without_effect",
+    "without_effect",
 ]  # fmt: skip
 
 
 def model_config(size: str | None = None, **options: Any) -> ModelConfig:
-    """The named size with these options over it, checked; an option that would change nothing is an error."""
+    """The named size with these options over it, checked."""
     if size is not None and size not in SIZES:
         raise ValueError(f"unknown size '{size}'" + choices(size, SIZES))
-    base = {} if size is None else SIZES[size]
-    idle = without_effect(base | options)
-    for name in (name for name in idle if options.get(name) is not None):
-        raise ValueError(f"{name}={options[name]} has no effect: {idle[name]}: leave it out, or change that")
-    return stored_model_config({key: value for key, value in base.items() if key not in idle} | options)
-
-
-def stored_model_config(options: Mapping[str, Any]) -> ModelConfig:
-    """As a model was stored: with every option, those without effect too."""
     if unknown := sorted(set(options) - set(ModelConfig.model_fields)):
         raise ValueError(f"a model has no option '{unknown[0]}'" + choices(unknown[0], ModelConfig.model_fields))
+    base = {} if size is None else SIZES[size]
+    idle = without_effect(base | options)  # nobody asked for what a size brings and another stem has no use for
     try:
-        return ModelConfig(**options)
+        return ModelConfig(**{key: value for key, value in base.items() if key not in idle} | options)
     except ValidationError as error:
         raise clear(error) from None
 

@@ -12,7 +12,22 @@ from linvit.models.cost import check_fits
 from linvit.registry import check_options, parse_layers
 
 LONGEST_TRUNK = 64
-OF_BLOCKS = ("heads", "head_dim", "mlp_dim", "qkv_bias", "dropout", "drop_path", "layer_scale", "prefix")
+OF_STEM: dict[str, dict[str, Any]] = {  # their own options, and what those are if not given
+    "patch": {"patch_size": 4},
+    "conv": {"trunk": (64, 128, 256), "pools": 2},
+    "resnet": {"trunk": (32, 64, 128)},
+    "length-one": {"trunk": (64, 128, 256), "pools": 2},
+}
+OF_BLOCKS: tuple[str, ...] = (
+    "heads",
+    "head_dim",
+    "mlp_dim",
+    "qkv_bias",
+    "dropout",
+    "drop_path",
+    "layer_scale",
+    "prefix",
+)
 
 
 class ModelConfig(BaseModel):
@@ -22,9 +37,9 @@ class ModelConfig(BaseModel):
     channels: int = Field(3, ge=1)
     classes: int = Field(10, ge=1)
     stem: Literal["patch", "conv", "resnet", "pixel", "length-one"] = "patch"
-    patch_size: int = Field(4, ge=1)
-    trunk: tuple[PositiveInt, ...] | None = Field(None, min_length=1)  # widths of a conv or resnet stem
-    pools: int = Field(2, ge=0)  # of a conv stem
+    patch_size: int | None = Field(None, ge=1)
+    trunk: tuple[PositiveInt, ...] | None = Field(None, min_length=1)  # widths of a convolutional stem
+    pools: int | None = Field(None, ge=0)  # of a conv or length-one stem
     dim: int = Field(128, ge=1)
     depth: int = Field(6, ge=0, le=10_000)
     heads: int = Field(8, ge=1)
@@ -45,18 +60,24 @@ class ModelConfig(BaseModel):
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Of a convolutional stem."""
-        return self.trunk or ((32, 64, 128) if self.stem == "resnet" else (64, 128, 256))
+        """The trunk of a stem that has one."""
+        return self.trunk or ()
 
     @property
     def prefix_tokens(self) -> int:
         return int(self.pool == "cls") if self.prefix is None else self.prefix
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, options: dict[str, Any]) -> dict[str, Any]:
+        own = OF_STEM.get(options.get("stem", "patch"), {})
+        return options | {name: value for name, value in own.items() if options.get(name) is None}
+
     @model_validator(mode="after")
     def _check(self) -> ModelConfig:
         for name, why in without_effect(dict(self)).items():
-            if name in self.model_fields_set and getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"{name}={getattr(self, name)} has no effect: {why}")
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name}={getattr(self, name)} has no effect: {why}: leave it out")
         if len(self.widths) > LONGEST_TRUNK:
             raise ValueError(f"trunk has {len(self.widths):,} widths, more than the {LONGEST_TRUNK} there may be")
         for spec in parse_layers(self.attention, self.depth) or parse_layers(self.attention.split("@")[0], 1):
@@ -73,15 +94,10 @@ class ModelConfig(BaseModel):
 
 
 def without_effect(options: Mapping[str, Any]) -> dict[str, str]:
-    """Those that would change nothing beside the others, and why."""
-    stem, depth = options.get("stem", "patch"), str(options.get("depth"))
-    idle = dict.fromkeys(OF_BLOCKS, "depth=0 has no blocks") if depth == "0" else {}
+    """The options that change nothing beside these, and why."""
+    stem, depth = str(options.get("stem", "patch")), str(options.get("depth"))
+    own = {name for options in OF_STEM.values() for name in options} - set(OF_STEM.get(stem, {}))
+    idle = {name: f"stem={stem} has no {name}" for name in sorted(own)}
     if depth == "1":
         idle["drop_path"] = "depth=1 has the first block alone, which is never dropped"
-    if stem != "patch":
-        idle["patch_size"] = f"stem={stem} has no patches"
-    if stem not in ("conv", "resnet"):
-        idle["trunk"] = f"stem={stem} has no widths to choose"
-    if stem != "conv":
-        idle["pools"] = f"stem={stem} has no number of poolings to choose"
-    return idle
+    return idle | (dict.fromkeys(OF_BLOCKS, "depth=0 has no blocks") if depth == "0" else {})

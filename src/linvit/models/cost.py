@@ -25,12 +25,8 @@ class Cost:
     kept: int = 0  # numbers that stay and are no parameters
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(
-            self.parameters + other.parameters,
-            self.macs + other.macs,
-            max(self.alive, other.alive),
-            self.kept + other.kept,
-        )
+        alive = max(self.alive, other.alive)
+        return Cost(self.parameters + other.parameters, self.macs + other.macs, alive, self.kept + other.kept)
 
     def __mul__(self, count: int) -> Cost:
         return Cost(self.parameters * count, self.macs * count, self.alive if count else 0, self.kept * count)
@@ -65,13 +61,9 @@ def frame(config: ModelConfig) -> Cost:
     tokens = config.prefix_tokens + math.prod(grid(config))
     positions = tokens if config.positions == "learned" and config.stem != "pixel" else 0
     scales = 0 if config.layer_scale is None else 2 * dim
-    block = (
-        Cost(4 * dim + scales, kept=BLOCK)
-        + _linear(dim, 3 * inner, tokens, config.qkv_bias)
-        + _linear(inner, dim, tokens)
-        + _linear(dim, config.mlp_dim, tokens)
-        + _linear(config.mlp_dim, dim, tokens)
-    )
+    block = Cost(4 * dim + scales, kept=BLOCK) + _linear(dim, 3 * inner, tokens, config.qkv_bias)
+    for a, b in ((inner, dim), (dim, config.mlp_dim), (config.mlp_dim, dim)):
+        block += _linear(a, b, tokens)
     widths = (dim, 2048, 1024, config.classes) if config.head == "wide" else (dim, config.classes)
     head = sum((_linear(a, b) for a, b in pairwise(widths)), Cost())
     rest = Cost((config.prefix_tokens + positions + 2) * dim, alive=2 * tokens * dim)
@@ -80,29 +72,27 @@ def frame(config: ModelConfig) -> Cost:
 
 def grid(config: ModelConfig) -> tuple[int, int]:
     """Rows and columns of the image tokens."""
-    size = config.image_size
+    size, patch, convolutions, pools = config.image_size, config.patch_size, len(config.widths), config.pools or 0
+    if patch and size % patch:
+        fit = ", ".join(str(p) for p in range(2, size) if size % p == 0) or "1"
+        raise ValueError(
+            f"patch_size={patch} does not divide image_size={size}: choose a patch_size of {fit}, or another image_size"
+        )
+    if pools > convolutions:
+        raise ValueError(f"pools={pools} must be between 0 and the number of convolutions, {convolutions}")
+    if not size >> pools:
+        raise ValueError(f"image_size={size} cannot be halved pools={pools} times")
     match config.stem:
-        case "patch":
-            side, left = divmod(size, config.patch_size)
-            if left:
-                fit = ", ".join(str(p) for p in range(2, size) if size % p == 0) or "1"
-                raise ValueError(
-                    f"patch_size={config.patch_size} does not divide image_size={size}: choose a patch_size of {fit}, "
-                    "or another image_size"
-                )
-            return side, side
         case "pixel":
             return config.channels * size, size
         case "length-one":
             return 1, 1
         case "resnet":
-            side = -(-size >> len(config.widths) - 1)  # each stage after the first halves it, rounding up
-            return side, side
-    if config.pools > len(config.widths):
-        raise ValueError(f"pools={config.pools} must be between 0 and the number of convolutions, {len(config.widths)}")
-    side = size >> config.pools  # an odd map loses its last row and column to a pool
-    if side < 1:
-        raise ValueError(f"image_size={size} cannot be halved pools={config.pools} times")
+            side = -(-size >> convolutions - 1)  # each stage after the first halves it, rounding up
+        case "conv":
+            side = size >> pools  # an odd map loses its last row and column to a pool
+        case "patch":
+            side = size // (patch or 1)
     return side, side
 
 
@@ -118,25 +108,25 @@ def _convolution(inputs: int, outputs: int, side: int, kernel: int = 3) -> Cost:
 
 
 def _stem(config: ModelConfig) -> Cost:
-    (rows, columns), size, dim = grid(config), config.image_size, config.dim
+    (rows, columns), side, channels, dim = grid(config), config.image_size, config.channels, config.dim
     if config.stem == "patch":
-        return _linear(config.channels * config.patch_size**2, dim, rows * columns)
+        return _linear(channels * (side // rows) ** 2, dim, rows * columns)
     if config.stem == "pixel":
-        positions = size**2 * dim if config.positions == "learned" else 0
-        return Cost(2 * config.channels * dim + positions, rows * columns * dim, 2 * rows * columns * dim)
-    side, inputs, total = size, config.channels, Cost()
+        positions = side**2 * dim if config.positions == "learned" else 0
+        return Cost(2 * channels * dim + positions, rows * columns * dim, 2 * rows * columns * dim)
+    widths, total = config.widths, Cost()
     if config.stem == "resnet":
-        total, inputs = _convolution(inputs, config.widths[0], side), config.widths[0]
-    for i, width in enumerate(config.widths):
+        total, channels = _convolution(channels, widths[0], side), widths[0]
+    for i, (a, b) in enumerate(pairwise((channels, *widths))):
         if config.stem == "resnet":
             side = -(-side // 2) if i else side
-            total += _convolution(inputs, width, side) + _convolution(width, width, side)
-            total += _convolution(inputs, width, side, 1) if i or inputs != width else Cost()
+            total += _convolution(a, b, side) + _convolution(b, b, side)
+            total += _convolution(a, b, side, kernel=1) if i or a != b else Cost()
         else:
-            total += _convolution(inputs, width, side)
-            side = side // 2 if i < config.pools else side
-        inputs = width
-    return total + (_linear(inputs * side**2, dim) if config.stem == "length-one" else _linear(inputs, dim, side**2))
+            total += _convolution(a, b, side)
+            side = side // 2 if i < (config.pools or 0) else side
+    one = config.stem == "length-one"  # the whole map is one token
+    return total + _linear(widths[-1] * (side**2 if one else 1), dim, 1 if one else side**2)
 
 
 def _attention(spec: Spec, config: ModelConfig, first: bool = True) -> Cost:
@@ -144,28 +134,23 @@ def _attention(spec: Spec, config: ModelConfig, first: bool = True) -> Cost:
     heads, d = config.heads, config.head_dim or config.dim // config.heads
     tokens = config.prefix_tokens + math.prod(grid(config))
     options: dict[str, Any] = {key: value for key, value in spec.options.items() if value != "none"}
-    m = d if spec.options.get("projection") == "none" else options.get("m", 64)
-    switches = 2 * d * bool(options.get("qk_norm")) + heads * d * options.get("dwc", 0) ** 2
-    total, weights, drawn = Cost(switches), 0, 0 if spec.options.get("projection") == "none" else m * d
-    match spec.name:
-        case "softmax":
-            return total + Cost(0, 2 * tokens**2 * d * heads)
-        case "linformer":
-            sharing, kind = spec.options.get("sharing", "headwise"), options.get("kind", "learned")
-            k = options.get("k", min(64, tokens))
-            copies = (heads if sharing == "none" else 1) * (1 if sharing in ("key-value", "layerwise") else 2)
-            copies = copies if first or sharing != "layerwise" else 0
-            numbers = copies * (-(-tokens // k) if kind == "conv" else k * tokens)
-            held = Cost(kept=numbers) if kind == "pool" else Cost(numbers)
-            return total + held + Cost(0, 4 * tokens * k * d * heads, 2 * numbers)
-        case "performer-theta-linear":
-            weights = m * m
-        case "performer-theta-mixture":
-            weights, m, drawn = 4 * d * d + 7 * d + 3, d, 0
-        case "performer-theta-mlp":
-            weights, drawn = d * m + m * m + 2 * m, 0
-        case "performer-theta":
-            weights, drawn = m * d + 2 * d * d + 2 * d + 2 * d * m + 2 * m + 2, 0
-        case name if not name.startswith("performer-"):
-            return total
-    return total + Cost(weights, heads * tokens * 4 * m * d, 2 * weights, drawn)
+    switches = Cost(2 * d * bool(options.get("qk_norm")) + heads * d * options.get("dwc", 0) ** 2)
+    if spec.name == "softmax":
+        return switches + Cost(macs=2 * tokens**2 * d * heads)
+    if spec.name == "linformer":
+        sharing, kind, k = spec.options.get("sharing"), options.get("kind"), options.get("k", min(64, tokens))
+        copies = (heads if sharing == "none" else 1) * (1 if sharing in ("key-value", "layerwise") else 2)
+        numbers = copies * (first or sharing != "layerwise") * (-(-tokens // k) if kind == "conv" else k * tokens)
+        held = Cost(kept=numbers) if kind == "pool" else Cost(numbers)
+        return switches + held + Cost(macs=4 * tokens * k * d * heads, alive=2 * numbers)
+    if not spec.name.startswith("performer-"):
+        return switches
+    kernel, drawn = spec.name.removeprefix("performer-"), spec.options.get("projection") != "none"
+    m = options.get("m", 64) if drawn else d
+    learned = {
+        "theta-linear": m * m, "theta-mlp": d * m + m * m + 2 * m, "theta-mixture": 4 * d * d + 7 * d + 3,
+        "theta": m * d + 2 * d * d + 2 * d + 2 * d * m + 2 * m + 2,
+    }  # fmt: skip
+    rows = m * d if drawn and (kernel == "theta-linear" or kernel not in learned) else 0
+    weights = learned.get(kernel, 0)
+    return switches + Cost(weights, heads * tokens * 4 * m * d, 2 * weights, rows)

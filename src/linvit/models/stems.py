@@ -6,6 +6,7 @@ A convolutional map stays a grid: collapsing it to one token, as one report did,
 from __future__ import annotations
 
 import warnings
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -26,8 +27,8 @@ class PatchStem(Stem):
 
     def __init__(self, config: ModelConfig):
         super().__init__(config)
-        self.patch_size = config.patch_size
-        self.embed = nn.Linear(config.channels * config.patch_size**2, config.dim)
+        self.patch_size = config.image_size // self.grid[0]
+        self.embed = nn.Linear(config.channels * self.patch_size**2, config.dim)
 
     def forward(self, x: Tensor) -> Tensor:
         b, c, _, _ = x.shape
@@ -52,9 +53,8 @@ class ConvStem(Stem):
 
     def __init__(self, config: ModelConfig):
         super().__init__(config)
-        self.pools, widths = config.pools, config.widths
-        pairs = zip((config.channels, *widths), widths, strict=False)
-        self.layers = nn.ModuleList(_Convolution(a, b) for a, b in pairs)
+        self.pools, widths = config.pools or 0, config.widths
+        self.layers = nn.ModuleList(_Convolution(a, b) for a, b in pairwise((config.channels, *widths)))
         self.embed = nn.Linear(widths[-1], config.dim)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -94,8 +94,7 @@ class ResNetStem(Stem):
     def __init__(self, config: ModelConfig):
         super().__init__(config)
         widths = config.widths
-        pairs = zip((widths[0], *widths), widths, strict=False)
-        stages = [_Residual(a, b, 1 if i == 0 else 2) for i, (a, b) in enumerate(pairs)]
+        stages = [_Residual(a, b, 1 if i == 0 else 2) for i, (a, b) in enumerate(pairwise((widths[0], *widths)))]
         self.layers = nn.Sequential(_Convolution(config.channels, widths[0]), *stages)
         self.embed = nn.Linear(widths[-1], config.dim)
 
@@ -130,7 +129,7 @@ class LengthOneStem(ConvStem):
 
     def __init__(self, config: ModelConfig):
         super().__init__(config)
-        self.embed = nn.Linear(config.widths[-1] * (config.image_size >> config.pools) ** 2, config.dim)
+        self.embed = nn.Linear(self.embed.in_features * (config.image_size >> self.pools) ** 2, config.dim)
         warnings.warn(
             "stem=length-one makes a sequence of one token: attention then returns v whatever its kernel, and the "
             "comparison is between convolutional trunks; use stem=conv to keep the map as tokens",

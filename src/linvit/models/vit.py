@@ -77,18 +77,10 @@ class VisionTransformer(nn.Module):
         self.blocks = nn.ModuleList()
         for i, spec in enumerate(parse_layers(config.attention, config.depth)):
             attention = MultiHead(
-                config.dim,
-                heads=config.heads,
-                head_dim=config.head_dim,
-                tokens=tokens,
-                attention=spec,
-                grid=self.stem.grid,
-                prefix=prefix,
-                layer=i,
-                seed=config.seed,
-                qkv_bias=config.qkv_bias,
+                config.dim, heads=config.heads, head_dim=config.head_dim, tokens=tokens, attention=spec,
+                grid=self.stem.grid, prefix=prefix, layer=i, seed=config.seed, qkv_bias=config.qkv_bias,
                 dropout=config.dropout,
-            )
+            )  # fmt: skip
             self.blocks.append(Block(config, attention, config.drop_path * i / max(1, config.depth - 1)))
         self.norm = nn.LayerNorm(config.dim, config.norm_eps)
         self.head = _head(config)

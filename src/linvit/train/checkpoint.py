@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from linvit.data import Dataset
 from linvit.files import write_atomically
-from linvit.models import ModelConfig, VisionTransformer, stored_model_config
+from linvit.models import ModelConfig, VisionTransformer, model_config
 from linvit.train.experiment import Experiment, Start
 from linvit.train.files import checksum, load_tensors, save_tensors
 
@@ -106,7 +106,7 @@ def load(path: str | Path) -> VisionTransformer:
     if not (folder / "model.safetensors").exists():
         raise ValueError(f"{folder} holds no model yet: its training has not finished an epoch")
     try:
-        model = VisionTransformer(stored_model_config(about["model"]))
+        model = VisionTransformer(model_config(**about["model"]))
     except ValueError as error:
         raise ValueError(f"{folder / 'config.json'}: {error}") from None
     tensors, _ = load_tensors(folder / "model.safetensors")
