@@ -138,7 +138,7 @@ class Attention(nn.Module, ABC):
                 raise ValueError(
                     f"mask has shape {tuple(mask.shape)}: it must be (batch, tokens) = {(q.shape[0], q.shape[2])}"
                 )
-        for name, x in (("q", q), ("k", k), ("v", v)) if self.switches.debug else ():
+        for name, x in (("q", q), ("k", k), ("v", v)) if self.switches.debug and not tracing() else ():
             seen = x if mask is None else x.transpose(1, 2)[mask]
             if not torch.isfinite(seen).all():
                 kind = "NaN" if torch.isnan(seen).any() else "infinity"
@@ -179,6 +179,11 @@ class _DepthwiseConvolution(nn.Module):
         out = F.conv2d(image, weight, padding=self.size // 2, groups=h * d)
         out = out.permute(0, 2, 3, 1).reshape(b, rows * columns, h, d)[:, : rows * columns - missing].transpose(1, 2)
         return F.pad(out, (0, 0, self.site.prefix, 0)) if self.site.prefix else out
+
+
+def tracing() -> bool:
+    """Whether this is being exported or compiled: no branch may then depend on what tensors hold."""
+    return torch.compiler.is_compiling() or torch.onnx.is_in_onnx_export()
 
 
 def precise(*tensors: Tensor) -> tuple[Tensor, ...]:
