@@ -28,7 +28,7 @@ from linvit.attention.pieces import (
 from linvit.attention.plain import CHUNK, advance, part, plain_causal, terms
 from linvit.kernels.base import Features, Prepared, square_norm
 
-# What |ℓk| may reach, as a part a of the largest exponent M of a float. Queries are relative to their largest feature,
+# What |ℓk| (less the first key's w) may reach, as a part a of the largest exponent M of a float. Queries are relative to their largest feature,
 # so a product of features loses at most e^{−M}·e^{aM} by underflow, in a row of at least e^{−aM}: a relative error of
 # e^{−(1−2a)M} per term. That is 10^-11 in float32 for a = 0.35, below its epsilon for 10⁴ terms. Sums have e^{0.65·M}
 # of room above.
@@ -42,7 +42,7 @@ def causal_attention(prepared: Prepared, v: Tensor, chunk: int = CHUNK) -> Tenso
     outs, state = [], None
     if moderate:
         q, k, _, weight, bias = part(prepared, 0, moderate)
-        w, bias = log_weight(k, weight, φ.norm), None if bias is None else bias.expand(len(q), -1, -1)
+        w, bias = _weight(k, weight, φ.norm), None if bias is None else bias.expand(len(q), -1, -1)
         first = (x.contiguous() for x in (q, k, v[:, :moderate]))
         outs.append(_Causal.apply(*first, w, bias, φ, chunk))
     if moderate < n:
@@ -50,7 +50,7 @@ def causal_attention(prepared: Prepared, v: Tensor, chunk: int = CHUNK) -> Tenso
             _, u_k, w = terms(part(prepared, 0, moderate))
             state = advance(u_k, v[:, :moderate], w, None, φ)
         again = torch.is_grad_enabled() and n > chunk  # their graph would outgrow the cache
-        outs.append(plain_causal(part(prepared, moderate, n), v[:, moderate:], state, again)[0])
+        outs.append(plain_causal(part(prepared, moderate, n), v[:, moderate:], state, chunk, again)[0])
     return torch.cat(outs, 1)
 
 
@@ -65,7 +65,7 @@ def in_range(prepared: Prepared, chunk: int) -> int:
         return n
     limit = MODERATE * math.log(torch.finfo(k.dtype).max)
     with torch.no_grad():
-        w = log_weight(k, weight, φ.norm)
+        w = _weight(k, weight, φ.norm)
         own = 0.0 if w is None else torch.where(w == -torch.inf, 0.0, w).abs()
         size = own + torch.zeros_like(k[..., :1])
         if φ.exponential and φ.omega is not None:  # |ω·k| ≤ ‖ω‖‖k‖, which costs no product
@@ -75,6 +75,15 @@ def in_range(prepared: Prepared, chunk: int) -> int:
             size = own + torch.cat([projected(x, φ.omega).abs().amax(-1, keepdim=True) for x in groups])
         beyond = (~(size <= limit)).flatten(2).any(-1).any(0).nonzero()
     return n if not len(beyond) else int(beyond[0]) // chunk * chunk
+
+
+def _weight(k: Tensor, weight: Tensor | None, norm: float) -> Tensor | None:
+    """w_j less that of the first key, which every token may know: −‖k‖²/2 is large, but alike for all keys."""
+    w = log_weight(k, weight, norm)
+    if w is None:
+        return None
+    first = w[:, :1].detach()
+    return w - first.masked_fill(first == -torch.inf, 0.0)
 
 
 class _Causal(torch.autograd.Function):
