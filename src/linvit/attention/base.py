@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import bisect
 import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from torch import Tensor, nn
 from linvit.kernels.base import Site
 from linvit.randomness import generator
 from linvit.registry import Registry
+
+MANY = 1 << 23  # tokens; no attention here is asked for more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +38,8 @@ class Attention(nn.Module, ABC):
     formula: ClassVar[str] = ""
     estimates: ClassVar[str] = ""
     can_be_causal: ClassVar[bool] = True
+    why_not_causal: ClassVar[str] = ""
+    without_effect: ClassVar[dict[str, str]] = {}  # switches that would change nothing, and why
 
     def __init__(self, site: Site, switches: Switches = Switches()):  # noqa: B008 (frozen)
         super().__init__()
@@ -44,12 +49,13 @@ class Attention(nn.Module, ABC):
         self.q_norm = self.k_norm = self.dwc = None
         if switches.qk_norm:
             self.q_norm, self.k_norm = (nn.Parameter(torch.ones(site.head_dim)) for _ in "qk")
+        for name, why in self.without_effect.items():
+            if getattr(switches, name):
+                raise ValueError(f"{name}=true has no effect: {why}")
         if switches.exact_cls and (site.causal or not site.prefix):
             raise ValueError("exact_cls=true needs prefix tokens (prefix ≥ 1) and a bidirectional attention")
         if switches.dwc:
             self.dwc = _DepthwiseConvolution(site, switches.dwc)
-
-    why_not_causal: ClassVar[str] = ""
 
     @abstractmethod
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -61,18 +67,9 @@ class Attention(nn.Module, ABC):
 
     def break_even(self) -> int | None:
         """The number of tokens above which this takes fewer MACs than softmax; None if never."""
-        site = self.site
-        for power in range(1, 24):
-            if self.macs(1 << power) < 2 * (1 << power) ** 2 * site.head_dim * site.heads:
-                low, high = (1 << power) // 2, 1 << power
-                while high - low > 1:
-                    middle = (low + high) // 2
-                    if self.macs(middle) < 2 * middle**2 * site.head_dim * site.heads:
-                        high = middle
-                    else:
-                        low = middle
-                return low
-        return None
+        softmax = 2 * self.site.head_dim * self.site.heads  # per pair of tokens
+        first = bisect.bisect_left(range(MANY), True, key=lambda n: self.macs(n) < softmax * n**2)
+        return None if first == MANY else max(1, first - 1)
 
     def redraw(self, step: int) -> None:
         """New random features, where there are any; called from the training loop, never from `forward`."""
@@ -157,6 +154,8 @@ class _DepthwiseConvolution(nn.Module):
             raise ValueError(f"dwc={size} must be an odd size, e.g. dwc=5")
         if site.grid is None:
             raise ValueError(f"dwc={size} is a convolution over image tokens: give grid=(rows, columns)")
+        if size > 2 * max(site.grid) - 1:
+            raise ValueError(f"dwc={size} is more than {2 * max(site.grid) - 1}, which covers all of grid={site.grid}")
         if site.causal:
             raise ValueError(f"dwc={size} looks at later tokens, which a causal attention may not")
         self.site, self.size = site, size

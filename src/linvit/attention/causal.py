@@ -28,10 +28,10 @@ from linvit.attention.pieces import (
 from linvit.attention.plain import CHUNK, advance, part, plain_causal, terms
 from linvit.kernels.base import Features, Prepared, square_norm
 
-# What |ℓk| (less the first key's w) may reach, as a part a of the largest exponent M of a float. Queries are relative to their largest feature,
-# so a product of features loses at most e^{−M}·e^{aM} by underflow, in a row of at least e^{−aM}: a relative error of
-# e^{−(1−2a)M} per term. That is 10^-11 in float32 for a = 0.35, below its epsilon for 10⁴ terms. Sums have e^{0.65·M}
-# of room above.
+# What |ℓk|, less the first key's w, may reach, as a part a of the largest exponent M of a float. Queries are relative
+# to their largest feature, so a product of features loses at most e^{−M}·e^{aM} by underflow, in a row of at least
+# e^{−aM}: a relative error of e^{−(1−2a)M} per term. For a = 0.35 that is 10^-11 in float32, below its epsilon for 10⁴
+# terms. Sums have e^{0.65·M} of room above.
 MODERATE = 0.35
 
 
