@@ -7,9 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import build, defaults, inputs, performers, ragged, rounding
-from torch import nn
 
-from linvit.attention import Attention
 from linvit.attention.multihead import MultiHead
 from linvit.attention.performer import Performer
 from linvit.attention.plain import CHUNK, plain_attention, plain_causal
@@ -70,36 +68,26 @@ def test_denominators_of_at_least_one():
     torch.testing.assert_close(out, torch.ones_like(out), rtol=0, atol=1e-4)
 
 
-class Bare(nn.Module):
-    """The attention alone, with a mask."""
-
-    def __init__(self, attention: Attention):
-        super().__init__()
-        self.attention = attention
-
-    def forward(self, q, k, v, mask):
-        return self.attention(q, k, v, mask) + self.attention(q, k, v)
+FEW = ("performer-exp", "performer-gelu", "performer-trig", "softmax", "uniform")  # causal: one of each way
 
 
-@pytest.mark.parametrize(("spec", "causal"), MODES)
+@pytest.mark.parametrize(("spec", "causal"), [(s, c) for s, c in MODES if not c or parse(s).name in FEW])
 def test_export(spec, causal):
-    """torch.export with any batch, masked and not, equal to the fast path; checks that look at numbers are left out."""
-    module = Bare(build(f"{spec}{',' if ':' in spec else ':'}debug=true", causal=causal)).eval()
+    """torch.export with any batch, masked, equal to the fast path; checks that look at numbers are left out."""
+    attention = build(f"{spec}{',' if ':' in spec else ':'}debug=true", causal=causal)
     batch = torch.export.Dim("batch", min=1, max=1024)
-    q, k, v = inputs(dtype=torch.float32)
     shapes = dict.fromkeys(("q", "k", "v", "mask"), {0: batch})
-    program = torch.export.export(module, (q, k, v, ragged()), dynamic_shapes=shapes)
+    program = torch.export.export(attention, (*inputs(), ragged()), dynamic_shapes=shapes).module()
     for size in (2, 5):
-        tensors = *inputs(7, batch=size, dtype=torch.float32), ragged(size)
-        tolerance = 1e-5 * max(1.0, float(module(*tensors).detach().abs().max()))
-        assert (program.module()(*tensors) - module(*tensors)).abs().max() <= tolerance
+        tensors = *inputs(7, batch=size), ragged(size)
+        torch.testing.assert_close(program(*tensors), attention(*tensors), rtol=1e-5, atol=1e-5)
 
 
 def test_an_exported_graph_has_ordinary_operations_only():
     layer = MultiHead(21, heads=3, tokens=13, attention="performer-hyp:m=11", grid=(3, 4), prefix=1)
     program = torch.export.export(layer.eval(), (torch.randn(2, 13, 21),))
     called = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
-    assert {name.split(".")[0] for name in called} <= {"aten", "<built-in function getitem>", "wrap_with_autocast"}
+    assert {name.split(".")[0] for name in called} <= {"aten", "<built-in function getitem>"}
 
 
 @pytest.mark.slow
@@ -112,7 +100,3 @@ def test_compile(causal):
     ours = torch.autograd.grad(out.square().sum(), tensors)
     for a, b in zip(ours, torch.autograd.grad(expected.square().sum(), again), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
-
-
-def test_names_are_unique():
-    assert len({parse(spec).name for spec, _ in MODES}) == len(defaults())

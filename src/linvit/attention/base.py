@@ -8,6 +8,7 @@ from __future__ import annotations
 import bisect
 import os
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -78,7 +79,7 @@ class Attention(nn.Module, ABC):
         """Computed in float32 or better, returned in v's dtype."""
         self._check(q, k, v, mask)
         dtype = v.dtype
-        with torch.autocast(q.device.type, enabled=False):
+        with full_precision(q):
             q, k, v = precise(q, k, v)
             if mask is not None:  # what padding holds, even NaN, must not matter
                 q, k, v = (x.masked_fill(~mask[:, None, :, None], 0.0) for x in (q, k, v))
@@ -90,7 +91,7 @@ class Attention(nn.Module, ABC):
     def attention_matrix(self, q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, H, N, N): what multiplies v. Obtained by attending to v = I, so it holds for any attention."""
         self._check(q, k, q, mask)
-        with torch.autocast(q.device.type, enabled=False):
+        with full_precision(q):
             q, k = precise(q, k)
             if mask is not None:
                 q, k = (x.masked_fill(~mask[:, None, :, None], 0.0) for x in (q, k))
@@ -183,6 +184,12 @@ class _DepthwiseConvolution(nn.Module):
 def tracing() -> bool:
     """Whether this is being exported or compiled: no branch may then depend on what tensors hold."""
     return torch.compiler.is_compiling() or torch.onnx.is_in_onnx_export()
+
+
+def full_precision(x: Tensor) -> AbstractContextManager:
+    """Without autocast; nothing where there is none, so that exported graphs are free of it."""
+    on = torch.is_autocast_enabled(x.device.type)
+    return torch.autocast(x.device.type, enabled=False) if on else nullcontext()
 
 
 def precise(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -14,17 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from linvit.attention.pieces import (
-    Pull,
-    block_size,
-    feature_rows,
-    full_precision,
-    gradient_and_r,
-    inverse,
-    log_weight,
-    projected,
-    pullback,
-)
+from linvit.attention import pieces
+from linvit.attention.pieces import Pull, block_size, feature_rows, log_weight, projected, pullback
 from linvit.attention.plain import CHUNK, advance, part, plain_causal, terms
 from linvit.kernels.base import Features, Prepared, square_norm
 
@@ -107,7 +98,7 @@ class _Causal(torch.autograd.Function):
                     s = v.new_zeros(len(f_k), f_k.shape[-1], e + 1)
                 v1 = F.pad(v[at], (0, 1), value=1.0)
                 both = torch.baddbmm(torch.bmm(f_q, s), torch.bmm(f_q, f_k.transpose(1, 2)).tril_(), v1)
-                over[at] = inverse(both[..., -1:], 0.0)
+                over[at] = pieces.inverse(both[..., -1:], 0.0)
                 torch.mul(both[..., :-1], over[at], out=out[at])
                 states.append(s)
                 s = torch.baddbmm(s, f_k.transpose(1, 2), v1)
@@ -117,7 +108,7 @@ class _Causal(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    @full_precision
+    @pieces.full_precision
     def backward(ctx, dout):  # pyright: ignore[reportIncompatibleMethodOverride]
         """From the last chunk to the first, with y = (∂out/D, −∂out·out/D) and ∂S the sum of f_qᵀy over later chunks:
 
@@ -134,7 +125,7 @@ class _Causal(torch.autograd.Function):
             for j, t in reversed(list(enumerate(starts))):
                 at, s = (heads, slice(t, t + chunk)), states[i * len(starts) + j]
                 (f_q, pull_q), (f_k, pull_k) = _query_features(φ, q, bias, at), _key_features(φ, k, w, at)
-                v1, y = F.pad(v[at], (0, 1), value=1.0), gradient_and_r(dout[at], over[at], out[at])
+                v1, y = F.pad(v[at], (0, 1), value=1.0), pieces.gradient_and_r(dout[at], over[at], out[at])
                 a = torch.bmm(f_q, f_k.transpose(1, 2)).tril_()
                 da = torch.bmm(y, v1.transpose(1, 2)).tril_()
                 df_q = torch.bmm(y, s.transpose(1, 2)).baddbmm_(da, f_k)

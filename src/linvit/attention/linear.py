@@ -17,8 +17,13 @@ Backward, with r_i = ∂out_i·out_i and ∂S = Q'ᵀ∂out:
 
     ∂ℓq = Q' ⊙ (∂out Sᵀ − r)      ∂ℓk = K' ⊙ (v ∂Sᵀ − Q'ᵀr)      ∂v = K' ∂S
 
-**Other features** (relu, …) need no such care. The gradient has the same form with the denominator D = φ(q)·z written
-out. In both, what belongs to the denominator rides along as one more column of ∂out and of S.
+**Other features** (relu, …) need no such care: there D = φ(q)·z with z = φ(k)ᵀ1 is divided by. With y = ∂out/D and
+r = y·out, which 1/D takes back,
+
+    ∂φ(q) = y Sᵀ − r zᵀ = (y, −r) (S, z)ᵀ      ∂φ(k) = v ∂Sᵀ + ∂z      ∂v = φ(k) ∂S      ∂S = φ(q)ᵀy      ∂z = −φ(q)ᵀr
+
+and that is the gradient above too, with Q', K', D = 1 and z = 1. So there is one pass forward and one back, which two
+classes of features serve. r rides along as one more column of y, z as one more of S.
 
 Features are made in blocks that stay in the cache, and made again for the backward pass when there are many of them.
 `plain.py` is the same in ordinary operations, `reference.py` the ten-line oracle for all of this.
@@ -33,17 +38,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from linvit.attention.pieces import (
-    block_size,
-    feature_rows,
-    features,
-    full_precision,
-    gradient_and_r,
-    inverse,
-    log_weight,
-    lowest,
-    pullback,
-)
+from linvit.attention import pieces
+from linvit.attention.pieces import Pull
 from linvit.kernels.base import Features, Prepared
 
 # Keeping features for the backward pass saves 5–15 % of the time (m = 32 … 256, N = 1024, an EPYC) and takes 2F numbers
@@ -57,13 +53,75 @@ At = tuple[slice, slice]  # a block: some heads, some tokens
 def linear_attention(prepared: Prepared, v: Tensor) -> Tensor:
     """Bidirectional: q, k (G, N, d) as prepared by a kernel and v (G, N, e) → (G, N, e)."""
     q, k, φ, weight, bias = prepared
-    inputs = q.contiguous(), k.contiguous(), v.contiguous(), weight
-    out = _Exponential.apply(*inputs, bias, φ) if φ.exponential else _Pointwise.apply(*inputs, φ)
-    return out  # type: ignore[return-value]
+    return _Linear.apply(q.contiguous(), k.contiguous(), v.contiguous(), weight, bias, φ)  # type: ignore[return-value]
 
 
-def kept_for_backward(g: int, n: int, width: int) -> bool:
-    return width <= KEEP_WIDTH or g * n * width <= KEEP_SIZE
+class _Linear(torch.autograd.Function):
+    """out = φ(q) S / D with S = φ(k)ᵀv and D = φ(q)·z."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, weight, bias, φ: Features):  # pyright: ignore[reportIncompatibleMethodOverride]
+        g, n, width = *q.shape[:2], pieces.feature_rows(q, φ)
+        keep = any(ctx.needs_input_grad) and (width <= KEEP_WIDTH or g * n * width <= KEEP_SIZE)
+        w = pieces.log_weight(k, weight, φ.norm)
+        blocks = (_Exponential if φ.exponential else _Pointwise)(q, k, w, bias, φ, {} if keep else None)
+        out, over, sums = torch.empty_like(v), v.new_ones(g, n, 1), []  # over: 1/D
+        for heads, chunks in blocks:
+            s, z = blocks.sums(v, heads, chunks)
+            sums += [s, z]
+            for tokens in chunks:
+                at = heads, tokens
+                h = blocks.queries(at, z)
+                y = torch.bmm(h, s, out=out[at])
+                if blocks.divides:
+                    over[at] = blocks.one_over(torch.bmm(h, z.transpose(1, 2)), z, heads)
+                    y *= over[at]
+        ctx.save_for_backward(q, k, v, w, bias, out, over, *sums)
+        ctx.φ, ctx.kept = φ, blocks.kept
+        return out
+
+    @staticmethod
+    @once_differentiable
+    @pieces.full_precision
+    def backward(ctx, dout):  # pyright: ignore[reportIncompatibleMethodOverride]
+        q, k, v, w, bias, out, over, *sums = ctx.saved_tensors
+        φ: Features = ctx.φ
+        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        dw = None if w is None else torch.empty_like(w)
+        dbias = None if bias is None else v.new_zeros(len(q), 1, sums[0].shape[1])
+        blocks = (_Exponential if φ.exponential else _Pointwise)(q, k, w, bias, φ, ctx.kept)
+        for i, (heads, chunks) in enumerate(blocks):
+            s, z = sums[2 * i : 2 * i + 2]
+            ds, dz = torch.zeros_like(s), torch.zeros_like(z)
+            s_z = torch.cat([s, (torch.ones_like(z) if φ.exponential else z).transpose(1, 2)], -1)
+            for tokens in chunks:
+                at = heads, tokens
+                y = pieces.gradient_and_r(dout[at], over[at] if blocks.divides else None, out[at])
+                blocks.settle(y[..., -1:], over[at], z, heads)
+                h, pull = blocks.queries_again(at, z)
+                ds.baddbmm_(h.transpose(1, 2), y[..., :-1])
+                dz.baddbmm_(y[..., -1:].transpose(1, 2), h)
+                du = pull(torch.bmm(y, s_z.transpose(1, 2), out=blocks.room("gradient", at, h.shape[-1])))
+                _unproject(du, φ.omega, dq[at])
+                if dbias is not None:
+                    dbias[heads] += du.sum(1, keepdim=True)
+            for tokens in chunks:
+                at = heads, tokens
+                h, pull, factor = blocks.keys_again(at, z)
+                ds_here, dz_here = (ds, dz) if factor is None else (ds * factor.transpose(1, 2), dz * factor)
+                torch.bmm(h, ds_here, out=dv[at])
+                dh = torch.bmm(v[at], ds_here.transpose(1, 2), out=blocks.room("gradient", at, h.shape[-1]))
+                dh += dz_here
+                if dw is not None:
+                    dw[at] = torch.linalg.vecdot(dh, h).unsqueeze(-1)
+                _unproject(pull(dh), φ.omega, dk[at])
+        if dw is not None and blocks.factor is not None:
+            dw += blocks.factor * blocks.dcount
+        if dw is not None and φ.norm:
+            dk.addcmul_(k, dw, value=2 * φ.norm)
+        if bias is not None and dbias is not None:
+            dbias = dbias.sum_to_size(bias.shape)
+        return dq, dk, dv, dw if ctx.needs_input_grad[3] else None, dbias, None
 
 
 class _Blocks:
@@ -73,53 +131,154 @@ class _Blocks:
     `kept` is a dictionary, where the backward pass finds them.
     """
 
-    def __init__(self, like: Tensor, width: int, kept: dict[tuple[str, int, int], Tensor] | None):
-        self.like, self.width, self.kept = like, width, kept
-        g, n, _ = like.shape
-        size = block_size(like) * (1 if kept is None else 4)  # kept features share the cache with no scratch
-        self.tokens = -(-n // -(-n * width // size))
-        self.heads = max(1, min(g, size // (self.tokens * width))) if self.tokens == n else 1
+    divides, factor, dcount = False, None, None  # what only pointwise features have
+
+    def __init__(self, q: Tensor, k: Tensor, w: Tensor | None, bias: Tensor | None, φ: Features, kept: dict | None):
+        self.q, self.k, self.w, self.bias, self.φ, self.kept = q, k, w, bias, φ, kept
+        (g, n, _), self.width = q.shape, pieces.feature_rows(q, φ)
+        size = pieces.block_size(q) * (1 if kept is None else 4)  # kept features share the cache with no scratch
+        self.tokens = -(-n // -(-n * self.width // size))
+        self.heads = max(1, min(g, size // (self.tokens * self.width))) if self.tokens == n else 1
         self.scratch: dict[str, Tensor] = {}
 
     def __iter__(self) -> Iterator[tuple[slice, list[slice]]]:
-        g, n, _ = self.like.shape
+        g, n, _ = self.q.shape
         chunks = [slice(t, min(t + self.tokens, n)) for t in range(0, n, self.tokens)]
         for h in range(0, g, self.heads):
             yield slice(h, min(h + self.heads, g)), chunks
 
-    def projected(self, role: str, x: Tensor, omega: Tensor | None, at: At, *start: Tensor) -> Tensor:
-        """x Ωᵀ of a block (g, t, F), plus the outer sum a + b of `start`, which the product adds without another pass.
+    def projected(self, role: str, at: At, *start: Tensor) -> Tensor:
+        """Ωx of a block (g, t, F), plus the outer sum a + b of `start`, which the product adds without another pass.
 
         To be overwritten by what is made of it: that is then what `recall` gives.
         """
-        if self.kept is None:
-            u = self.room("features", at, self.width)
-        else:
-            u = self.keep(role, at, self.like.new_empty(self._shape(at, self.width)))
+        x, omega = (self.q if role == "q" else self.k)[at], self.φ.omega
+        u = self.room("features", at, self.width) if self.kept is None else x.new_empty(*x.shape[:2], self.width)
+        self.keep(role, at, u)
         if start:
             torch.add(*start, out=u)
         if omega is None:
-            return u.add_(x[at]) if start else u.copy_(x[at])
-        rows, flat = x[at].flatten(0, 1), u.view(-1, self.width)
+            return u.add_(x) if start else u.copy_(x)
+        rows, flat = x.flatten(0, 1), u.view(-1, self.width)
         return (flat.addmm_(rows, omega.t()) if start else torch.mm(rows, omega.t(), out=flat)).view_as(u)
 
-    def keep(self, role: str, at: At, value: Tensor) -> Tensor:
+    def keep(self, role: str, at: At, value: Tensor) -> None:
         if self.kept is not None:
             self.kept[role, at[0].start, at[1].start] = value
-        return value
 
     def recall(self, role: str, at: At) -> Tensor | None:
         return None if self.kept is None else self.kept[role, at[0].start, at[1].start]
 
     def room(self, role: str, at: At, width: int) -> Tensor:
         if role not in self.scratch:
-            self.scratch[role] = self.like.new_empty(self.heads * self.tokens * width)
-        shape = self._shape(at, width)
+            self.scratch[role] = self.q.new_empty(self.heads * self.tokens * width)
+        shape = at[0].stop - at[0].start, at[1].stop - at[1].start, width
         return self.scratch[role][: math.prod(shape)].view(shape)
 
-    @staticmethod
-    def _shape(at: At, width: int) -> tuple[int, int, int]:
-        return at[0].stop - at[0].start, at[1].stop - at[1].start, width
+    def settle(self, r: Tensor, over: Tensor, z: Tensor, heads: slice) -> None:
+        """What the gradient −r of the denominators needs."""
+
+
+class _Exponential(_Blocks):
+    """Q' = softmax_f(Ωq + λ + bias) and K' = exp(Ωk + w − λ). Where others have z, λ stands; the true z is one."""
+
+    def sums(self, v: Tensor, heads: slice, chunks: list[slice]) -> tuple[Tensor, Tensor]:
+        """S = K'ᵀv and λ of some heads, by sums relative to a maximum per feature that grows from chunk to chunk."""
+        s, mass, top = v.new_zeros(len(v[heads]), self.width, v.shape[-1]), 0.0, None
+        for tokens in chunks:
+            at = heads, tokens
+            u = self.projected("k", at)
+            if self.w is not None:
+                u += self.w[at]
+            high = column_max(u).clamp_min_(pieces.lowest(u))  # finite where every key is masked
+            if top is not None:  # bring what was summed to the new maximum
+                high = torch.maximum(high, top)
+                fade = (top - high).exp_()
+                mass, s = mass * fade, s.mul_(fade.transpose(1, 2))
+            mass = u.sub_(high).exp_().sum(1, keepdim=True) + mass
+            s.baddbmm_(u.transpose(1, 2), v[at])
+            self.keep("top", at, high)
+            top = high
+        mass = mass.clamp_min_(torch.finfo(v.dtype).tiny)  # type: ignore[union-attr]
+        return s.div_(mass.transpose(1, 2)), mass.log_().add_(top)
+
+    def queries(self, at: At, λ: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.expand(len(self.q), -1, -1)[at[0]]
+        u = self.projected("q", at).add_(λ if bias is None else λ + bias)
+        return torch.softmax(u, -1, out=u)
+
+    def queries_again(self, at: At, λ: Tensor) -> tuple[Tensor, Pull]:
+        h = self.recall("q", at)
+        h = self.queries(at, λ) if h is None else h
+        return h, lambda dh: dh.mul_(h)
+
+    def keys_again(self, at: At, λ: Tensor) -> tuple[Tensor, Pull, Tensor | None]:
+        """K'; where it was kept, relative to the maximum of then, with the factor per feature that is due.
+
+        The factor goes to the small matrices ∂S and ∂z instead of to all tokens.
+        """
+        h, top = self.recall("k", at), self.recall("top", at)
+        if h is not None and top is not None:
+            return h, lambda dh: dh.mul_(h), (top - λ).exp_()
+        start = λ.new_zeros(()).expand(*self.k[at].shape[:2], 1) if self.w is None else self.w[at]
+        h = self.projected("k", at, -λ, start).exp_()
+        return h, lambda dh: dh.mul_(h), None
+
+
+class _Pointwise(_Blocks):
+    """φ = f(Ω·) + floor, for keys times e^w relative to the largest of these; |D| is at least φ.least·F·Σe^w."""
+
+    def __init__(self, q, k, w, bias, φ: Features, kept):
+        super().__init__(q, k, w, bias, φ, kept)
+        self.divides = φ.divide
+        self.factor = None if w is None else (w - w.amax(1, keepdim=True).clamp_min_(pieces.lowest(w))).exp_()
+        self.count = q.new_full((len(q), 1, 1), q.shape[1]) if w is None else self.factor.sum(1, keepdim=True)
+        self.dcount = torch.zeros_like(self.count)
+
+    def sums(self, v: Tensor, heads: slice, chunks: list[slice]) -> tuple[Tensor, Tensor]:
+        s = z = None
+        for tokens in chunks:
+            at = heads, tokens
+            h = pieces.features(self.φ, self.projected("k", at))
+            w = None if self.factor is None else self.factor[at]
+            part = torch.bmm(h.transpose(1, 2), v[at] if w is None else v[at] * w)
+            mass = h.sum(1, keepdim=True) if w is None else torch.bmm(w.transpose(1, 2), h)
+            s, z = (part, mass) if s is None or z is None else (s.add_(part), z.add_(mass))
+        assert s is not None  # there is at least one chunk
+        assert z is not None
+        return s, z
+
+    def queries(self, at: At, z: Tensor) -> Tensor:
+        return pieces.features(self.φ, self.projected("q", at))
+
+    def one_over(self, d: Tensor, z: Tensor, heads: slice) -> Tensor:
+        if self.φ.least or self.factor is not None:
+            return pieces.inverse(d, self.φ.least * z.shape[-1] * self.count[heads])
+        return d.reciprocal_().masked_fill_(d.isinf(), 0.0)  # φ(q) = 0: nothing to divide, or to divide by
+
+    def settle(self, r: Tensor, over: Tensor, z: Tensor, heads: slice) -> None:
+        """A denominator that was moved to ±least·count passes −r on to the count, and one that is not used has none."""
+        if not self.divides:
+            r.zero_()
+        elif self.φ.least:
+            least = self.φ.least * z.shape[-1]
+            moved = over.abs() * (least * self.count[heads]) >= 1 - 1e-6  # one to rounding there, and less elsewhere
+            self.dcount[heads] += (least * r * over.sign()).masked_fill_(~moved, 0.0).sum(1, keepdim=True)
+            r.masked_fill_(moved, 0.0)
+
+    def _again(self, role: str, at: At) -> tuple[Tensor, Pull]:
+        kept = self.recall(role, at)  # Ωx, or what f left in its place
+        return pieces.pullback(self.projected(role, at) if kept is None else kept, self.φ, made=kept is not None)
+
+    def queries_again(self, at: At, z: Tensor) -> tuple[Tensor, Pull]:
+        return self._again("q", at)
+
+    def keys_again(self, at: At, z: Tensor) -> tuple[Tensor, Pull, Tensor | None]:
+        h, pull = self._again("k", at)
+        if self.factor is None:
+            return h, pull, None
+        w = self.factor[at]
+        return h * w, lambda dh: pull(dh.mul_(w)), None
 
 
 def _unproject(du: Tensor, omega: Tensor | None, out: Tensor) -> None:
@@ -135,243 +294,3 @@ def column_max(u: Tensor) -> Tensor:
     g, t, width = u.shape
     fold = math.gcd(t, 1 << (max(1, 256 // width).bit_length() - 1))
     return u.view(g, t // fold, fold * width).amax(1).view(g, fold, width).amax(1, keepdim=True)
-
-
-class _Exponential(torch.autograd.Function):
-    """out = Q' S with Q' = softmax_f(Ωq + λ + bias) and S = K'ᵀv, K' = softmax_j(Ωk + w) = exp(Ωk + w − λ)."""
-
-    @staticmethod
-    def forward(ctx, q, k, v, weight, bias, φ: Features):  # pyright: ignore[reportIncompatibleMethodOverride]
-        (g, n, _), width = q.shape, feature_rows(q, φ)
-        keep = any(ctx.needs_input_grad) and kept_for_backward(g, n, width)
-        blocks = _Blocks(q, width, {} if keep else None)
-        w = log_weight(k, weight, φ.norm)
-        out, s, λ = torch.empty_like(v), v.new_zeros(g, width, v.shape[-1]), v.new_empty(g, 1, width)
-        for heads, chunks in blocks:
-            _average_values(k, v, w, φ, blocks, heads, chunks, s[heads], λ[heads])
-            shift = _query_shift(λ, bias, heads)
-            for tokens in chunks:
-                torch.bmm(_mixture(q, φ, shift, blocks, (heads, tokens)), s[heads], out=out[heads, tokens])
-        ctx.save_for_backward(q, k, v, w, bias, out, s, λ)
-        ctx.φ, ctx.kept = φ, blocks.kept
-        return out
-
-    @staticmethod
-    @once_differentiable
-    @full_precision
-    def backward(ctx, dout):  # pyright: ignore[reportIncompatibleMethodOverride]
-        """∂ℓq = Q' ⊙ (∂out Sᵀ − r), ∂ℓk = K' ⊙ (v ∂Sᵀ + ∂z), ∂v = K' ∂S with ∂S = Q'ᵀ∂out and ∂z = −Q'ᵀr.
-
-        r is a product with ones, so it rides along: (∂out, −r) times (S, 1)ᵀ is the bracket of ∂ℓq.
-        """
-        q, k, v, w, bias, out, s, λ = ctx.saved_tensors
-        φ: Features = ctx.φ
-        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        dw = None if w is None else torch.empty_like(w)
-        dbias = None if bias is None else torch.zeros_like(λ)
-        blocks = _Blocks(q, s.shape[1], ctx.kept)
-        for heads, chunks in blocks:
-            shift, s_one = _query_shift(λ, bias, heads), torch.cat([s[heads], torch.ones_like(s[heads, :, :1])], -1)
-            ds, dz = torch.zeros_like(s[heads]), torch.zeros_like(λ[heads])
-            for tokens in chunks:
-                at = heads, tokens
-                dy = gradient_and_r(dout[at], None, out[at])
-                mixture = blocks.recall("q", at)
-                if mixture is None:
-                    mixture = _mixture(q, φ, shift, blocks, at)
-                ds.baddbmm_(mixture.transpose(1, 2), dy[..., :-1])
-                dz.baddbmm_(dy[..., -1:].transpose(1, 2), mixture)
-                dlog = torch.bmm(dy, s_one.transpose(1, 2), out=blocks.room("gradient", at, s.shape[1])).mul_(mixture)
-                _unproject(dlog, φ.omega, dq[at])
-                if dbias is not None:
-                    dbias[heads] += dlog.sum(1, keepdim=True)
-            for tokens in chunks:
-                at = heads, tokens
-                weights, factor = _key_weights(k, w, φ, λ[heads], blocks, at)
-                ds_here, dz_here = (ds, dz) if factor is None else (ds * factor.transpose(1, 2), dz * factor)
-                torch.bmm(weights, ds_here, out=dv[at])
-                dlog = torch.bmm(v[at], ds_here.transpose(1, 2), out=blocks.room("gradient", at, s.shape[1]))
-                dlog.add_(dz_here).mul_(weights)
-                _unproject(dlog, φ.omega, dk[at])
-                if dw is not None:
-                    torch.sum(dlog, -1, keepdim=True, out=dw[at])
-        if φ.norm and dw is not None:
-            dk.addcmul_(k, dw, value=2 * φ.norm)
-        if bias is not None and dbias is not None:
-            dbias = dbias.sum_to_size(bias.shape)
-        return dq, dk, dv, dw if ctx.needs_input_grad[3] else None, dbias, None
-
-
-def _average_values(
-    k: Tensor, v: Tensor, w: Tensor | None, φ: Features, blocks: _Blocks,
-    heads: slice, chunks: list[slice], s: Tensor, λ: Tensor,
-) -> None:  # fmt: skip
-    """Fill s = K'ᵀv and λ of some heads, by sums relative to a maximum per feature that grows from chunk to chunk."""
-    mass, top = torch.zeros_like(λ), None
-    for tokens in chunks:
-        at = heads, tokens
-        u = blocks.projected("k", k, φ.omega, at)
-        if w is not None:
-            u += w[at]
-        high = column_max(u).clamp_min_(lowest(u))  # finite where every key is masked
-        if top is not None:  # bring what was summed to the new maximum
-            high = torch.maximum(high, top)
-            fade = (top - high).exp_()
-            mass *= fade
-            s *= fade.transpose(1, 2)
-        mass += u.sub_(high).exp_().sum(1, keepdim=True)
-        s.baddbmm_(u.transpose(1, 2), v[at])
-        top = blocks.keep("top", at, high)
-    assert top is not None  # there is at least one chunk
-    mass.clamp_min_(torch.finfo(v.dtype).tiny)
-    s /= mass.transpose(1, 2)
-    torch.add(top, mass.log_(), out=λ)
-
-
-def _query_shift(λ: Tensor, bias: Tensor | None, heads: slice) -> Tensor:
-    return λ[heads] if bias is None else λ[heads] + bias.expand_as(λ)[heads]
-
-
-def _mixture(q: Tensor, φ: Features, shift: Tensor, blocks: _Blocks, at: At) -> Tensor:
-    """Q' of a block."""
-    u = blocks.projected("q", q, φ.omega, at).add_(shift)
-    return torch.softmax(u, -1, out=u)
-
-
-def _key_weights(
-    k: Tensor, w: Tensor | None, φ: Features, λ: Tensor, blocks: _Blocks, at: At
-) -> tuple[Tensor, Tensor | None]:
-    """K' of a block; where they were kept, relative to the maximum of then, and the factor per feature that is due.
-
-    The factor goes to the small matrices of the caller instead of to all tokens.
-    """
-    weights, top = blocks.recall("k", at), blocks.recall("top", at)
-    if weights is not None and top is not None:
-        return weights, (top - λ).exp_()
-    start = λ.new_zeros(()).expand(*k[at].shape[:2], 1) if w is None else w[at]
-    return blocks.projected("k", k, φ.omega, at, -λ, start).exp_(), None
-
-
-class _Pointwise(torch.autograd.Function):
-    """out = φ(q) S / D with S = φ(k)ᵀ(w v), D = φ(q)·z, z = φ(k)ᵀw, φ = f(Ω·) + floor and w = e^{log-weights}."""
-
-    @staticmethod
-    def forward(ctx, q, k, v, weight, φ: Features):  # pyright: ignore[reportIncompatibleMethodOverride]
-        (g, n, _), width = q.shape, feature_rows(q, φ)
-        keep = any(ctx.needs_input_grad) and kept_for_backward(g, n, width)
-        blocks = _Blocks(q, width, {} if keep else None)
-        w = log_weight(k, weight, φ.norm)
-        if w is not None:  # from here on a factor of each key, at most one
-            w = (w - w.amax(1, keepdim=True).clamp_min_(lowest(w))).exp_()
-        vw = v if w is None else v * w
-        out, over = torch.empty_like(v), v.new_ones(g, n, 1)  # over: 1/D
-        sums = []
-        for heads, chunks in blocks:
-            s, z = _sum_keys(k, vw, w, φ, blocks, heads, chunks)
-            sums += [s, z]
-            for tokens in chunks:
-                at = heads, tokens
-                h = features(φ, blocks.projected("q", q, φ.omega, at))
-                y = torch.bmm(h, s, out=out[at])
-                if φ.divide:
-                    count = n if w is None else w[heads].sum(1, keepdim=True)
-                    over[at] = _one_over(torch.bmm(h, z.transpose(1, 2)), φ.least * z.shape[-1] * count)
-                    y *= over[at]
-        ctx.save_for_backward(q, k, v, w, out, over, *sums)
-        ctx.φ, ctx.kept = φ, blocks.kept
-        return out
-
-    @staticmethod
-    @once_differentiable
-    @full_precision
-    def backward(ctx, dout):  # pyright: ignore[reportIncompatibleMethodOverride]
-        """With y = ∂out/D and r = y·out, which 1/D takes back:
-
-        ∂φ(q) = y Sᵀ − r zᵀ = (y, −r) (S, z)ᵀ      ∂S = φ(q)ᵀy      ∂z = −φ(q)ᵀr
-        ∂φ(k) = w (v ∂Sᵀ + ∂z)                     ∂v = w φ(k) ∂S   ∂w = φ(k)·∂z + v·(φ(k) ∂S)
-        """
-        q, k, v, w, out, over, *sums = ctx.saved_tensors
-        φ: Features = ctx.φ
-        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        vw = v if w is None else v * w
-        dw = None if w is None else torch.empty_like(w)
-        count = v.new_full((len(q), 1, 1), q.shape[1]) if w is None else w.sum(1, keepdim=True)
-        dcount = torch.zeros_like(count)
-        blocks = _Blocks(q, feature_rows(q, φ), ctx.kept)
-        for i, (heads, chunks) in enumerate(blocks):
-            s, z = sums[2 * i : 2 * i + 2]
-            s_z, ds, dz = torch.cat([s, z.transpose(1, 2)], -1), torch.zeros_like(s), torch.zeros_like(z)
-            for tokens in chunks:
-                at = heads, tokens
-                dy = gradient_and_r(dout[at], over[at] if φ.divide else None, out[at])
-                if not φ.divide:
-                    dy[..., -1] = 0.0
-                elif φ.least:
-                    dcount[heads] += _pass_to_count(dy[..., -1:], over[at], φ.least * z.shape[-1], count[heads])
-                h, pull = _features_again("q", q, φ, blocks, at)
-                ds.baddbmm_(h.transpose(1, 2), dy[..., :-1])
-                dz.baddbmm_(dy[..., -1:].transpose(1, 2), h)
-                dh = torch.bmm(dy, s_z.transpose(1, 2), out=blocks.room("gradient", at, h.shape[-1]))
-                _unproject(pull(dh), φ.omega, dq[at])
-            for tokens in chunks:
-                at = heads, tokens
-                h, pull = _features_again("k", k, φ, blocks, at)
-                torch.bmm(h, ds, out=dv[at])  # without its factor w
-                dh = torch.bmm(vw[at], ds.transpose(1, 2), out=blocks.room("gradient", at, h.shape[-1]))
-                if w is None or dw is None:
-                    dh += dz
-                else:
-                    dh.addcmul_(w[at], dz)
-                    dw[at] = torch.bmm(h, dz.transpose(1, 2)) + torch.linalg.vecdot(v[at], dv[at]).unsqueeze(-1)
-                _unproject(pull(dh), φ.omega, dk[at])
-        if w is not None and dw is not None:
-            dv *= w
-            dw = (dw + dcount) * w  # of the log-weights
-            if φ.norm:
-                dk.addcmul_(k, dw, value=2 * φ.norm)
-        return dq, dk, dv, dw if ctx.needs_input_grad[3] else None, None
-
-
-def _sum_keys(
-    k: Tensor, vw: Tensor, w: Tensor | None, φ: Features, blocks: _Blocks, heads: slice, chunks: list[slice]
-) -> tuple[Tensor, Tensor]:
-    """S = φ(k)ᵀ(w v) (g, F, e) and z = φ(k)ᵀw (g, 1, F) of some heads."""
-    s = z = None
-    for tokens in chunks:
-        at = heads, tokens
-        h = features(φ, blocks.projected("k", k, φ.omega, at))
-        part = torch.bmm(h.transpose(1, 2), vw[at])
-        mass = h.sum(1, keepdim=True) if w is None else torch.bmm(w[at].transpose(1, 2), h)
-        s, z = (part, mass) if s is None or z is None else (s.add_(part), z.add_(mass))
-    assert s is not None  # there is at least one chunk
-    assert z is not None
-    return s, z
-
-
-def _one_over(d: Tensor, least: Tensor | float) -> Tensor:
-    """1/D of a block; |D| is at least φ.least for each feature and unit of the keys' weights."""
-    if isinstance(least, Tensor) or least:
-        return inverse(d, least)
-    return d.reciprocal_().masked_fill_(d.isinf(), 0.0)  # φ(q) = 0: nothing to divide, or to divide by
-
-
-def _pass_to_count(r: Tensor, over: Tensor, least: float, count: Tensor) -> Tensor:
-    """A denominator that was moved to ±least·count has the count's gradient instead of its own: −r, set to zero here.
-
-    1/D·least·count is one there to rounding, and less elsewhere.
-    """
-    moved = over.abs() * (least * count) >= 1 - 1e-6
-    passed = (least * r * over.sign()).masked_fill_(~moved, 0.0).sum(1, keepdim=True)
-    r.masked_fill_(moved, 0.0)
-    return passed
-
-
-def _features_again(role: str, x: Tensor, φ: Features, blocks: _Blocks, at: At):
-    """φ(x) of a block, kept or made again, and the map from its gradient to that of Ωx.
-
-    What was kept is Ωx, or what f left in its place.
-    """
-    kept = blocks.recall(role, at)
-    if kept is None:
-        return pullback(blocks.projected(role, x, φ.omega, at), φ)
-    return pullback(kept, φ, made=True)

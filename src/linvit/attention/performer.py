@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linvit.attention.base import Attention, Switches, precise, tracing
+from linvit.attention.base import Attention, Switches, full_precision, precise, tracing
 from linvit.attention.causal import causal_attention
 from linvit.attention.linear import linear_attention
 from linvit.attention.plain import State, plain_attention, plain_causal
@@ -49,7 +48,7 @@ class Performer(Attention):
             raise ValueError("step() decodes causally: build the attention with causal=True")
         self._check(q, k, v, None)
         shape, dtype = v.shape, v.dtype
-        with torch.autocast(q.device.type, enabled=False):
+        with full_precision(q):
             q, k, v = precise(q, k, v)
             prepared = self.prepare(*self.normalised(q, k))
             out, state = plain_causal(prepared, v.reshape(-1, *shape[2:]), state)

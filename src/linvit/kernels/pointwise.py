@@ -25,6 +25,7 @@ LEAST = 1e-3  # least |denominator| per key and feature under negative=clamp
 
 
 class Pointwise(Projected):
+    estimates = "E f(ω·x) f(ω·y)"
     minimum: float | None = 0.0  # of f; None: f has none
     pull: Callable[[Tensor, Tensor], Tensor] | None = None  # see Features
     norm: ClassVar[float] = 0.0
@@ -144,7 +145,6 @@ class Relu(Pointwise):
 @register("elu")
 class Elu(Pointwise):
     formula = "m^-½ (elu(Ωx; α) + α + ε)"
-    estimates = "E f(ω·x) f(ω·y)"
 
     @dataclass(frozen=True, kw_only=True)
     class Options(Pointwise.Options):
@@ -162,7 +162,6 @@ class Elu(Pointwise):
 @register("gelu")
 class Gelu(Pointwise):
     formula = "m^-½ (gelu(Ωx) + 0.17 + ε)"
-    estimates = "E f(ω·x) f(ω·y)"
     minimum = -0.16997120747990369
 
     def f(self, u: Tensor) -> Tensor:
@@ -172,7 +171,6 @@ class Gelu(Pointwise):
 @register("sigmoid")
 class Sigmoid(Pointwise):
     formula = "m^-½ (σ(Ωx) + ε)"
-    estimates = "E f(ω·x) f(ω·y)"
 
     def f(self, u: Tensor) -> Tensor:
         return u.sigmoid()
@@ -208,7 +206,6 @@ class Cos(Pointwise):
 @register("tanh")
 class Tanh(Pointwise):
     formula = "m^-½ (tanh(Ωx) + 1 + ε)"
-    estimates = "E f(ω·x) f(ω·y)"
     minimum = -1.0
 
     def f(self, u: Tensor) -> Tensor:
@@ -233,7 +230,6 @@ class Elu1(Pointwise):
     """With projection=none, the Linear Transformer's map."""
 
     formula = "m^-½ (elu(Ωx) + 1 + ε)"
-    estimates = "E f(ω·x) f(ω·y)"
 
     def f(self, u: Tensor) -> Tensor:
         return F.elu(u) + 1
