@@ -1,7 +1,8 @@
-"""What the common tests run on: everything registered, with each choice an option offers.
+"""What the common tests run on: everything registered, and each choice an option offers.
 
 A variant is a spec that differs from the default in one option. Lists come from the registry and from signatures, so
-that a kernel or an attention registered tomorrow, and each of its choices, is tested tomorrow.
+that a kernel or an attention registered tomorrow, and each of its choices, is tested tomorrow. Kernels of one family
+share the code of their choices, so of ours only one of each family is tested with all of them.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from linvit.attention import ATTENTIONS, attention_names, attention_options, create_attention
+from linvit.attention import ATTENTIONS, PERFORMER, attention_names, attention_options, create_attention
 from linvit.attention.base import Attention
 from linvit.attention.performer import Performer
+from linvit.kernels import KERNELS
 from linvit.registry import parse
 
 SMALL = {"m": 11, "k": 5}  # primes; whoever has these options gets them small
@@ -22,6 +24,7 @@ SITE = {"heads": 3, "head_dim": 7, "tokens": 13}
 BATCH = 2
 
 # Facts that no signature tells.
+FAMILIES = {"relu", "gelu", "trig", "exp", "theta", "theta-linear"}  # non-negative, signed, with a norm, exponential, …
 ORDERED = {"linformer"}  # tokens have places: not permutation-equivariant
 NOT_AVERAGES = {"linformer"}  # rows of the matrix need not sum to one
 
@@ -29,6 +32,8 @@ NOT_AVERAGES = {"linformer"}  # rows of the matrix need not sum to one
 def spec_of(name: str, **options: object) -> str:
     allowed = attention_options(name)
     chosen = {key: value for key, value in SMALL.items() if key in allowed} | options
+    if options.get("projection") == "none":
+        del chosen["m"]  # without effect
     pairs = ",".join(
         f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in chosen.items()
     )
@@ -41,12 +46,22 @@ def specs() -> list[str]:
     found: list[str] = []
     for name in attention_names():
         candidates = [spec_of(name)]
-        for key, parameter in attention_options(name).items():
+        for key, parameter in attention_options(name).items() if _varied(name) else ():
             for value in _choices(parameter.annotation):
                 if value not in (parameter.default, "auto"):  # auto is another name for one of the others
                     candidates.append(spec_of(name, **{key: value}))
         found += [spec for spec in dict.fromkeys(candidates) if can(spec)]
     return found
+
+
+def _varied(name: str) -> bool:
+    kernel = name.removeprefix(PERFORMER)
+    ours = name != kernel and KERNELS[kernel].__module__.startswith("linvit.")
+    return not ours or kernel in FAMILIES
+
+
+def defaults() -> list[str]:
+    return [spec_of(name) for name in attention_names()]
 
 
 def _choices(annotation: object) -> list[object]:

@@ -1,9 +1,9 @@
 """Names and specs: `performer-exp:m=128,projection=iid` → a class and its checked options.
 
-A registry maps names to classes. The classes' keyword-only arguments are the schema of a spec's options, so nothing
-is declared twice. Modules of the registry's own package are imported on first use; so is every `.py` file named by
-the environment variable LINVIT_PLUGINS (files or folders, separated like PATH), so that a new kernel, attention,
-data set or study is one file, wherever it lies.
+A registry maps names to classes. The classes' keyword-only arguments, or the fields of their `Options`, are the schema
+of a spec's options, so nothing is declared twice. Modules of the registry's own package are imported on first use; so
+is every `.py` file named by the environment variable LINVIT_PLUGINS (files or folders, separated like PATH), so that a
+new kernel, attention, data set or study is one file, wherever it lies.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import types
 import typing
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -96,9 +96,15 @@ def parse_layers(text: str | Spec, depth: int) -> list[Spec]:
 
 
 def signature_options(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The keyword-only arguments of a class or function, with their annotations resolved."""
-    target = factory.__init__ if inspect.isclass(factory) else factory
-    hints = typing.get_type_hints(target)
+    """The keyword-only arguments of a function or class, with their annotations resolved.
+
+    A class may state them as the fields of a dataclass `Options`, which its subclasses extend.
+    """
+    target = getattr(factory, "Options", factory)
+    if is_dataclass(target):  # its fields may come from several modules, where alone their annotations make sense
+        hints = typing.get_type_hints(target)
+    else:
+        hints = typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
     return {
         name: parameter.replace(annotation=hints.get(name, Any))
         for name, parameter in inspect.signature(target).parameters.items()

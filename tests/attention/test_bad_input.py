@@ -48,7 +48,7 @@ every_name = pytest.mark.parametrize("name", attention_names())
     ("performer-theta-mixture:tau=0", ["tau=0", "above 0"]),
     ("performer-theta-mixture:clamp=-5", ["clamp=-5", "above 0"]),
     ("performer-identity:negative=shift", ["negative=shift", "no minimum", "clamp"]),
-    ("performer-relu:negative=never", ["negative=never", "shift", "clamp", "rms", "literal"]),
+    ("performer-gelu:negative=never", ["negative=never", "shift", "clamp", "rms", "literal"]),
     ("performer-hyp:projection=none", ["projection=none", "hyp"]),
     ("performer-trig:projection=none", ["projection=none", "trig"]),
     ("performer-smreg:projection=none", ["projection=none", "smreg"]),
@@ -57,6 +57,24 @@ every_name = pytest.mark.parametrize("name", attention_names())
     ("performer-exp:stabilizer=reference,center=true", ["stabilizer=reference", "center=true"]),
     ("linformer:k=5,sharing=all", ["sharing=all", "none, headwise, key-value, layerwise"]),
     ("softmax:debug=yes", ["debug=yes", "true or false"]),
+    # without effect, unless it is the default
+    ("performer-relu:projection=none,m=7", ["m=7 has no effect", "no Ω"]),
+    ("performer-gelu:projection=none,norms=sqrt", ["norms=sqrt has no effect", "no Ω"]),
+    ("performer-theta-linear:projection=none,m=7", ["m=7 has no effect", "no Ω"]),
+    ("performer-exp:eps=0.1", ["eps=0.1 has no effect", "stabilizer=exact"]),
+    ("performer-relu:negative=rms", ["negative=rms has no effect", "relu is never negative"]),
+    ("performer-gexp:negative=clamp", ["negative=clamp has no effect", "gexp is never negative"]),
+    ("linformer:k=5,kind=pool,init=pool", ["init=pool has no effect", "kind=pool"]),
+    ("linformer:k=5,kind=conv,init=identity", ["init=identity has no effect", "kind=conv"]),
+    ("linformer:k=5,kind=pool,sharing=none", ["sharing=none has no effect", "kind=pool"]),
+    ("uniform:qk_norm=true", ["qk_norm=true has no effect", "q and k do not matter"]),
+    ("identity:qk_norm=true", ["qk_norm=true has no effect"]),
+    ("softmax:exact_cls=true", ["exact_cls=true has no effect", "exact for every query"]),
+    # more memory than anyone has
+    ("performer-relu:m=1000000000", ["m=1000000000 needs 52.2 GiB for Ω", "at most 1 GiB"]),
+    ("performer-theta:m=1000000000", ["m=1000000000 needs 104.3 GiB", "at most 1 GiB"]),
+    ("performer-theta-mlp:m=100003", ["m=100003 needs 74.5 GiB for W₂", "at most 1 GiB"]),
+    ("performer-theta-linear:m=100003", ["m=100003 needs 74.5 GiB for W", "at most 1 GiB"]),
 ])  # fmt: skip
 def test_specs(spec, parts):
     with pytest.raises(ValueError) as caught:
@@ -64,6 +82,12 @@ def test_specs(spec, parts):
     for part in parts:
         assert part in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_default_may_be_stated_though_it_has_no_effect():
+    q, k, v = inputs()
+    stated, plain = build("performer-relu:projection=none,m=64,negative=auto"), build("performer-relu:projection=none")
+    assert torch.equal(stated(q, k, v), plain(q, k, v))
 
 
 @pytest.mark.parametrize("spec", [5, None, ["softmax"], b"softmax"])

@@ -41,8 +41,8 @@ def test_float32_equals_log_space(spec, causal, sigma):
         pytest.skip("centring is bidirectional")
     attention = performer(spec, causal)
     q, k, v = inputs(sigma=sigma, dtype=torch.float32, heads=HEADS, tokens=TOKENS, head_dim=D)
-    plan = attention.prepare(q.double(), k.double())
-    expected = reference_attention(plan, v.double().flatten(0, 1), causal).view_as(v)
+    prepared = attention.prepare(q.double(), k.double())
+    expected = reference_attention(prepared, v.double().flatten(0, 1), causal).view_as(v)
     assert (attention(q, k, v) - expected).abs().max() <= 1e-4
     if sigma == 6:  # and the test is about something: attention is far from uniform
         assert expected.std() > 2 / math.sqrt(TOKENS)
@@ -66,8 +66,8 @@ def test_causal_rows_beyond_the_range_of_floats(spec, sigma):
     """Within a chunk no shared reference serves all rows once features span more than float32's exponents."""
     attention = performer(spec, True)
     q, k, v = inputs(sigma=sigma, dtype=torch.float32, heads=HEADS, tokens=TOKENS, head_dim=D)
-    plan = attention.prepare(q.double(), k.double())
-    expected = reference_attention(plan, v.double().flatten(0, 1), causal=True).view_as(v)
+    prepared = attention.prepare(q.double(), k.double())
+    expected = reference_attention(prepared, v.double().flatten(0, 1), causal=True).view_as(v)
     # the exponents' own rounding: their size times float32's epsilon, several terms of them
     size = float(k.double().square().sum(-1).max()) * D**-0.5
     tolerance = max(1e-4, 10 * size * torch.finfo(torch.float32).eps)
@@ -78,11 +78,11 @@ def test_a_causal_row_whose_largest_term_underflows():
     """A later key sets the features' range, and what an earlier row needs most is below it: e^{−106}·e^{60}."""
     keys = torch.tensor([[[-60.0, 60.0], [-58.0, 20.0], [60.0, -60.0]]])
     queries = torch.tensor([[[0.0, -106.0]]]).expand(1, 3, 2)
-    plan, v = Prepared(queries, keys, Features()), torch.eye(3)[None]
+    prepared, v = Prepared(queries, keys, Features()), torch.eye(3)[None]
     exact = Prepared(queries.double(), keys.double(), Features())
     expected = reference_attention(exact, v.double(), causal=True)
     assert expected[0, 1, 0] > 0.99
-    torch.testing.assert_close(causal_attention(plan, v).double(), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(causal_attention(prepared, v).double(), expected, rtol=0, atol=1e-5)
 
 
 def test_causal_gradients_beyond_the_range_of_floats():
@@ -91,8 +91,8 @@ def test_causal_gradients_beyond_the_range_of_floats():
     out = attention(*tensors)
     ours = torch.autograd.grad((out * torch.linspace(-1, 1, D)).sum(), tensors)
     exact = [x.detach().double().requires_grad_() for x in tensors]
-    plan = attention.prepare(exact[0], exact[1])
-    slow = reference_attention(plan, exact[2].flatten(0, 1), causal=True).view_as(exact[2])
+    prepared = attention.prepare(exact[0], exact[1])
+    slow = reference_attention(prepared, exact[2].flatten(0, 1), causal=True).view_as(exact[2])
     theirs = torch.autograd.grad((slow * torch.linspace(-1, 1, D, dtype=torch.float64)).sum(), exact)
     for a, b in zip(ours, theirs, strict=True):
         assert (a - b).abs().max() <= 1e-3 * b.abs().max()

@@ -11,13 +11,20 @@ from torch import nn
 from torch.func import functional_call
 
 import linvit
-from linvit.attention import attention_names
-from linvit.attention.multihead import MultiHead
+from linvit.attention import ATTENTIONS, attention_names, attentions
+from linvit.attention.multihead import MultiHead, fuse, separate
 from linvit.attention.performer import Performer
 
 GRID, PREFIX, TOKENS = (3, 5), 2, 17
-NAMES = attention_names()
-every_name = pytest.mark.parametrize("name", NAMES)
+every_name = pytest.mark.parametrize("name", attention_names())
+
+
+def every_with(*switches: str):
+    """All attentions that these switches change."""
+    names = attention_names()
+    return pytest.mark.parametrize(
+        "name", [x for x in names if x not in ATTENTIONS or not set(switches) & set(ATTENTIONS[x].without_effect)]
+    )
 
 
 def switched(name: str, switch: str, **site: object):
@@ -29,7 +36,7 @@ def plain(name: str):
     return build(cases.spec_of(name), grid=GRID, prefix=PREFIX, tokens=TOKENS)
 
 
-@every_name
+@every_with("exact_cls")
 def test_exact_cls(name):
     """Softmax for the prefix's queries, the attention's own for the rest."""
     q, k, v = inputs(tokens=TOKENS)
@@ -44,10 +51,10 @@ def test_exact_cls(name):
 def test_exact_cls_needs_a_prefix():
     for site in ({"prefix": 0}, {"prefix": 1, "causal": True}):
         with pytest.raises(ValueError, match=r"exact_cls=true.*prefix"):
-            build("softmax:exact_cls=true", **site)
+            build("performer-relu:exact_cls=true", **site)
 
 
-@every_name
+@every_with("qk_norm")
 def test_qk_norm(name):
     """RMS norms of q and k with gains; their size no longer matters."""
     q, k, v = inputs(tokens=TOKENS)
@@ -80,7 +87,7 @@ def test_dwc(name):
     assert torch.equal(attention.attention_matrix(q, k), inner.attention_matrix(q, k))
 
 
-@every_name
+@every_with("qk_norm", "exact_cls")
 def test_switches_together(name):
     """Masks, gradients and state with everything on."""
     attention = switched(name, "dwc=3,qk_norm=true,exact_cls=true").double()
@@ -101,7 +108,7 @@ def test_switches_together(name):
 
 @pytest.mark.parametrize(("switch", "site", "message"), [
     ("dwc=4", {"grid": (1, 13)}, "dwc=4 must be an odd size"), ("dwc=-3", {"grid": (1, 13)}, "dwc=-3"),
-    ("dwc=3", {}, "dwc=3.*grid"), ("dwc=3", {"grid": (1, 13), "causal": True}, "dwc=3.*later tokens"),
+    ("dwc=9", {"grid": (4, 3), "prefix": 1}, "dwc=9 is more than 7"), ("dwc=3", {}, "dwc=3.*grid"), ("dwc=3", {"grid": (1, 13), "causal": True}, "dwc=3.*later tokens"),
 ])  # fmt: skip
 def test_impossible_convolutions(switch, site, message):
     with pytest.raises(ValueError, match=message):
@@ -144,6 +151,29 @@ def test_multihead_has_the_same_names_for_every_attention(name):
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
     mask = torch.arange(13) < torch.tensor([[11], [7]])
     torch.testing.assert_close(module(x, mask)[:1, :11], module(x[:1, :11]), rtol=1e-3, atol=1e-4)
+
+
+def test_fused_and_separate_projections_are_the_same_layer():
+    """Weights of one form are those of the other, wherever the layer lies in a model, and back again to the bit."""
+    torch.manual_seed(0)
+    options = {"heads": 3, "head_dim": 7, "tokens": 13, "attention": "performer-theta:m=11", "layer": 2}
+    fused = nn.ModuleList([nn.Linear(5, 5), MultiHead(23, **options)]).double()
+    apart = nn.ModuleList([nn.Linear(5, 5), MultiHead(23, **options, fused=False)]).double()
+    apart.load_state_dict(separate(fused.state_dict()))
+    assert {"1.q_proj.weight", "1.k_proj.bias", "1.v_proj.weight"} <= set(apart.state_dict())
+    x = torch.randn(2, 13, 23, dtype=torch.float64)
+    torch.testing.assert_close(apart[1](x), fused[1](x), rtol=1e-12, atol=1e-12)
+    back = fuse(apart.state_dict())
+    assert all(torch.equal(back[key], value) for key, value in fused.state_dict().items())
+    assert set(back) == set(fused.state_dict())
+
+
+def test_attentions_of_a_module_in_order():
+    layers = [build(spec) for spec in ("softmax", "performer-relu", "linformer")]
+    inside = nn.Sequential(nn.ReLU(), layers[0], nn.ModuleDict({"a": nn.Sequential(layers[1]), "b": layers[2]}))
+    assert attentions(inside) == layers
+    assert attentions(nn.ReLU()) == []
+    assert attentions(layers[1]) == [layers[1]]
 
 
 def test_multihead_takes_a_module_and_drops_out():

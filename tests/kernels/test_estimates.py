@@ -38,7 +38,10 @@ def make(text: str, head_dim: int) -> Any:
 
 def spec(name: str, **wanted: object) -> str:
     """The kernel without its ε: `exact` is for ε = 0."""
-    chosen = {key: value for key, value in ({"m": M, "eps": 0.0} | wanted).items() if key in options(name)}
+    idle = {"eps"} if "stabilizer" in options(name) else set()
+    idle |= {"m"} if wanted.get("projection") == "none" else set()
+    idle |= {"negative"} if getattr(KERNELS[name], "minimum", 0.0) == 0.0 else set()
+    chosen = {key: value for key, value in ({"m": M, "eps": 0.0} | wanted).items() if key in {*options(name)} - idle}
     return f"{name}:" + ",".join(f"{key}={value}" for key, value in chosen.items()) if chosen else name
 
 

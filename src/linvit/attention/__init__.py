@@ -6,12 +6,16 @@ import dataclasses
 import inspect
 import typing
 
+from torch import nn
+
 from linvit.attention.base import ATTENTIONS, Attention, Switches, register
 from linvit.errors import choices
 from linvit.kernels import KERNELS, Site
 from linvit.registry import Spec, check_options, parse, signature_options
 
-__all__ = ["ATTENTIONS", "Attention", "Site", "Switches", "attention_names", "create_attention", "register"]
+__all__ = [
+    "ATTENTIONS", "Attention", "Site", "Switches", "attention_names", "attentions", "create_attention", "register",
+]  # fmt: skip
 
 PERFORMER = "performer-"
 
@@ -19,6 +23,11 @@ PERFORMER = "performer-"
 def attention_names() -> list[str]:
     """Every attention: the registered ones, and a performer for each kernel."""
     return [*ATTENTIONS.names(), *(PERFORMER + kernel for kernel in KERNELS.names())]
+
+
+def attentions(module: nn.Module) -> list[Attention]:
+    """All attentions inside a module, in order."""
+    return [part for part in module.modules() if isinstance(part, Attention)]
 
 
 def attention_options(name: str) -> dict[str, inspect.Parameter]:

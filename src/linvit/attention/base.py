@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import bisect
 import os
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,6 +19,8 @@ from torch import Tensor, nn
 from linvit.kernels.base import Site
 from linvit.randomness import generator
 from linvit.registry import Registry
+
+MANY = 1 << 23  # tokens; no attention here is asked for more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +39,8 @@ class Attention(nn.Module, ABC):
     formula: ClassVar[str] = ""
     estimates: ClassVar[str] = ""
     can_be_causal: ClassVar[bool] = True
+    why_not_causal: ClassVar[str] = ""
+    without_effect: ClassVar[dict[str, str]] = {}  # switches that would change nothing, and why
 
     def __init__(self, site: Site, switches: Switches = Switches()):  # noqa: B008 (frozen)
         super().__init__()
@@ -44,12 +50,13 @@ class Attention(nn.Module, ABC):
         self.q_norm = self.k_norm = self.dwc = None
         if switches.qk_norm:
             self.q_norm, self.k_norm = (nn.Parameter(torch.ones(site.head_dim)) for _ in "qk")
+        for name, why in self.without_effect.items():
+            if getattr(switches, name):
+                raise ValueError(f"{name}=true has no effect: {why}")
         if switches.exact_cls and (site.causal or not site.prefix):
             raise ValueError("exact_cls=true needs prefix tokens (prefix ≥ 1) and a bidirectional attention")
         if switches.dwc:
             self.dwc = _DepthwiseConvolution(site, switches.dwc)
-
-    why_not_causal: ClassVar[str] = ""
 
     @abstractmethod
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -61,18 +68,9 @@ class Attention(nn.Module, ABC):
 
     def break_even(self) -> int | None:
         """The number of tokens above which this takes fewer MACs than softmax; None if never."""
-        site = self.site
-        for power in range(1, 24):
-            if self.macs(1 << power) < 2 * (1 << power) ** 2 * site.head_dim * site.heads:
-                low, high = (1 << power) // 2, 1 << power
-                while high - low > 1:
-                    middle = (low + high) // 2
-                    if self.macs(middle) < 2 * middle**2 * site.head_dim * site.heads:
-                        high = middle
-                    else:
-                        low = middle
-                return low
-        return None
+        softmax = 2 * self.site.head_dim * self.site.heads  # per pair of tokens
+        first = bisect.bisect_left(range(MANY), True, key=lambda n: self.macs(n) < softmax * n**2)
+        return None if first == MANY else max(1, first - 1)
 
     def redraw(self, step: int) -> None:
         """New random features, where there are any; called from the training loop, never from `forward`."""
@@ -81,7 +79,7 @@ class Attention(nn.Module, ABC):
         """Computed in float32 or better, returned in v's dtype."""
         self._check(q, k, v, mask)
         dtype = v.dtype
-        with torch.autocast(q.device.type, enabled=False):
+        with full_precision(q):
             q, k, v = precise(q, k, v)
             if mask is not None:  # what padding holds, even NaN, must not matter
                 q, k, v = (x.masked_fill(~mask[:, None, :, None], 0.0) for x in (q, k, v))
@@ -93,7 +91,7 @@ class Attention(nn.Module, ABC):
     def attention_matrix(self, q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, H, N, N): what multiplies v. Obtained by attending to v = I, so it holds for any attention."""
         self._check(q, k, q, mask)
-        with torch.autocast(q.device.type, enabled=False):
+        with full_precision(q):
             q, k = precise(q, k)
             if mask is not None:
                 q, k = (x.masked_fill(~mask[:, None, :, None], 0.0) for x in (q, k))
@@ -138,7 +136,7 @@ class Attention(nn.Module, ABC):
                 raise ValueError(
                     f"mask has shape {tuple(mask.shape)}: it must be (batch, tokens) = {(q.shape[0], q.shape[2])}"
                 )
-        for name, x in (("q", q), ("k", k), ("v", v)) if self.switches.debug else ():
+        for name, x in (("q", q), ("k", k), ("v", v)) if self.switches.debug and not tracing() else ():
             seen = x if mask is None else x.transpose(1, 2)[mask]
             if not torch.isfinite(seen).all():
                 kind = "NaN" if torch.isnan(seen).any() else "infinity"
@@ -157,6 +155,8 @@ class _DepthwiseConvolution(nn.Module):
             raise ValueError(f"dwc={size} must be an odd size, e.g. dwc=5")
         if site.grid is None:
             raise ValueError(f"dwc={size} is a convolution over image tokens: give grid=(rows, columns)")
+        if size > 2 * max(site.grid) - 1:
+            raise ValueError(f"dwc={size} is more than {2 * max(site.grid) - 1}, which covers all of grid={site.grid}")
         if site.causal:
             raise ValueError(f"dwc={size} looks at later tokens, which a causal attention may not")
         self.site, self.size = site, size
@@ -179,6 +179,17 @@ class _DepthwiseConvolution(nn.Module):
         out = F.conv2d(image, weight, padding=self.size // 2, groups=h * d)
         out = out.permute(0, 2, 3, 1).reshape(b, rows * columns, h, d)[:, : rows * columns - missing].transpose(1, 2)
         return F.pad(out, (0, 0, self.site.prefix, 0)) if self.site.prefix else out
+
+
+def tracing() -> bool:
+    """Whether this is being exported or compiled: no branch may then depend on what tensors hold."""
+    return torch.compiler.is_compiling() or torch.onnx.is_in_onnx_export()
+
+
+def full_precision(x: Tensor) -> AbstractContextManager:
+    """Without autocast; nothing where there is none, so that exported graphs are free of it."""
+    on = torch.is_autocast_enabled(x.device.type)
+    return torch.autocast(x.device.type, enabled=False) if on else nullcontext()
 
 
 def precise(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -14,6 +14,7 @@ class Softmax(Attention):
 
     formula = "softmax(q·k/√d) v"
     estimates = "itself"
+    without_effect = {"exact_cls": "softmax is exact for every query"}  # noqa: RUF012
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         return softmax_attention(q, k, v, mask, self.site.causal)
@@ -31,6 +32,7 @@ class Identity(Attention):
 
     formula = "v"
     estimates = "the speed limit"
+    without_effect = {"qk_norm": "q and k do not matter"}  # noqa: RUF012
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         return v
@@ -45,6 +47,7 @@ class Uniform(Attention):
 
     formula = "mean_j v_j"
     estimates = "the control"
+    without_effect = Identity.without_effect
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         kept = torch.ones_like(v[..., :1]) if mask is None else mask[:, None, :, None].to(v)

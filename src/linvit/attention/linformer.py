@@ -48,6 +48,10 @@ class Linformer(Attention):
         positive("k", k, at_least=1)
         if k > site.tokens:
             raise ValueError(f"k={k} is more than the {site.tokens} tokens there are to project")
+        if kind != "learned" and init != "normal":
+            raise ValueError(f"init={init} has no effect: kind={kind} has a start of its own")
+        if kind == "pool" and sharing not in ("headwise", "layerwise"):
+            raise ValueError(f"sharing={sharing} has no effect: kind=pool takes the same averages everywhere")
         self.k, self.sharing, self.kind = k, sharing, kind
         self.stride = -(-site.tokens // k)
         self.shared: list[Linformer] = []  # a list hides the owner of layerwise projections from this module's state

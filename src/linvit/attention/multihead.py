@@ -1,10 +1,15 @@
 """MultiHead owns the projections `qkv` and `proj`, under the same names for every attention.
 
-Converting a model is therefore copying shared keys and initialising the rest.
+Converting a model is therefore copying shared keys and initialising the rest. With fused=False there are `q_proj`,
+`k_proj` and `v_proj` instead of `qkv`, as in Hugging Face's models; `fuse` and `separate` turn the weights of one form
+into those of the other, exactly.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import torch
 from torch import Tensor, nn
 
 from linvit.attention import create_attention
@@ -28,6 +33,7 @@ class MultiHead(nn.Module):
         seed: int = 0,
         causal: bool = False,
         qkv_bias: bool = True,
+        fused: bool = True,
         dropout: float = 0.0,
     ):
         super().__init__()
@@ -37,8 +43,11 @@ class MultiHead(nn.Module):
             if dim % heads:
                 raise ValueError(f"dim={dim} is not a multiple of heads={heads}: give head_dim")
             head_dim = dim // heads
-        self.heads, self.head_dim = heads, head_dim
-        self.qkv = nn.Linear(dim, 3 * heads * head_dim, bias=qkv_bias)
+        self.dim, self.heads, self.head_dim, self.fused = dim, heads, head_dim, fused
+        if fused:
+            self.qkv = nn.Linear(dim, 3 * heads * head_dim, bias=qkv_bias)
+        else:
+            self.q_proj, self.k_proj, self.v_proj = (nn.Linear(dim, heads * head_dim, bias=qkv_bias) for _ in "qkv")
         if isinstance(attention, Attention):
             self.attention = attention
         else:
@@ -56,7 +65,40 @@ class MultiHead(nn.Module):
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v as (B, H, N, D)."""
-        if x.ndim != 3 or x.shape[2] != self.qkv.in_features:
-            raise ValueError(f"x has shape {tuple(x.shape)}: it must be (batch, tokens, {self.qkv.in_features})")
-        b, n, _ = x.shape
-        return self.qkv(x).view(b, n, 3, self.heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
+        if x.ndim != 3 or x.shape[2] != self.dim:
+            raise ValueError(f"x has shape {tuple(x.shape)}: it must be (batch, tokens, {self.dim})")
+        parts = self.qkv(x).chunk(3, -1) if self.fused else (self.q_proj(x), self.k_proj(x), self.v_proj(x))
+        q, k, v = (part.unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2) for part in parts)
+        return q, k, v
+
+
+SEPARATE = "q_proj", "k_proj", "v_proj"
+
+
+def fuse(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state dict with each `q_proj`, `k_proj` and `v_proj` joined to a `qkv`; the rest as it is."""
+    fused = {}
+    for key, value in state.items():
+        place, name, kind = _place(key)
+        if name == "q_proj":
+            fused[f"{place}qkv.{kind}"] = torch.cat([state[f"{place}{name}.{kind}"] for name in SEPARATE])
+        elif name not in SEPARATE:
+            fused[key] = value
+    return fused
+
+
+def separate(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state dict with each `qkv` cut into `q_proj`, `k_proj` and `v_proj`; the rest as it is."""
+    cut = {}
+    for key, value in state.items():
+        place, name, kind = _place(key)
+        parts = zip(SEPARATE, value.chunk(3), strict=True) if name == "qkv" else ()
+        cut |= {f"{place}{name}.{kind}": part for name, part in parts} or {key: value}
+    return cut
+
+
+def _place(key: str) -> tuple[str, str, str]:
+    """`blocks.0.attn.qkv.weight` → `blocks.0.attn.`, `qkv`, `weight`."""
+    layer, _, kind = key.rpartition(".")
+    name = layer.rpartition(".")[2]
+    return layer.removesuffix(name), name, kind

@@ -2,38 +2,43 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linvit.attention.base import Attention, Switches, precise
-from linvit.attention.causal import State, causal_attention, causal_chunk
+from linvit.attention.base import Attention, Switches, full_precision, precise, tracing
+from linvit.attention.causal import causal_attention
 from linvit.attention.linear import linear_attention
+from linvit.attention.plain import State, plain_attention, plain_causal
 from linvit.kernels.base import FeatureMap, Prepared, Site
 
 
 class Performer(Attention):
     """φ(q) [φ(k)ᵀv] / φ(q) [φ(k)ᵀ1] for any FeatureMap φ."""
 
+    plain = False  # set it for ordinary operations in place of the fast paths; when exporting or compiling it always is
+
     def __init__(self, site: Site, kernel: FeatureMap, switches: Switches = Switches()):  # noqa: B008 (frozen)
         super().__init__(site, switches)
         self.kernel = kernel
 
     def prepare(self, q: Tensor, k: Tensor, mask: Tensor | None = None) -> Prepared:
-        """(B, H, N, D) → the kernel's plan over (G, N, ·); a masked key gets the log-weight −∞."""
+        """(B, H, N, D) → what the kernel makes of them, (G, N, ·); a masked key gets the log-weight −∞."""
         b, h, n, d = q.shape
         keep = None if mask is None else mask[:, None, :, None].expand(b, h, n, 1).reshape(b * h, n, 1)
         kept = None if keep is None else keep.to(q)
-        plan = self.kernel.prepare(q.reshape(b * h, n, d), k.reshape(b * h, n, d), kept)
+        prepared = self.kernel.prepare(q.reshape(b * h, n, d), k.reshape(b * h, n, d), kept)
         if keep is None:
-            return plan
-        weight = q.new_zeros(b * h, n, 1) if plan.weight is None else plan.weight
-        return plan._replace(weight=weight.masked_fill(~keep, float("-inf")))
+            return prepared
+        weight = q.new_zeros(b * h, n, 1) if prepared.weight is None else prepared.weight
+        return prepared._replace(weight=weight.masked_fill(~keep, float("-inf")))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        plan, flat = self.prepare(q, k, mask), v.reshape(-1, *v.shape[2:])
-        out = causal_attention(plan, flat) if self.site.causal else linear_attention(plan, flat)
-        if not plan.features.divide:
+        prepared, flat = self.prepare(q, k, mask), v.reshape(-1, *v.shape[2:])
+        if self.plain or tracing():
+            out = plain_attention(prepared, flat, self.site.causal)
+        else:
+            out = causal_attention(prepared, flat) if self.site.causal else linear_attention(prepared, flat)
+        if not prepared.features.divide:
             out = F.rms_norm(out, out.shape[-1:])
         return out.view_as(v)
 
@@ -43,13 +48,11 @@ class Performer(Attention):
             raise ValueError("step() decodes causally: build the attention with causal=True")
         self._check(q, k, v, None)
         shape, dtype = v.shape, v.dtype
-        with torch.autocast(q.device.type, enabled=False):
+        with full_precision(q):
             q, k, v = precise(q, k, v)
-            plan = self.prepare(*self.normalised(q, k))
-            out, state = causal_chunk(
-                plan.q, plan.k, v.reshape(-1, *shape[2:]), plan.weight, plan.bias, plan.features, state
-            )
-            if not plan.features.divide:
+            prepared = self.prepare(*self.normalised(q, k))
+            out, state = plain_causal(prepared, v.reshape(-1, *shape[2:]), state)
+            if not prepared.features.divide:
                 out = F.rms_norm(out, out.shape[-1:])
         return out.view(shape).to(dtype), state
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from linvit.attention.linear import _inverse
+from linvit.attention.pieces import inverse, projected
 from linvit.kernels.base import Prepared, square_norm
 
 
-def reference_attention(plan: Prepared, v: Tensor, causal: bool = False) -> Tensor:
+def reference_attention(prepared: Prepared, v: Tensor, causal: bool = False) -> Tensor:
     """A = normalised Σ_f φ(q)_f φ(k)_f e^{w}; out = A v."""
-    q, k, φ, weight, bias = plan
-    u_q, u_k = (x if φ.omega is None else x @ φ.omega.t() for x in (q, k))
+    q, k, φ, weight, bias = prepared
+    u_q, u_k = (projected(x, φ.omega) for x in (q, k))
     w = (0.0 if weight is None else weight) + φ.norm * square_norm(k)
     late = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).triu(1) if causal else torch.tensor(False)
     if φ.exponential:
@@ -31,4 +31,4 @@ def reference_attention(plan: Prepared, v: Tensor, causal: bool = False) -> Tens
     if not φ.divide:
         return scores @ v
     least = φ.least * f_k.shape[-1] * weights.sum(-1, keepdim=True)
-    return (scores @ v) * _inverse(scores.sum(-1, keepdim=True), least)
+    return (scores @ v) * inverse(scores.sum(-1, keepdim=True), least)

@@ -1,7 +1,7 @@
 """FeatureMap φ: the only thing that tells one Performer from another.
 
-A kernel says what it does with q and k in `prepare`: it hands back inputs, log-weights and a `Features` recipe
-φ(x)_f = e^{w(x)}·(f(ω_f·x) + floor), and the attention does the rest. It carries `exact(x, y)`, the kernel that
+A kernel says what it does with q and k in `prepare`: it hands back inputs, log-weights and the `Features` to make of
+them, φ(x)_f = e^{w(x)}·(f(ω_f·x) + floor), and the attention does the rest. It carries `exact(x, y)`, the kernel that
 φ(x)·φ(y) estimates for x = q·d^-¼ and y = k·d^-¼, so that bias tests, error benchmarks and documentation come free.
 """
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -79,14 +79,38 @@ class Prepared(NamedTuple):
 
 
 class FeatureMap(nn.Module, ABC):
-    """Base of all kernels. A subclass registers a name, gives `formula` and `estimates`, and implements `prepare`."""
+    """Base of all kernels. A subclass registers a name, gives `formula` and `estimates`, and implements `prepare`.
+
+    Its options are the fields of `Options`; a subclass that has more of them extends that class.
+    """
 
     formula: ClassVar[str] = ""
     estimates: ClassVar[str] = ""
-    site: Site
-    scale: float  # multiplies q and k: d^-¼, but for literal presets
     rows: int  # of Ω: what projecting one token costs, in units of head_dim
     width: int  # features
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options:
+        scale: float | None = None  # multiplies q and k; d^-¼ without it
+
+    def __init__(self, site: Site, **options):
+        super().__init__()
+        self.site = site
+        self.options: Any = self.Options(**options)
+        self.scale = site.head_dim**-0.25 if self.options.scale is None else float(self.options.scale)
+
+    def no_effect(self, why: str, *names: str) -> None:
+        """Refuse options that differ from their defaults where they change nothing."""
+        for field in fields(self.options):
+            value = getattr(self.options, field.name)
+            if field.name in names and value != field.default:
+                raise ValueError(f"{field.name}={value} has no effect: {why}")
+
+    def affordable(self, numbers: int, what: str) -> None:
+        """Refuse an m whose matrix, in float64 as it is drawn, takes more than a GiB, before it is allocated."""
+        if 8 * numbers > 1 << 30:
+            size = f"{8 * numbers / (1 << 30):,.1f} GiB"
+            raise ValueError(f"m={self.options.m} needs {size} for {what} in float64: at most 1 GiB is reasonable")
 
     @abstractmethod
     def prepare(self, q: Tensor, k: Tensor, keep: Tensor | None) -> Prepared:
@@ -112,6 +136,15 @@ def positive(name: str, value: float, at_least: float | None = None) -> None:
     """Raise a ValueError unless value > 0 (or ≥ at_least)."""
     if not math.isfinite(value) or (value < at_least if at_least is not None else value <= 0):
         raise ValueError(f"{name}={value} must be " + (f"at least {at_least}" if at_least is not None else "above 0"))
+
+
+def centred(x: Tensor, y: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """x − x̄, y − ȳ (G, N, d) and the log-weights x̄·y_j of the keys (G, N, 1), over tokens that are kept.
+
+    e^{x·y} = e^{(x−x̄)·(y−ȳ)} · e^{x̄·y} · [a constant of the row x], so that softmax is left as it is.
+    """
+    mean = masked_mean(x, keep)
+    return x - mean, y - masked_mean(y, keep), y @ mean.transpose(1, 2)
 
 
 def masked_mean(x: Tensor, keep: Tensor | None) -> Tensor:

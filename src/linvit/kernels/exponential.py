@@ -6,134 +6,125 @@ The attention stabilises them exactly (attention/linear.py), so nothing here sub
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from scipy.special import hyp0f1
 from torch import Tensor
 
-from linvit.kernels.base import FeatureMap, Features, Prepared, Site, masked_mean, positive, register, square_norm
-from linvit.kernels.projections import Norms, Omega, Projection
+from linvit.kernels.base import Features, Prepared, Site, centred, masked_mean, positive, register, square_norm
+from linvit.kernels.projections import Norms, Projected
+
+NOT_CAUSAL = "center=true needs the mean over all tokens, which a causal attention may not see"
 
 
-class Exponential(FeatureMap):
-    """φ(x) = rows^-½·exp(Ωx − ‖x‖²/2).
-
-    `center` moves the means of q and k out of the estimate, which is exact: with x̄, ȳ any fixed vectors,
-    e^{x·y} = e^{(x−x̄)·(y−ȳ)} · e^{x̄·y} · [a constant of the row x], and x̄·y_j joins the keys' log-weights.
-    `stabilizer=reference` is the one-sided maximum plus ε of other packages, for parity: its attention tends to uniform
-    as norms grow.
-    """
+class Exponential(Projected):
+    """φ(x) = rows^-½·exp(Ωx − ‖x‖²/2). `center` moves the means of q and k out of the estimate, which is exact."""
 
     symmetric: ClassVar[bool] = False  # Ω and −Ω
-    norm: ClassVar[float] = -0.5  # coefficient of ‖x‖² in log φ
-    norms_choice: ClassVar[Norms | None] = None
-    deterministic: ClassVar[bool] = False  # whether projection=none makes sense
+    deterministic = False
 
-    def __init__(
-        self,
-        site: Site,
-        *,
-        m: int = 64,
-        projection: Projection = "orthogonal",
-        norms: Norms | None = None,
-        center: bool | None = None,
-        stabilizer: Literal["exact", "reference"] = "exact",
-        eps: float = 1e-4,
-        scale: float | None = None,
-        clamp: float | None = None,
-    ):
-        """eps belongs to stabilizer=reference; scale multiplies q and k (d^-¼); clamp bounds |Ωx|."""
-        super().__init__()
-        positive("m", m, at_least=1)
-        d = site.head_dim
-        if projection == "none" and not self.deterministic:
-            raise ValueError(f"projection=none is not defined for {type(self).__name__.lower()}: its Ω must be random")
-        if center and site.causal:
-            raise ValueError("center=true needs the mean over all tokens, which a causal attention may not see")
-        if stabilizer == "reference" and (center or projection == "none"):
-            raise ValueError("stabilizer=reference goes with neither center=true nor projection=none")
-        if stabilizer == "reference" and site.causal:
-            raise ValueError("stabilizer=reference needs a maximum over all keys, which a causal attention may not see")
-        positive("eps", eps, at_least=0)
-        if clamp is not None:
-            positive("clamp", clamp)
-        self.site, self.stabilizer, self.eps, self.clamp = site, stabilizer, eps, clamp
-        self.scale = d**-0.25 if scale is None else scale
-        natural = self.symmetric and not site.causal and stabilizer == "exact"
-        self.center = natural if center is None else center
-        self.omega = None
-        if projection != "none":
-            self.omega = Omega(m, d, projection, norms or self.norms_choice or "chi", site.seed, site.layer)
-        self.rows = 0 if self.omega is None else m * (2 if self.symmetric else 1)
-        self.width = self.rows or d
+    @dataclass(frozen=True, kw_only=True)
+    class Options(Projected.Options):
+        center: bool | None = None  # without it, where it is known to help: ±Ω, bidirectional
 
-    def redraw(self, step: int) -> None:
-        if self.omega is not None:
-            self.omega.redraw(step)
+    def __init__(self, site: Site, **options):
+        super().__init__(site, **options)
+        if self.options.center and site.causal:
+            raise ValueError(NOT_CAUSAL)
+        self.center = self.symmetric and not site.causal if self.options.center is None else self.options.center
+        self.rows *= 2 if self.symmetric else 1
+        self.width = self.rows or site.head_dim
 
     def matrix(self) -> Tensor | None:
-        """Ω as the features use it."""
-        if self.omega is None:
-            return None
-        rows = self.omega.rows
-        return torch.cat([rows, -rows]) if self.symmetric else rows
+        rows = super().matrix()
+        return torch.cat([rows, -rows]) if rows is not None and self.symmetric else rows
 
     def phi(self, x: Tensor) -> Tensor:
         omega = self.matrix()
         if omega is None:
             return x.exp()
-        return torch.exp(x @ omega.to(x).t() + self.norm * square_norm(x)) / math.sqrt(self.width)
+        return torch.exp(x @ omega.to(x).t() - 0.5 * square_norm(x)) / math.sqrt(self.width)
 
     def prepare(self, q: Tensor, k: Tensor, keep: Tensor | None) -> Prepared:
-        if self.stabilizer == "reference":
-            return self._reference(q, k, keep)
         scale, omega, weight = self.scale, self.matrix(), None
         if self.center:
-            q_mean = masked_mean(q, keep)
-            weight = scale**2 * (k @ q_mean.transpose(1, 2))
-            q, k = q - q_mean, k - masked_mean(k, keep)
+            q, k, weight = centred(q, k, keep)
+            weight = scale**2 * weight
         if omega is None:  # φ(x) = exp(x)
-            return Prepared(self._clamped(q * scale), self._clamped(k * scale), Features(), weight)
-        omega, norm = scale * omega.to(q), self.norm * scale**2
-        if self.clamp is None:
-            return Prepared(q, k, Features(omega, norm=norm), weight)
-        norms = norm * square_norm(k)
-        weight = norms if weight is None else weight + norms
-        return Prepared(self._clamped(q @ omega.t()), self._clamped(k @ omega.t()), Features(), weight)
-
-    def _clamped(self, u: Tensor) -> Tensor:
-        return u if self.clamp is None else u.clamp(-self.clamp, self.clamp)
-
-    def _reference(self, q: Tensor, k: Tensor, keep: Tensor | None) -> Prepared:
-        """exp(Ωx − ‖x‖²/2 − max Ωx) + ε with the maximum over a query's features, and over all of a head's keys."""
-        omega = self.matrix()
-        assert omega is not None
-
-        def side(x: Tensor, axes: tuple[int, ...], kept: Tensor | None) -> Tensor:
-            x = x * self.scale
-            u = self._clamped(x @ omega.to(x).t())
-            seen = u if kept is None else u.masked_fill(~kept.bool(), -torch.inf)
-            top = seen.amax(axes, keepdim=True).detach()
-            top = top.masked_fill(top == -torch.inf, 0.0)  # every key is masked
-            return torch.exp(u + self.norm * square_norm(x) - top) + self.eps
-
-        return Prepared(side(q, (-1,), None), side(k, (-2, -1), keep), Features(f=torch.clone))
+            return Prepared(q * scale, k * scale, Features(), weight)
+        return Prepared(q, k, Features(scale * omega.to(q), norm=-0.5 * scale**2), weight)
 
     def exact(self, x: Tensor, y: Tensor) -> Tensor:
-        """E e^{ω·(x+y)} e^{norm(‖x‖²+‖y‖²)}: softmax for Gaussian rows and norm = −½, less than it for ‖ω‖ = √d."""
+        """E e^{ω·(x+y)} e^{−(‖x‖²+‖y‖²)/2}: softmax for Gaussian rows, less than it for ‖ω‖ = √d."""
         z = x + y
         if self.omega is None:
             return z.exp().sum(-1)
-        log, d = self.norm * (x.square() + y.square()).sum(-1), x.shape[-1]
+        log, d = -0.5 * (x.square() + y.square()).sum(-1), x.shape[-1]
         if self.omega.norms == "chi":
             return (log + 0.5 * z.square().sum(-1)).exp()
         sphere = hyp0f1(d / 2, (d * z.square().sum(-1) / 4).double().cpu().numpy())
         return torch.as_tensor(sphere).to(x) * log.exp()
 
 
+class Favor(Exponential):
+    """With what other packages do to such features, for comparison.
+
+    `stabilizer=reference` is their one-sided maximum plus ε: its attention tends to uniform as norms grow.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(Exponential.Options):
+        norms: Norms = "chi"  # lengths of Ω's rows
+        stabilizer: Literal["exact", "reference"] = "exact"
+        eps: float = 1e-4  # of stabilizer=reference
+        clamp: float | None = None  # bounds |Ωx|
+
+    def __init__(self, site: Site, **options):
+        super().__init__(site, **options)
+        self.clamp, self.reference = self.options.clamp, self.options.stabilizer == "reference"
+        positive("eps", self.options.eps, at_least=0)
+        if self.clamp is not None:
+            positive("clamp", self.clamp)
+        if not self.reference:
+            self.no_effect("stabilizer=exact needs no ε", "eps")
+        elif self.options.center or self.omega is None:
+            raise ValueError("stabilizer=reference goes with neither center=true nor projection=none")
+        elif site.causal:
+            raise ValueError("stabilizer=reference needs a maximum over all keys, which a causal attention may not see")
+        self.center = self.center and not self.reference
+
+    def prepare(self, q: Tensor, k: Tensor, keep: Tensor | None) -> Prepared:
+        if self.reference:
+            q, k = self._with_floor(q, (-1,), None), self._with_floor(k, (-2, -1), keep)
+            return Prepared(q, k, Features(f=torch.clone))
+        prepared = super().prepare(q, k, keep)
+        if self.clamp is None:
+            return prepared
+        q, k, φ, weight, _ = prepared
+        if φ.norm:
+            norms = φ.norm * square_norm(k)
+            weight = norms if weight is None else weight + norms
+        u_q, u_k = (x if φ.omega is None else x @ φ.omega.t() for x in (q, k))
+        return Prepared(self._clamped(u_q), self._clamped(u_k), Features(), weight)
+
+    def _clamped(self, u: Tensor) -> Tensor:
+        return u if self.clamp is None else u.clamp(-self.clamp, self.clamp)
+
+    def _with_floor(self, x: Tensor, axes: tuple[int, ...], keep: Tensor | None) -> Tensor:
+        """exp(Ωx − ‖x‖²/2 − max Ωx) + ε with the maximum over a query's features, or over all of a head's keys."""
+        omega, x = self.matrix(), x * self.scale
+        assert omega is not None
+        u = self._clamped(x @ omega.to(x).t())
+        seen = u if keep is None else u.masked_fill(~keep.bool(), -torch.inf)
+        top = seen.amax(axes, keepdim=True).detach()
+        top = top.masked_fill(top == -torch.inf, 0.0)  # every key is masked
+        return torch.exp(u - 0.5 * square_norm(x) - top) + self.options.eps
+
+
 @register("exp")
-class Exp(Exponential):
+class Exp(Favor):
     """Positive random features, the FAVOR+ estimate of softmax; projection=none is φ(x) = exp(x)."""
 
     formula = "m^-½ exp(Ωx − ‖x‖²/2)"
@@ -142,7 +133,7 @@ class Exp(Exponential):
 
 
 @register("hyp")
-class Hyp(Exponential):
+class Hyp(Favor):
     """Positive features in pairs ±Ω: the estimate of softmax with half the variance, and the default for accuracy."""
 
     formula = "(2m)^-½ exp(±Ωx − ‖x‖²/2)"
@@ -151,47 +142,15 @@ class Hyp(Exponential):
 
 
 @register("smreg")
-class Smreg(Exponential):
+class Smreg(Favor):
     """Positive features with rows of length √d: a regularised softmax, never above it."""
 
     formula = "m^-½ exp(Ωx − ‖x‖²/2), ‖ω‖ = √d"
     estimates = "e^{−(‖x‖²+‖y‖²)/2} ₀F₁(; d/2; d‖x+y‖²/4)"
-    norms_choice = "sqrt"
 
-
-@register("gexp")
-class Gexp(Exponential):
-    """The generalised kernel f = exp with h = 1: not softmax, since keys gain weight e^{‖y‖²/2}."""
-
-    formula = "m^-½ (exp(Ωx) + ε)"
-    estimates = "e^{‖x+y‖²/2}"
-    norm = 0.0
-    deterministic = True
-
-    def __init__(
-        self,
-        site: Site,
-        *,
-        m: int = 64,
-        projection: Projection = "orthogonal",
-        norms: Norms | None = None,
-        eps: float = 1e-3,
-        scale: float | None = None,
-        clamp: float | None = None,
-    ):
-        super().__init__(site, m=m, projection=projection, norms=norms, eps=eps, scale=scale, clamp=clamp)
-
-    def phi(self, x: Tensor) -> Tensor:
-        omega = self.matrix()
-        return x.exp() + self.eps if omega is None else super().phi(x) + self.eps / math.sqrt(self.width)
-
-    def prepare(self, q: Tensor, k: Tensor, keep: Tensor | None) -> Prepared:
-        plan = super().prepare(q, k, keep)
-        if not self.eps:
-            return plan
-        omega, floor = plan.features.omega, q.new_tensor(self.eps).log()
-        u_q, u_k = (torch.logaddexp(x if omega is None else x @ omega.t(), floor) for x in plan[:2])
-        return Prepared(u_q, u_k, Features())
+    @dataclass(frozen=True, kw_only=True)
+    class Options(Favor.Options):
+        norms: Norms = "sqrt"
 
 
 @register("oprf")
@@ -202,16 +161,8 @@ class Oprf(Exponential):
     estimates = "softmax e^{x·y}"
     spread: Tensor
 
-    def __init__(
-        self,
-        site: Site,
-        *,
-        m: int = 64,
-        projection: Projection = "orthogonal",
-        center: bool | None = None,
-        scale: float | None = None,
-    ):
-        super().__init__(site, m=m, projection=projection, center=center, scale=scale)
+    def __init__(self, site: Site, **options):
+        super().__init__(site, **options)
         # s of unit normal q and k: what a causal attention uses, which may not look at all tokens
         self.register_buffer("spread", torch.tensor(2.0 * math.sqrt(site.head_dim)))
 
@@ -229,8 +180,8 @@ class Oprf(Exponential):
         return log.exp() * (1 - 4 * a) ** (d / 4) / math.sqrt(self.width)
 
     def prepare(self, q: Tensor, k: Tensor, keep: Tensor | None) -> Prepared:
-        plan = super().prepare(q, k, keep)
-        q, k, omega = plan.q, plan.k, plan.features.omega
+        prepared = super().prepare(q, k, keep)
+        q, k, omega = prepared.q, prepared.k, prepared.features.omega
         assert omega is not None
         if self.site.causal:
             s = self.spread.to(q).reshape(1, 1, 1)
@@ -242,6 +193,6 @@ class Oprf(Exponential):
         stretch = (1 - 4 * a).sqrt()
         # less d, the mean of ‖ω‖²: a constant cancels, and small numbers round less
         bias = 2 * a * (omega.square().sum(-1) / self.scale**2 - q.shape[-1])
-        weight = plan.features.norm * square_norm(k)
-        weight = weight if plan.weight is None else plan.weight + weight
+        weight = prepared.features.norm * square_norm(k)
+        weight = weight if prepared.weight is None else prepared.weight + weight
         return Prepared(q * stretch, k * stretch, Features(omega), weight, bias)

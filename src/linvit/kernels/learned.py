@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from linvit.kernels.base import FeatureMap, Features, Prepared, Site, masked_mean, positive, register, square_norm
+from linvit.kernels.base import FeatureMap, Features, Prepared, Site, centred, positive, register, square_norm
+from linvit.kernels.exponential import NOT_CAUSAL, Exponential
 from linvit.kernels.pointwise import LEAST
-from linvit.kernels.projections import Omega, Projection, draw
+from linvit.kernels.projections import Projected, draw
 from linvit.randomness import generator
 
 
@@ -30,50 +33,35 @@ def _run(module: nn.Module, x: Tensor) -> Tensor:
 
 
 class Learned(FeatureMap):
-    def __init__(self, site: Site, scale: float | None = None):
-        super().__init__()
-        self.site = site
-        self.scale = site.head_dim**-0.25 if scale is None else scale
+    """φ is computed as it is written, and differentiated by autograd."""
+
+    least: ClassVar[float] = 0.0  # see Features
 
     def prepare(self, q: Tensor, k: Tensor, keep: Tensor | None) -> Prepared:
-        return Prepared(self.phi(q * self.scale), self.phi(k * self.scale), self.recipe())
-
-    def recipe(self) -> Features:
-        return Features(f=torch.clone)
+        return Prepared(self.phi(q * self.scale), self.phi(k * self.scale), Features(f=torch.clone, least=self.least))
 
 
 @register("theta-linear")
-class ThetaLinear(Learned):
+class ThetaLinear(Learned, Projected):
     """relu(W Ωx) with W learned and drawn unscaled, as reported; ε keeps the denominator from vanishing."""
 
     formula = "relu(W Ωx) + ε, W (m×m) learned"
     estimates = "learned"
 
-    def __init__(
-        self,
-        site: Site,
-        *,
-        m: int = 64,
-        projection: Projection = "orthogonal",
-        eps: float = 1e-3,
-        scale: float | None = None,
-    ):
-        super().__init__(site, scale)
-        positive("m", m, at_least=1)
-        positive("eps", eps, at_least=0)
-        self.eps = eps
-        self.omega = None if projection == "none" else Omega(m, site.head_dim, projection, "chi", site.seed, site.layer)
-        self.width = site.head_dim if self.omega is None else m
-        self.rows = self.width + (0 if self.omega is None else m * m // site.head_dim)
-        self.weight = nn.Parameter(torch.randn(self.width, self.width, generator=generator("w", site.seed, site.layer)))
+    @dataclass(frozen=True, kw_only=True)
+    class Options(Projected.Options):
+        eps: float = 1e-3
 
-    def redraw(self, step: int) -> None:
-        if self.omega is not None:
-            self.omega.redraw(step)
+    def __init__(self, site: Site, **options):
+        super().__init__(site, **options)
+        positive("eps", self.options.eps, at_least=0)
+        self.affordable(self.width**2, f"W ({self.width} × {self.width})")
+        self.weight = nn.Parameter(torch.randn(self.width, self.width, generator=generator("w", site.seed, site.layer)))
+        self.rows = self.width + self.rows**2 // site.head_dim
 
     def phi(self, x: Tensor) -> Tensor:
         u = x if self.omega is None else x @ self.omega.rows.to(x).t()
-        return F.relu(u @ self.weight.to(x).t()) + self.eps
+        return F.relu(u @ self.weight.to(x).t()) + self.options.eps
 
 
 @register("theta-mixture")
@@ -83,27 +71,24 @@ class ThetaMixture(Learned):
     formula = "α exp(u/τ) + (1−α) relu(u/τ) + ε, u = MLP(x)"
     estimates = "learned"
 
-    def __init__(
-        self,
-        site: Site,
-        *,
-        alpha: float = 0.5,
-        tau: float = 1.0,
-        eps: float = 1e-3,
-        clamp: float = 5.0,
-        scale: float | None = None,
-    ):
-        super().__init__(site, scale)
-        positive("tau", tau)
-        positive("clamp", clamp)
-        d = site.head_dim
-        source = generator("mixture", site.seed, site.layer)
+    @dataclass(frozen=True, kw_only=True)
+    class Options(FeatureMap.Options):
+        alpha: float = 0.5
+        tau: float = 1.0
+        eps: float = 1e-3
+        clamp: float = 5.0  # bounds |u/τ|
+
+    def __init__(self, site: Site, **options):
+        super().__init__(site, **options)
+        o, d, source = self.options, site.head_dim, generator("mixture", site.seed, site.layer)
+        positive("tau", o.tau)
+        positive("clamp", o.clamp)
         self.mlp = nn.Sequential(_linear(source, d, 2 * d), nn.LayerNorm(2 * d), nn.ReLU(), _linear(source, 2 * d, d))
-        self.alpha, self.tau, self.eps = (nn.Parameter(torch.tensor(float(value))) for value in (alpha, tau, eps))
-        self.clamp, self.width, self.rows = clamp, d, 4 * d
+        self.alpha, self.tau, self.eps = (nn.Parameter(torch.tensor(float(x))) for x in (o.alpha, o.tau, o.eps))
+        self.width, self.rows = d, 4 * d
 
     def phi(self, x: Tensor) -> Tensor:
-        u = (_run(self.mlp, x) / self.tau).clamp(-self.clamp, self.clamp)
+        u = (_run(self.mlp, x) / self.tau).clamp(-self.options.clamp, self.options.clamp)
         return self.alpha * u.exp() + (1 - self.alpha) * u.relu() + self.eps
 
 
@@ -113,19 +98,22 @@ class ThetaMlp(Learned):
 
     formula = "W₂ relu(W₁x + b₁) + b₂"
     estimates = "learned"
+    least = LEAST
 
-    def __init__(self, site: Site, *, m: int = 64, scale: float | None = None):
-        super().__init__(site, scale)
+    @dataclass(frozen=True, kw_only=True)
+    class Options(FeatureMap.Options):
+        m: int = 64
+
+    def __init__(self, site: Site, **options):
+        super().__init__(site, **options)
+        m, source = self.options.m, generator("mlp", site.seed, site.layer)
         positive("m", m, at_least=1)
-        source = generator("mlp", site.seed, site.layer)
+        self.affordable(m * max(m, site.head_dim), f"W₂ ({m} × {m})")
         self.mlp = nn.Sequential(_linear(source, site.head_dim, m), nn.ReLU(), _linear(source, m, m))
         self.width, self.rows = m, m + m * m // site.head_dim
 
     def phi(self, x: Tensor) -> Tensor:
         return _run(self.mlp, x)
-
-    def recipe(self) -> Features:
-        return Features(f=torch.clone, least=LEAST)
 
 
 @register("theta")
@@ -136,24 +124,19 @@ class Theta(Learned):
     formula = "[√α exp(u − ‖x‖²/2); √(1−α) exp(−u − ‖x‖²/2)], u = Ωx/τ + gate·MLP(x)"
     estimates = "learned (softmax at the start)"
 
-    def __init__(
-        self,
-        site: Site,
-        *,
-        m: int = 64,
-        projection: Projection = "orthogonal",
-        center: bool | None = None,
-        scale: float | None = None,
-    ):
-        super().__init__(site, scale)
+    Options = Exponential.Options
+
+    def __init__(self, site: Site, **options):
+        super().__init__(site, **options)
+        m, projection, d = self.options.m, self.options.projection, site.head_dim
         positive("m", m, at_least=1)
         if projection == "none":
             raise ValueError("projection=none is not defined for theta: it starts at random features")
-        if center and site.causal:
-            raise ValueError("center=true needs the mean over all tokens, which a causal attention may not see")
-        d = site.head_dim
+        if self.options.center and site.causal:
+            raise ValueError(NOT_CAUSAL)
+        self.affordable(m * 2 * d, f"the MLP ({m} × {2 * d})")
         source = generator("theta", site.seed, site.layer)
-        self.center = (not site.causal) if center is None else center
+        self.center = (not site.causal) if self.options.center is None else self.options.center
         self.omega = nn.Parameter(draw(m, d, projection, "chi", generator("omega", site.seed, site.layer, 0)).float())
         self.mlp = nn.Sequential(_linear(source, d, 2 * d), nn.ReLU(), _linear(source, 2 * d, m))
         self.gate = nn.Parameter(torch.zeros(()))
@@ -177,8 +160,6 @@ class Theta(Learned):
     def prepare(self, q: Tensor, k: Tensor, keep: Tensor | None) -> Prepared:
         x, y, weight = q * self.scale, k * self.scale, 0.0
         if self.center:
-            mean = masked_mean(x, keep)
-            weight = y @ mean.transpose(1, 2)
-            x, y = x - mean, y - masked_mean(y, keep)
+            x, y, weight = centred(x, y, keep)
         bias = self._log_mix().to(x).view(1, 1, -1)
         return Prepared(self.log_parts(x), self.log_parts(y), Features(), weight - 0.5 * square_norm(y), bias)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -17,49 +17,39 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linvit.kernels.base import FeatureMap, Features, Prepared, Site, positive, register, square_norm
-from linvit.kernels.projections import Norms, Omega, Projection
+from linvit.kernels.base import Features, Prepared, Site, positive, register, square_norm
+from linvit.kernels.projections import Norms, Projected
 
 Negative = Literal["auto", "shift", "clamp", "rms", "literal"]
 LEAST = 1e-3  # least |denominator| per key and feature under negative=clamp
 
 
-class Pointwise(FeatureMap):
+class Pointwise(Projected):
+    estimates = "E f(ω·x) f(ω·y)"
     minimum: float | None = 0.0  # of f; None: f has none
     pull: Callable[[Tensor, Tensor], Tensor] | None = None  # see Features
     norm: ClassVar[float] = 0.0
 
-    def __init__(
-        self,
-        site: Site,
-        *,
-        m: int = 64,
-        projection: Projection = "orthogonal",
-        norms: Norms = "chi",
-        eps: float = 1e-3,
-        negative: Negative = "auto",
-        scale: float | None = None,
-        clamp: float | None = None,
-    ):
-        """scale multiplies q and k (d^-¼); clamp bounds |Ωx|; negative is for f that can be negative."""
-        super().__init__()
-        positive("m", m, at_least=1)
-        positive("eps", eps, at_least=0)
-        if clamp is not None:
-            positive("clamp", clamp)
-        if negative == "shift" and self.minimum is None:
-            raise ValueError(
-                f"negative=shift: {type(self).__name__.lower()} has no minimum; choose clamp, rms or literal"
-            )
-        if negative == "auto":
-            negative = "clamp" if self.minimum is None else "shift"
-        self.site, self.eps, self.negative, self.clamp = site, eps, negative, clamp
-        self.scale = site.head_dim**-0.25 if scale is None else scale
-        self.omega = None
-        if projection != "none":
-            self.omega = Omega(m, site.head_dim, projection, norms, site.seed, site.layer)
-        self.rows = m if self.omega is not None else 0
-        self.width = self.rows or site.head_dim
+    @dataclass(frozen=True, kw_only=True)
+    class Options(Projected.Options):
+        norms: Norms = "chi"  # lengths of Ω's rows
+        eps: float = 1e-3  # added to f
+        negative: Negative = "auto"  # for f that can be negative
+        clamp: float | None = None  # bounds |Ωx|
+
+    def __init__(self, site: Site, **options):
+        super().__init__(site, **options)
+        self.eps, self.negative, self.clamp = self.options.eps, self.options.negative, self.options.clamp
+        positive("eps", self.eps, at_least=0)
+        if self.clamp is not None:
+            positive("clamp", self.clamp)
+        name = type(self).__name__.lower()
+        if self.minimum is not None and self.minimum >= 0:
+            self.no_effect(f"{name} is never negative", "negative")
+        if self.negative == "shift" and self.minimum is None:
+            raise ValueError(f"negative=shift: {name} has no minimum; choose clamp, rms or literal")
+        if self.negative == "auto":
+            self.negative = "clamp" if self.minimum is None else "shift"
 
     def f(self, u: Tensor) -> Tensor:
         """The elementwise function; autograd differentiates it."""
@@ -69,10 +59,6 @@ class Pointwise(FeatureMap):
     def floor(self) -> float:
         """What is added to f: ε, and the shift that makes f non-negative."""
         return self.eps - (self.minimum or 0.0 if self.negative == "shift" else 0.0)
-
-    def redraw(self, step: int) -> None:
-        if self.omega is not None:
-            self.omega.redraw(step)
 
     def phi(self, x: Tensor) -> Tensor:
         if self.omega is None:
@@ -159,36 +145,23 @@ class Relu(Pointwise):
 @register("elu")
 class Elu(Pointwise):
     formula = "m^-½ (elu(Ωx; α) + α + ε)"
-    estimates = "E f(ω·x) f(ω·y)"
 
-    def __init__(
-        self,
-        site: Site,
-        *,
-        alpha: float = 1.0,
-        m: int = 64,
-        projection: Projection = "orthogonal",
-        norms: Norms = "chi",
-        eps: float = 1e-3,
-        negative: Negative = "auto",
-        scale: float | None = None,
-        clamp: float | None = None,
-    ):
-        positive("alpha", alpha)
-        self.minimum = -alpha
-        super().__init__(
-            site, m=m, projection=projection, norms=norms, eps=eps, negative=negative, scale=scale, clamp=clamp
-        )
-        self.alpha = alpha
+    @dataclass(frozen=True, kw_only=True)
+    class Options(Pointwise.Options):
+        alpha: float = 1.0
+
+    def __init__(self, site: Site, **options):
+        self.minimum = -self.Options(**options).alpha
+        super().__init__(site, **options)
+        positive("alpha", self.options.alpha)
 
     def f(self, u: Tensor) -> Tensor:
-        return F.elu(u, self.alpha)
+        return F.elu(u, self.options.alpha)
 
 
 @register("gelu")
 class Gelu(Pointwise):
     formula = "m^-½ (gelu(Ωx) + 0.17 + ε)"
-    estimates = "E f(ω·x) f(ω·y)"
     minimum = -0.16997120747990369
 
     def f(self, u: Tensor) -> Tensor:
@@ -198,7 +171,6 @@ class Gelu(Pointwise):
 @register("sigmoid")
 class Sigmoid(Pointwise):
     formula = "m^-½ (σ(Ωx) + ε)"
-    estimates = "E f(ω·x) f(ω·y)"
 
     def f(self, u: Tensor) -> Tensor:
         return u.sigmoid()
@@ -234,7 +206,6 @@ class Cos(Pointwise):
 @register("tanh")
 class Tanh(Pointwise):
     formula = "m^-½ (tanh(Ωx) + 1 + ε)"
-    estimates = "E f(ω·x) f(ω·y)"
     minimum = -1.0
 
     def f(self, u: Tensor) -> Tensor:
@@ -259,10 +230,32 @@ class Elu1(Pointwise):
     """With projection=none, the Linear Transformer's map."""
 
     formula = "m^-½ (elu(Ωx) + 1 + ε)"
-    estimates = "E f(ω·x) f(ω·y)"
 
     def f(self, u: Tensor) -> Tensor:
         return F.elu(u) + 1
+
+
+@register("gexp")
+class Gexp(Pointwise):
+    """The generalised kernel f = exp with h = 1: not softmax, since keys gain weight e^{‖y‖²/2}."""
+
+    formula = "m^-½ (exp(Ωx) + ε)"
+    estimates = "e^{‖x+y‖²/2}"
+
+    def f(self, u: Tensor) -> Tensor:
+        return u.exp()
+
+    def prepare(self, q: Tensor, k: Tensor, keep: Tensor | None) -> Prepared:
+        """In log-space, where exponentials cannot overflow: log(e^u + ε)."""
+        q, k, φ, _, _ = super().prepare(q, k, keep)
+        if not self.eps:
+            return Prepared(q, k, Features(φ.omega))
+        floor = q.new_tensor(self.eps).log()
+        u_q, u_k = (torch.logaddexp(x if φ.omega is None else x @ φ.omega.t(), floor) for x in (q, k))
+        return Prepared(u_q, u_k, Features())
+
+    def moment(self, x: Tensor, y: Tensor) -> Tensor:
+        return (0.5 * (x + y).square().sum(-1)).exp()
 
 
 @register("trig")
@@ -273,24 +266,15 @@ class Trig(Pointwise):
     estimates = "softmax e^{x·y}"
     minimum = None
     norm = 0.5
+    deterministic = False
 
-    def __init__(
-        self,
-        site: Site,
-        *,
-        m: int = 64,
-        projection: Projection = "orthogonal",
-        norms: Norms = "chi",
-        negative: Negative = "auto",
-        scale: float | None = None,
-        clamp: float | None = None,
-    ):
-        if projection == "none":
-            raise ValueError("projection=none is not defined for trig: its Ω must be random")
-        super().__init__(
-            site, m=m, projection=projection, norms=norms, eps=0.0, negative=negative, scale=scale, clamp=clamp
-        )
-        self.width = 2 * m
+    @dataclass(frozen=True, kw_only=True)
+    class Options(Pointwise.Options):
+        eps: float = 0.0
+
+    def __init__(self, site: Site, **options):
+        super().__init__(site, **options)
+        self.width = 2 * self.rows
 
     def f(self, u: Tensor) -> Tensor:
         return torch.cat([u.sin(), u.cos()], -1)

@@ -8,11 +8,13 @@ Everything comes from a generator seeded by (seed, layer, step), so that ranks a
 from __future__ import annotations
 
 import math
-from typing import Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from linvit.kernels.base import FeatureMap, Site, positive
 from linvit.randomness import generator
 
 Projection = Literal["orthogonal", "iid", "hadamard", "none"]
@@ -70,3 +72,38 @@ class Omega(nn.Module):
     def redraw(self, step: int) -> None:
         m, d = self.rows.shape
         self.rows.copy_(draw(m, d, self.kind, self.norms, generator("omega", *self.key, int(step))))
+
+
+class Projected(FeatureMap):
+    """A kernel of Ωx or, with projection=none, of x itself."""
+
+    deterministic: ClassVar[bool] = True  # whether projection=none makes sense
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(FeatureMap.Options):
+        m: int = 64  # rows of Ω
+        projection: Projection = "orthogonal"
+
+    def __init__(self, site: Site, **options):
+        super().__init__(site, **options)
+        m, projection, d = self.options.m, self.options.projection, site.head_dim
+        positive("m", m, at_least=1)
+        self.omega = None
+        if projection != "none":
+            self.affordable(m * d, f"Ω ({m} × {d})")
+            norms = getattr(self.options, "norms", "chi")
+            self.omega = Omega(m, d, projection, norms, site.seed, site.layer)
+        elif not self.deterministic:
+            raise ValueError(f"projection=none is not defined for {type(self).__name__.lower()}: its Ω must be random")
+        else:
+            self.no_effect("projection=none has no Ω", "m", "norms")
+        self.rows = 0 if self.omega is None else m
+        self.width = self.rows or d
+
+    def matrix(self) -> Tensor | None:
+        """Ω as the features use it."""
+        return None if self.omega is None else self.omega.rows
+
+    def redraw(self, step: int) -> None:
+        if self.omega is not None:
+            self.omega.redraw(step)
