@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from linvit import cli
-from linvit.cli import _output
+from linvit.cli import _display, _output
 from linvit.records import Records
 
 TINY = {
@@ -24,7 +24,7 @@ def test_records_table_and_chart(capsys, tmp_path, which):
     printed = capsys.readouterr().out
     for name in ("performer-exp:m=5", "linformer:k=3", "uniform" if which == "error" else "identity"):
         assert f"\n{name} " in printed
-    assert {path.name for path in out.iterdir()} == {"records.jsonl", f"{which}.html", f"{which}.png"}
+    assert {path.name for path in out.glob("[!.]*")} == {"records.jsonl", f"{which}.html", f"{which}.png"}
     assert (out / f"{which}.png").read_bytes().startswith(b"\x89PNG")
     page = (out / f"{which}.html").read_text()
     assert "performer-exp:m=5" in page
@@ -84,12 +84,12 @@ def test_out_that_is_a_file(capsys, tmp_path):
 def test_progress_in_a_pipe_is_lines_with_the_time_left(capsys, monkeypatch):
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    with _output.progress("bench") as progress:
-        for done in range(20):
-            progress(done, 20, f"part {done}")
+    with _display.Display() as display:
+        for done in range(31):
+            display.progress(done, 30, f"part {done}")
             now += 1.0
     lines = capsys.readouterr().err.splitlines()
-    assert lines == [f"bench: {t}/20, {20 - t}s left, part {t}" for t in (2, 7, 12, 17)]
+    assert lines == [f"part {t} ({t}/30, {30 - t}s left)" for t in (2, 12, 22)]
 
 
 @pytest.mark.parametrize(

@@ -343,7 +343,7 @@ def test_a_budget_gives_every_run_the_same_stored_steps(
 ) -> None:
     monkeypatch.setattr(compare_module, "PER_VARIANT", 0.0)
     monkeypatch.setattr(compare_module, "PAGE", 0.0)
-    options = {"attentions": ["softmax", "identity"], "seeds": 1, "budget": "12s", "out": tmp_path / "x"}
+    options = {"attentions": ["softmax", "identity"], "seeds": 1, "budget": "5s", "out": tmp_path / "x"}
     folder = compare(dataset, **options, **QUICK)
     study = Study.read(folder / "study.json")
     steps = {json.loads(file.read_text())["recipe"]["steps"] for file in folder.glob("*/experiment.json")}

@@ -44,7 +44,7 @@ class Display:
             self.live.stop()
 
     def progress(self, done: int, total: int, what: str) -> None:
-        left = self._left(what.partition(":")[0], done / total if total else 0.0)
+        left = self._left(f"work of {total}", done / total if total else 0.0)
         self._show("progress", done, total, f"{what} ({done:,}/{total:,}{left})", ends=done >= total)
 
     def listen(self, event: Event) -> None:
@@ -96,6 +96,8 @@ class Display:
         """Time left, from what was done since the first word of it: the rest was another day's."""
         now = time.monotonic()
         since, first = self.clocks.setdefault(name, (now, share))
+        if share < first:  # begun again
+            since, first = self.clocks[name] = now, share
         if share - first < 0.005 or share >= 1:
             return ""
         return f", {duration((now - since) * (1 - share) / (share - first))} left"
@@ -108,5 +110,5 @@ class Display:
             return
         now = time.monotonic()
         waited = PATIENCE if self.spoke == self.begun else INTERVAL
-        if always or (now - self.spoke > waited and not ends):
+        if always or (now - self.spoke >= waited and not ends):
             self.say(text)

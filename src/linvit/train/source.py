@@ -27,7 +27,7 @@ class Source(BaseModel):
         """`data`: a registered name or a path; paths are stored absolute. Mixed sizes are made to fit `patch_size`."""
         named = isinstance(data, str) and data.partition(":")[0] in data_package.DATASETS
         fits = int(patch_size) if str(patch_size or "").isdecimal() else 4  # what is no number, the model will refuse
-        place = str(data) if named else _absolute(data)
+        place = _absolute(data) if not named and Path(data).expanduser().exists() else str(data)
         home = None if root is None else _absolute(root)
         return cls(data=place, root=home, multiple_of=max(1, fits), **options)
 
