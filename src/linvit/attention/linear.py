@@ -112,9 +112,12 @@ class _Linear(torch.autograd.Function):
                 torch.bmm(h, ds_here, out=dv[at])
                 dh = torch.bmm(v[at], ds_here.transpose(1, 2), out=blocks.room("gradient", at, h.shape[-1]))
                 dh += dz_here
-                if dw is not None:
-                    dw[at] = torch.linalg.vecdot(dh, h).unsqueeze(-1)
-                _unproject(pull(dh), φ.omega, dk[at])
+                if dw is not None and not φ.exponential:
+                    torch.linalg.vecdot(dh, h, out=dw[at].squeeze(-1))
+                du = pull(dh)
+                _unproject(du, φ.omega, dk[at])
+                if dw is not None and φ.exponential:  # the same, and one pass less
+                    torch.sum(du, -1, keepdim=True, out=dw[at])
         if dw is not None and blocks.factor is not None:
             dw += blocks.factor * blocks.dcount
         if dw is not None and φ.norm:

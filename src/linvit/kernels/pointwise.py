@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linvit.kernels.base import Features, Prepared, Site, positive, register, square_norm
+from linvit.kernels.base import Features, Prepared, Site, clamped, register, square_norm
 from linvit.kernels.projections import Norms, Projected
 
 Negative = Literal["auto", "shift", "clamp", "rms", "literal"]
@@ -40,9 +40,6 @@ class Pointwise(Projected):
     def __init__(self, site: Site, **options):
         super().__init__(site, **options)
         self.eps, self.negative, self.clamp = self.options.eps, self.options.negative, self.options.clamp
-        positive("eps", self.eps, at_least=0)
-        if self.clamp is not None:
-            positive("clamp", self.clamp)
         name = type(self).__name__.lower()
         if self.minimum is not None and self.minimum >= 0:
             self.no_effect(f"{name} is never negative", "negative")
@@ -77,12 +74,8 @@ class Pointwise(Projected):
         )
         if self.omega is None:
             q, k = q * self.scale, k * self.scale
-        if self.clamp is None:
-            return Prepared(q, k, features)
-        weight = features.norm * square_norm(k) if features.norm else None
-        u_q, u_k = (x if features.omega is None else x @ features.omega.t() for x in (q, k))
-        u_q, u_k = u_q.clamp(-self.clamp, self.clamp), u_k.clamp(-self.clamp, self.clamp)
-        return Prepared(u_q, u_k, replace(features, omega=None, norm=0.0), weight)
+        prepared = Prepared(q, k, features)
+        return prepared if self.clamp is None else clamped(prepared, self.clamp)
 
     def exact(self, x: Tensor, y: Tensor) -> Tensor | None:
         """E f(ω·x) f(ω·y) for ε = 0, by closed form where `moment` has one, else by Gauss–Hermite quadrature.
@@ -153,7 +146,6 @@ class Elu(Pointwise):
     def __init__(self, site: Site, **options):
         self.minimum = -self.Options(**options).alpha
         super().__init__(site, **options)
-        positive("alpha", self.options.alpha)
 
     def f(self, u: Tensor) -> Tensor:
         return F.elu(u, self.options.alpha)
@@ -163,26 +155,20 @@ class Elu(Pointwise):
 class Gelu(Pointwise):
     formula = "m^-½ (gelu(Ωx) + 0.17 + ε)"
     minimum = -0.16997120747990369
-
-    def f(self, u: Tensor) -> Tensor:
-        return F.gelu(u)
+    f = staticmethod(F.gelu)
 
 
 @register("sigmoid")
 class Sigmoid(Pointwise):
     formula = "m^-½ (σ(Ωx) + ε)"
-
-    def f(self, u: Tensor) -> Tensor:
-        return u.sigmoid()
+    f = staticmethod(torch.sigmoid)
 
 
 @register("abs")
 class Abs(Pointwise):
     formula = "m^-½ (|Ωx| + ε)"
     estimates = "(2/π) ‖x‖‖y‖ (√(1−c²) + c asin c), c = cos θ"
-
-    def f(self, u: Tensor) -> Tensor:
-        return u.abs()
+    f = staticmethod(torch.abs)
 
     def moment(self, x: Tensor, y: Tensor) -> Tensor:
         lengths, c = _angle(x, y)
@@ -194,9 +180,7 @@ class Cos(Pointwise):
     formula = "m^-½ (cos(Ωx) + 1 + ε)"
     estimates = "½(e^{−‖x−y‖²/2} + e^{−‖x+y‖²/2}), shifted"
     minimum = -1.0
-
-    def f(self, u: Tensor) -> Tensor:
-        return u.cos()
+    f = staticmethod(torch.cos)
 
     def moment(self, x: Tensor, y: Tensor) -> Tensor:
         near, far = ((-0.5 * z.square().sum(-1)).exp() for z in (x - y, x + y))
@@ -207,9 +191,7 @@ class Cos(Pointwise):
 class Tanh(Pointwise):
     formula = "m^-½ (tanh(Ωx) + 1 + ε)"
     minimum = -1.0
-
-    def f(self, u: Tensor) -> Tensor:
-        return u.tanh()
+    f = staticmethod(torch.tanh)
 
 
 @register("identity")
@@ -217,9 +199,7 @@ class Identity(Pointwise):
     formula = "m^-½ (Ωx + ε)"
     estimates = "x·y"
     minimum = None
-
-    def f(self, u: Tensor) -> Tensor:
-        return u.clone()
+    f = staticmethod(torch.clone)
 
     def moment(self, x: Tensor, y: Tensor) -> Tensor:
         return (x * y).sum(-1)
@@ -241,9 +221,7 @@ class Gexp(Pointwise):
 
     formula = "m^-½ (exp(Ωx) + ε)"
     estimates = "e^{‖x+y‖²/2}"
-
-    def f(self, u: Tensor) -> Tensor:
-        return u.exp()
+    f = staticmethod(torch.exp)
 
     def prepare(self, q: Tensor, k: Tensor, keep: Tensor | None) -> Prepared:
         """In log-space, where exponentials cannot overflow: log(e^u + ε)."""
