@@ -21,8 +21,6 @@ from linvit.kernels.base import Site
 from linvit.randomness import generator
 from linvit.registry import Registry
 
-MANY = 1 << 23  # tokens; no attention here is asked for more
-
 
 @dataclass(frozen=True, kw_only=True)
 class Switches:
@@ -70,8 +68,9 @@ class Attention(nn.Module, ABC):
     def break_even(self) -> int | None:
         """The number of tokens above which this takes fewer MACs than softmax; None if never."""
         softmax = 2 * self.site.head_dim * self.site.heads  # per pair of tokens
-        first = bisect.bisect_left(range(MANY), True, key=lambda n: self.macs(n) < softmax * n**2)
-        return None if first == MANY else max(1, first - 1)
+        many = 1 << 23  # tokens; no attention here is asked for more
+        first = bisect.bisect_left(range(many), True, key=lambda n: self.macs(n) < softmax * n**2)
+        return None if first == many else max(1, first - 1)
 
     def redraw(self, step: int) -> None:
         """New random features, where there are any; called from the training loop, never from `forward`."""

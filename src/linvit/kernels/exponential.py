@@ -16,8 +16,6 @@ from torch import Tensor
 from linvit.kernels.base import Features, Prepared, Site, centred, clamped, masked_mean, register, square_norm
 from linvit.kernels.projections import Norms, Projected
 
-NOT_CAUSAL = "center=true needs the mean over all tokens, which a causal attention may not see"
-
 
 class Exponential(Projected):
     """φ(x) = rows^-½·exp(Ωx − ‖x‖²/2). `center` moves the means of q and k out of the estimate, which is exact."""
@@ -32,7 +30,7 @@ class Exponential(Projected):
     def __init__(self, site: Site, **options):
         super().__init__(site, **options)
         if self.options.center and site.causal:
-            raise ValueError(NOT_CAUSAL)
+            raise ValueError("center=true needs the mean over all tokens, which a causal attention may not see")
         self.center = self.symmetric and not site.causal if self.options.center is None else self.options.center
         self.rows *= 2 if self.symmetric else 1
         self.width = self.rows or site.head_dim

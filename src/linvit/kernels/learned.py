@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from linvit.kernels.base import FeatureMap, Features, Prepared, Site, centred, register, square_norm
-from linvit.kernels.exponential import NOT_CAUSAL, Exponential
+from linvit.kernels.exponential import Exponential
 from linvit.kernels.pointwise import LEAST
-from linvit.kernels.projections import Projected, draw
+from linvit.kernels.projections import Projected
 from linvit.randomness import generator
 
 
@@ -113,31 +113,31 @@ class ThetaMlp(Learned):
 
 
 @register("theta")
-class Theta(Learned):
+class Theta(Exponential):
     """Positive and learnable: u = Ωx/τ + gate·MLP(x), with Ω learned; at the start gate = 0, τ = 1 and α = ½ make it
     exactly `hyp`, so training can only move away from FAVOR+ where that helps."""
 
     formula = "[√α exp(u − ‖x‖²/2); √(1−α) exp(−u − ‖x‖²/2)], u = Ωx/τ + gate·MLP(x)"
     estimates = "learned (softmax at the start)"
-
-    Options = Exponential.Options
+    symmetric = True
 
     def __init__(self, site: Site, **options):
         super().__init__(site, **options)
-        m, projection, d = self.options.m, self.options.projection, site.head_dim
-        if projection == "none":
-            raise ValueError("projection=none is not defined for theta: it starts at random features")
-        if self.options.center and site.causal:
-            raise ValueError(NOT_CAUSAL)
-        self.affordable(m * 2 * d, f"the MLP ({m} × {2 * d})")
-        source = generator("theta", site.seed, site.layer)
-        self.center = (not site.causal) if self.options.center is None else self.options.center
-        self.omega = nn.Parameter(draw(m, d, projection, "chi", generator("omega", site.seed, site.layer, 0)).float())
+        m, d, source = self.options.m, site.head_dim, generator("theta", site.seed, site.layer)
+        rows = self.omega.rows  # type: ignore[union-attr]
+        del self.omega
+        self.omega = nn.Parameter(rows)
         self.mlp = nn.Sequential(_linear(source, d, 2 * d), nn.ReLU(), _linear(source, 2 * d, m))
         self.gate = nn.Parameter(torch.zeros(()))
         self.mix = nn.Parameter(torch.zeros(m))  # α = sigmoid(mix)
         self.temperature = nn.Parameter(torch.tensor(math.log(math.expm1(1 - 1e-3))))  # τ = softplus(·) + 10⁻³
         self.width, self.rows = 2 * m, m + 2 * d + 2 * m
+
+    def redraw(self, step: int) -> None:
+        """Ω is learned."""
+
+    def exact(self, x: Tensor, y: Tensor) -> None:
+        return None
 
     def log_parts(self, x: Tensor) -> Tensor:
         tau = F.softplus(self.temperature) + 1e-3
