@@ -101,8 +101,7 @@ class FeatureMap(nn.Module, ABC):
     def no_effect(self, why: str, *names: str) -> None:
         """Refuse options that differ from their defaults where they change nothing."""
         for field in fields(self.options):
-            value = getattr(self.options, field.name)
-            if field.name in names and value != field.default:
+            if field.name in names and (value := getattr(self.options, field.name)) != field.default:
                 raise ValueError(f"{field.name}={value} has no effect: {why}")
 
     def affordable(self, numbers: int, what: str) -> None:

@@ -54,7 +54,7 @@ class Exponential(Projected):
             return Prepared(q * scale, k * scale, Features(), weight)
         return Prepared(q, k, Features(scale * omega.to(q), norm=-0.5 * scale**2), weight)
 
-    def exact(self, x: Tensor, y: Tensor) -> Tensor:
+    def exact(self, x: Tensor, y: Tensor) -> Tensor | None:
         """E e^{ω·(x+y)} e^{−(‖x‖²+‖y‖²)/2}: softmax for Gaussian rows, less than it for ‖ω‖ = √d."""
         z = x + y
         if self.omega is None:
@@ -67,10 +67,7 @@ class Exponential(Projected):
 
 
 class Favor(Exponential):
-    """With what other packages do to such features, for comparison.
-
-    `stabilizer=reference` is their one-sided maximum plus ε: its attention tends to uniform as norms grow.
-    """
+    """`stabilizer=reference` is other packages' maximum on one side plus ε, which tends to uniform as norms grow."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(Exponential.Options):

@@ -120,6 +120,7 @@ class Theta(Exponential):
     formula = "[√α exp(u − ‖x‖²/2); √(1−α) exp(−u − ‖x‖²/2)], u = Ωx/τ + gate·MLP(x)"
     estimates = "learned (softmax at the start)"
     symmetric = True
+    redraw, exact = FeatureMap.redraw, FeatureMap.exact  # Ω is learned
 
     def __init__(self, site: Site, **options):
         super().__init__(site, **options)
@@ -132,12 +133,6 @@ class Theta(Exponential):
         self.mix = nn.Parameter(torch.zeros(m))  # α = sigmoid(mix)
         self.temperature = nn.Parameter(torch.tensor(math.log(math.expm1(1 - 1e-3))))  # τ = softplus(·) + 10⁻³
         self.width, self.rows = 2 * m, m + 2 * d + 2 * m
-
-    def redraw(self, step: int) -> None:
-        """Ω is learned."""
-
-    def exact(self, x: Tensor, y: Tensor) -> None:
-        return None
 
     def log_parts(self, x: Tensor) -> Tensor:
         tau = F.softplus(self.temperature) + 1e-3

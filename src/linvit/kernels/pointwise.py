@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -20,11 +20,12 @@ from linvit.kernels.base import Features, Prepared, Site, clamped, register, squ
 from linvit.kernels.projections import Norms, Projected
 
 Negative = Literal["auto", "shift", "clamp", "rms", "literal"]
-LEAST = 1e-3  # least |denominator| per key and feature under negative=clamp
+LEAST = 1e-3  # least |denominator| per key and feature under negative=clamp: as much as the default ε adds to f = 1
 
 
 class Pointwise(Projected):
     estimates = "E f(ω·x) f(ω·y)"
+    f: Any  # the elementwise function of u = Ωx, a method; autograd differentiates it
     minimum: float | None = 0.0  # of f; None: f has none
     pull: Callable[[Tensor, Tensor], Tensor] | None = None  # see Features
     norm: ClassVar[float] = 0.0
@@ -46,10 +47,6 @@ class Pointwise(Projected):
             raise ValueError(f"negative=shift: {name} has no minimum; choose clamp, rms or literal")
         if self.negative == "auto":
             self.negative = "clamp" if self.minimum is None else "shift"
-
-    def f(self, u: Tensor) -> Tensor:
-        """The elementwise function; autograd differentiates it."""
-        raise NotImplementedError
 
     @property
     def floor(self) -> float:

@@ -90,7 +90,7 @@ class Projected(FeatureMap):
         self.omega = None
         if projection != "none":
             self.affordable(m * d, f"Ω ({m} × {d})")
-            norms = getattr(self.options, "norms", "chi")
+            norms: Norms = getattr(self.options, "norms", "chi")
             self.omega = Omega(m, d, projection, norms, site.seed, site.layer)
         elif not self.deterministic:
             raise ValueError(f"projection=none is not defined for {type(self).__name__.lower()}: its Ω must be random")
