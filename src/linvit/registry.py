@@ -100,11 +100,10 @@ def signature_options(factory: Callable[..., Any]) -> dict[str, inspect.Paramete
 
     A class may state them as the fields of a dataclass `Options`, which its subclasses extend.
     """
-    target = getattr(factory, "Options", factory)
-    if is_dataclass(target):  # its fields may come from several modules, where alone their annotations make sense
-        hints = typing.get_type_hints(target)
-    else:
-        hints = typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    target: Any = getattr(factory, "Options", factory)
+    written = inspect.isclass(target) and not is_dataclass(target)
+    # a dataclass's fields may come from several modules, where alone their annotations make sense
+    hints = typing.get_type_hints(target.__init__ if written else target)
     return {
         name: parameter.replace(annotation=hints.get(name, Any))
         for name, parameter in inspect.signature(target).parameters.items()

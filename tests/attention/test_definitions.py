@@ -151,10 +151,6 @@ def test_scale(name):
         build(f"performer-{name}:m=11,scale=0.25")(q, k, v),
         build(f"performer-{name}:m=11")(q * 0.25 * 7**0.25, k * 0.25 * 7**0.25, v), rtol=1e-9, atol=1e-9,
     )  # fmt: skip
-    attention = performer(f"{name}:m=11,scale=0.25")
-    phi = [attention.kernel.phi(x * 0.25) for x in (q, k)]
-    expected = (phi[0] @ phi[1].transpose(2, 3)).sum(-1)
-    torch.testing.assert_close(attention.denominators(q, k), expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("causal", [False, True])

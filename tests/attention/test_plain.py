@@ -76,7 +76,7 @@ def test_export(spec, causal):
     """torch.export with any batch, masked, equal to the fast path; checks that look at numbers are left out."""
     attention = build(f"{spec}{',' if ':' in spec else ':'}debug=true", causal=causal)
     batch = torch.export.Dim("batch", min=1, max=1024)
-    shapes = dict.fromkeys(("q", "k", "v", "mask"), {0: batch})
+    shapes = {name: {0: batch} for name in ("q", "k", "v", "mask")}
     program = torch.export.export(attention, (*inputs(), ragged()), dynamic_shapes=shapes).module()
     for size in (2, 5):
         tensors = *inputs(7, batch=size), ragged(size)

@@ -129,10 +129,10 @@ def test_later_tokens_do_not_matter(spec):
 
 @every_causal
 def test_later_chunks_do_not_touch_earlier_ones(spec):
-    """T8: to the bit where products do not depend on how memory is aligned (AVX-512), within 1e-6 elsewhere (AVX2)."""
+    """T8: within 1e-6, since some processors' products depend on how memory is aligned (AVX2), by a last bit."""
     tokens = CHUNK + 3
     assert tokens == 131
-    attention, (q, k, v) = build(spec, causal=True, tokens=tokens), inputs(dtype=torch.float32, tokens=tokens)
+    attention, (q, k, v) = build(spec, causal=True, tokens=tokens), inputs(tokens=tokens)
     before = attention(q, k, v)[:, :, :CHUNK]
     for x in (q, k, v):
         x[:, :, CHUNK:] = 50.0

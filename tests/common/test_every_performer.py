@@ -139,16 +139,6 @@ def test_steps_keep_dtype_and_precision(spec):
     assert torch.equal(out, plain)
 
 
-@every_mode
-def test_denominators(spec, causal):
-    """Σ_j φ(q_i)·φ(k_j) of the formula, which decide whether a signed kernel is in danger."""
-    attention, (q, k, _) = performer(spec, causal=causal), inputs()
-    mask = ragged()
-    phi_q, phi_k = (attention.kernel.phi(x * 7**-0.25) for x in (q, k))
-    expected = torch.einsum("bhif,bhjf,bj->bhi", phi_q, phi_k, mask.double())
-    torch.testing.assert_close(attention.denominators(q, k, mask), expected, rtol=1e-9, atol=1e-9)
-
-
 NAMES = sorted({parse(spec).name for spec, _ in MODES})
 
 

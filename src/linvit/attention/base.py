@@ -8,6 +8,7 @@ from __future__ import annotations
 import bisect
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
@@ -19,8 +20,6 @@ from torch import Tensor, nn
 from linvit.kernels.base import Site
 from linvit.randomness import generator
 from linvit.registry import Registry
-
-MANY = 1 << 23  # tokens; no attention here is asked for more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +68,9 @@ class Attention(nn.Module, ABC):
     def break_even(self) -> int | None:
         """The number of tokens above which this takes fewer MACs than softmax; None if never."""
         softmax = 2 * self.site.head_dim * self.site.heads  # per pair of tokens
-        first = bisect.bisect_left(range(MANY), True, key=lambda n: self.macs(n) < softmax * n**2)
-        return None if first == MANY else max(1, first - 1)
+        many = 1 << 23  # tokens; no attention here is asked for more
+        first = bisect.bisect_left(range(many), True, key=lambda n: self.macs(n) < softmax * n**2)
+        return None if first == many else max(1, first - 1)
 
     def redraw(self, step: int) -> None:
         """New random features, where there are any; called from the training loop, never from `forward`."""
@@ -80,9 +80,7 @@ class Attention(nn.Module, ABC):
         self._check(q, k, v, mask)
         dtype = v.dtype
         with full_precision(q):
-            q, k, v = precise(q, k, v)
-            if mask is not None:  # what padding holds, even NaN, must not matter
-                q, k, v = (x.masked_fill(~mask[:, None, :, None], 0.0) for x in (q, k, v))
+            q, k, v = _kept(mask, *precise(q, k, v))
             out = self._mix(q, k, v, mask)
             if self.dwc is not None:
                 out = out + self.dwc(v)
@@ -92,9 +90,7 @@ class Attention(nn.Module, ABC):
         """(B, H, N, N): what multiplies v. Obtained by attending to v = I, so it holds for any attention."""
         self._check(q, k, q, mask)
         with full_precision(q):
-            q, k = precise(q, k)
-            if mask is not None:
-                q, k = (x.masked_fill(~mask[:, None, :, None], 0.0) for x in (q, k))
+            q, k = _kept(mask, *precise(q, k))
             identity = torch.eye(k.shape[-2], dtype=q.dtype, device=q.device).expand(*q.shape[:2], -1, -1)
             return self._mix(q, k, identity, mask)
 
@@ -119,23 +115,19 @@ class Attention(nn.Module, ABC):
                 raise ValueError(f"{name} has shape {tuple(x.shape)}: it must be (batch, heads, tokens, head_dim)")
             if not x.is_floating_point():
                 raise ValueError(f"{name} has dtype {x.dtype}: it must be a float")
-            if x.shape[1] != site.heads:
-                raise ValueError(f"{name} has {x.shape[1]} heads, but the attention was built for heads={site.heads}")
-            if x.shape[3] != site.head_dim:
-                raise ValueError(f"{name} has head_dim {x.shape[3]}, but the attention was built for {site.head_dim}")
-            if x.shape[0] != q.shape[0] or x.shape[2] != q.shape[2]:
-                raise ValueError(
-                    f"{name} has batch × tokens {x.shape[0]} × {x.shape[2]}, but q has {q.shape[0]} × {q.shape[2]}"
-                )
-            if x.shape[2] == 0:
+            batch, heads, tokens, head_dim = x.shape
+            if heads != site.heads:
+                raise ValueError(f"{name} has {heads} heads, but the attention was built for heads={site.heads}")
+            if head_dim != site.head_dim:
+                raise ValueError(f"{name} has head_dim {head_dim}, but the attention was built for {site.head_dim}")
+            if batch != q.shape[0] or tokens != q.shape[2]:
+                raise ValueError(f"{name} has batch × tokens {batch} × {tokens}, but q has {q.shape[0]} × {q.shape[2]}")
+            if tokens == 0:
                 raise ValueError(f"{name} has no tokens")
-        if mask is not None:
-            if mask.dtype != torch.bool:
-                raise ValueError(f"mask has dtype {mask.dtype}: it must be bool, True where a key is kept")
-            if mask.shape != (q.shape[0], q.shape[2]):
-                raise ValueError(
-                    f"mask has shape {tuple(mask.shape)}: it must be (batch, tokens) = {(q.shape[0], q.shape[2])}"
-                )
+        if mask is not None and mask.dtype != torch.bool:
+            raise ValueError(f"mask has dtype {mask.dtype}: it must be bool, True where a key is kept")
+        if mask is not None and mask.shape != (wanted := (q.shape[0], q.shape[2])):
+            raise ValueError(f"mask has shape {tuple(mask.shape)}: it must be (batch, tokens) = {wanted}")
         for name, x in (("q", q), ("k", k), ("v", v)) if self.switches.debug and not tracing() else ():
             seen = x if mask is None else x.transpose(1, 2)[mask]
             if not torch.isfinite(seen).all():
@@ -179,6 +171,11 @@ class _DepthwiseConvolution(nn.Module):
         out = F.conv2d(image, weight, padding=self.size // 2, groups=h * d)
         out = out.permute(0, 2, 3, 1).reshape(b, rows * columns, h, d)[:, : rows * columns - missing].transpose(1, 2)
         return F.pad(out, (0, 0, self.site.prefix, 0)) if self.site.prefix else out
+
+
+def _kept(mask: Tensor | None, *tensors: Tensor) -> Sequence[Tensor]:
+    """Zero where the mask drops a token: what padding holds, even NaN, must not matter."""
+    return tensors if mask is None else [x.masked_fill(~mask[:, None, :, None], 0.0) for x in tensors]
 
 
 def tracing() -> bool:

@@ -22,9 +22,6 @@ class Softmax(Attention):
     def macs(self, tokens: int) -> int:
         return 2 * tokens**2 * self.site.head_dim * self.site.heads
 
-    def break_even(self) -> None:
-        return None
-
 
 @register("identity")
 class Identity(Attention):

@@ -13,17 +13,14 @@ sum to one, and
     out = Q' (K'ᵀ v)
 
 needs no ε and no denominator: attention is a mixture over features of weighted averages of v. w(q) never matters.
-Backward, with r_i = ∂out_i·out_i and ∂S = Q'ᵀ∂out:
 
-    ∂ℓq = Q' ⊙ (∂out Sᵀ − r)      ∂ℓk = K' ⊙ (v ∂Sᵀ − Q'ᵀr)      ∂v = K' ∂S
-
-**Other features** (relu, …) need no such care: there D = φ(q)·z with z = φ(k)ᵀ1 is divided by. With y = ∂out/D and
-r = y·out, which 1/D takes back,
+**Other features** (relu, …) need no such care: there D = φ(q)·z with z = φ(k)ᵀ1 is divided by. With S = φ(k)ᵀv,
+y = ∂out/D and r = y·out, which 1/D takes back,
 
     ∂φ(q) = y Sᵀ − r zᵀ = (y, −r) (S, z)ᵀ      ∂φ(k) = v ∂Sᵀ + ∂z      ∂v = φ(k) ∂S      ∂S = φ(q)ᵀy      ∂z = −φ(q)ᵀr
 
-and that is the gradient above too, with Q', K', D = 1 and z = 1. So there is one pass forward and one back, which two
-classes of features serve. r rides along as one more column of y, z as one more of S.
+For exponential features the same holds with Q', K', D = 1 and z = 1, and ∂ℓ = φ ⊙ ∂φ. So there is one pass forward and
+one back, which two classes of features serve. r rides along as one more column of y, z as one more of S.
 
 Features are made in blocks that stay in the cache, and made again for the backward pass when there are many of them.
 `plain.py` is the same in ordinary operations, `reference.py` the ten-line oracle for all of this.
@@ -33,6 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,7 +62,7 @@ class _Linear(torch.autograd.Function):
         g, n, width = *q.shape[:2], pieces.feature_rows(q, φ)
         keep = any(ctx.needs_input_grad) and (width <= KEEP_WIDTH or g * n * width <= KEEP_SIZE)
         w = pieces.log_weight(k, weight, φ.norm)
-        blocks = (_Exponential if φ.exponential else _Pointwise)(q, k, w, bias, φ, {} if keep else None)
+        blocks: Any = (_Exponential if φ.exponential else _Pointwise)(q, k, w, bias, φ, {} if keep else None)
         out, over, sums = torch.empty_like(v), v.new_ones(g, n, 1), []  # over: 1/D
         for heads, chunks in blocks:
             s, z = blocks.sums(v, heads, chunks)
@@ -89,7 +87,7 @@ class _Linear(torch.autograd.Function):
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         dw = None if w is None else torch.empty_like(w)
         dbias = None if bias is None else v.new_zeros(len(q), 1, sums[0].shape[1])
-        blocks = (_Exponential if φ.exponential else _Pointwise)(q, k, w, bias, φ, ctx.kept)
+        blocks: Any = (_Exponential if φ.exponential else _Pointwise)(q, k, w, bias, φ, ctx.kept)
         for i, (heads, chunks) in enumerate(blocks):
             s, z = sums[2 * i : 2 * i + 2]
             ds, dz = torch.zeros_like(s), torch.zeros_like(z)
@@ -112,9 +110,12 @@ class _Linear(torch.autograd.Function):
                 torch.bmm(h, ds_here, out=dv[at])
                 dh = torch.bmm(v[at], ds_here.transpose(1, 2), out=blocks.room("gradient", at, h.shape[-1]))
                 dh += dz_here
-                if dw is not None:
-                    dw[at] = torch.linalg.vecdot(dh, h).unsqueeze(-1)
-                _unproject(pull(dh), φ.omega, dk[at])
+                if dw is not None and not φ.exponential:
+                    torch.linalg.vecdot(dh, h, out=dw[at].squeeze(-1))
+                du = pull(dh)
+                _unproject(du, φ.omega, dk[at])
+                if dw is not None and φ.exponential:  # the same, and one pass less
+                    torch.sum(du, -1, keepdim=True, out=dw[at])
         if dw is not None and blocks.factor is not None:
             dw += blocks.factor * blocks.dcount
         if dw is not None and φ.norm:
@@ -184,14 +185,14 @@ class _Exponential(_Blocks):
 
     def sums(self, v: Tensor, heads: slice, chunks: list[slice]) -> tuple[Tensor, Tensor]:
         """S = K'ᵀv and λ of some heads, by sums relative to a maximum per feature that grows from chunk to chunk."""
-        s, mass, top = v.new_zeros(len(v[heads]), self.width, v.shape[-1]), 0.0, None
+        s, mass, top = v.new_zeros(len(v[heads]), self.width, v.shape[-1]), 0.0, torch.empty(0)
         for tokens in chunks:
             at = heads, tokens
             u = self.projected("k", at)
             if self.w is not None:
                 u += self.w[at]
             high = column_max(u).clamp_min_(pieces.lowest(u))  # finite where every key is masked
-            if top is not None:  # bring what was summed to the new maximum
+            if tokens.start:  # bring what was summed to the new maximum
                 high = torch.maximum(high, top)
                 fade = (top - high).exp_()
                 mass, s = mass * fade, s.mul_(fade.transpose(1, 2))
@@ -232,7 +233,8 @@ class _Pointwise(_Blocks):
         super().__init__(q, k, w, bias, φ, kept)
         self.divides = φ.divide
         self.factor = None if w is None else (w - w.amax(1, keepdim=True).clamp_min_(pieces.lowest(w))).exp_()
-        self.count = q.new_full((len(q), 1, 1), q.shape[1]) if w is None else self.factor.sum(1, keepdim=True)
+        ones = q.new_ones(()).expand(*q.shape[:2], 1)
+        self.count = (ones if self.factor is None else self.factor).sum(1, keepdim=True)
         self.dcount = torch.zeros_like(self.count)
 
     def sums(self, v: Tensor, heads: slice, chunks: list[slice]) -> tuple[Tensor, Tensor]:

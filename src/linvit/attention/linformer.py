@@ -7,6 +7,7 @@ another resolution is a new grid, to which `regrid` interpolates them.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -106,13 +107,10 @@ class Linformer(Attention):
         scaled = F.interpolate(image, grid, mode="bilinear", align_corners=False, antialias=True)
         scaled = scaled.flatten(-2).view(*matrix.shape[:3], -1) * (math.prod(old.grid) / math.prod(grid))
         value = torch.cat([prefix, scaled], -1)
-        self.site = Site(old.heads, old.head_dim, value.shape[-1], grid, old.prefix, old.layer, old.seed, old.causal)
+        self.site = replace(old, tokens=value.shape[-1], grid=grid)
         if self.dwc is not None:
             self.dwc.site = self.site
-        if isinstance(matrix, nn.Parameter):
-            self.projection = nn.Parameter(value)
-        else:
-            self.projection = value
+        self.projection = nn.Parameter(value) if isinstance(matrix, nn.Parameter) else value
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         n = k.shape[2]

@@ -7,6 +7,7 @@ into those of the other, exactly.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import torch
@@ -72,33 +73,16 @@ class MultiHead(nn.Module):
         return q, k, v
 
 
-SEPARATE = "q_proj", "k_proj", "v_proj"
-
-
 def fuse(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict with each `q_proj`, `k_proj` and `v_proj` joined to a `qkv`; the rest as it is."""
-    fused = {}
-    for key, value in state.items():
-        place, name, kind = _place(key)
-        if name == "q_proj":
-            fused[f"{place}qkv.{kind}"] = torch.cat([state[f"{place}{name}.{kind}"] for name in SEPARATE])
-        elif name not in SEPARATE:
-            fused[key] = value
-    return fused
+    """A state dict with each `q_proj`, `k_proj` and `v_proj`, in any order, joined to a `qkv`; the rest as it is."""
+    names = [[re.sub(r"\b[qkv]_proj\b", name, key) for name in ("qkv", "q_proj", "k_proj", "v_proj")] for key in state]
+    return {qkv: state[qkv] if qkv == parts[0] else torch.cat([state[key] for key in parts]) for qkv, *parts in names}
 
 
 def separate(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A state dict with each `qkv` cut into `q_proj`, `k_proj` and `v_proj`; the rest as it is."""
     cut = {}
     for key, value in state.items():
-        place, name, kind = _place(key)
-        parts = zip(SEPARATE, value.chunk(3), strict=True) if name == "qkv" else ()
-        cut |= {f"{place}{name}.{kind}": part for name, part in parts} or {key: value}
+        names = [re.sub(r"\bqkv\b", name, key) for name in ("q_proj", "k_proj", "v_proj")]
+        cut |= {key: value} if key in names else dict(zip(names, value.chunk(3), strict=True))
     return cut
-
-
-def _place(key: str) -> tuple[str, str, str]:
-    """`blocks.0.attn.qkv.weight` → `blocks.0.attn.`, `qkv`, `weight`."""
-    layer, _, kind = key.rpartition(".")
-    name = layer.rpartition(".")[2]
-    return layer.removesuffix(name), name, kind

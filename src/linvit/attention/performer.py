@@ -56,13 +56,6 @@ class Performer(Attention):
                 out = F.rms_norm(out, out.shape[-1:])
         return out.view(shape).to(dtype), state
 
-    def denominators(self, q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Σ_j φ(q_i)·φ(k_j) as (B, H, N), in float64: how near a signed kernel comes to dividing by zero."""
-        phi_q, phi_k = (self.kernel.phi(x * self.kernel.scale) for x in self.normalised(q.double(), k.double()))
-        if mask is not None:
-            phi_k = phi_k.masked_fill(~mask[:, None, :, None], 0.0)
-        return (phi_q @ phi_k.sum(2, keepdim=True).transpose(2, 3)).squeeze(-1)
-
     def redraw(self, step: int) -> None:
         self.kernel.redraw(step)
 

@@ -16,11 +16,10 @@ Pull = Callable[[Tensor], Tensor]  # from the gradient of features to that of wh
 # same time from 2^17 to 2^20, and a tenth more at 2^15 and from 2^21 on; 2^19 is 2 MiB of float32. A GPU wants whole
 # waves: there a block only bounds the memory, to 64 MiB on Apple's and 256 MiB on others (not measured).
 BLOCK = {"cpu": 1 << 19, "mps": 1 << 24}
-GPU_BLOCK = 1 << 26
 
 
 def block_size(x: Tensor) -> int:
-    return BLOCK.get(x.device.type, GPU_BLOCK)
+    return BLOCK.get(x.device.type, 1 << 26)
 
 
 def projected(x: Tensor, omega: Tensor | None) -> Tensor:

@@ -140,7 +140,8 @@ def _own_exponential(u_q: Tensor, u_k: Tensor, v: Tensor, w: Tensor) -> _Sums:
     fill = (LEAF << max(0, -(-tokens // LEAF) - 1).bit_length()) - tokens
     u_q, u_k, v = (F.pad(x, (0, 0, 0, fill)) for x in (u_q, u_k, v))
     w = F.pad(w, (0, 0, 0, fill), value=-torch.inf)  # what fills the last leaf has no weight
-    scores, top = _leaves(*(x.unflatten(1, (-1, LEAF)) for x in (u_q, u_k, w)))
+    leaf_q, leaf_k, leaf_w = (x.unflatten(1, (-1, LEAF)) for x in (u_q, u_k, w))
+    scores, top = _up_to_own((leaf_q.unsqueeze(3) + leaf_k.unsqueeze(2)).logsumexp(-1) + leaf_w.transpose(2, 3))
     while half < tokens:  # scores (G, C/half, half, half) relative to e^{top} (G, C/half, half, 1)
         (_, queries), (keys, _) = (x.unflatten(1, (-1, 2, half)).unbind(2) for x in (u_q, u_k + w))
         (first, second), (first_top, second_top) = (x.unflatten(1, (-1, 2)).unbind(2) for x in (scores, top))
@@ -153,12 +154,6 @@ def _own_exponential(u_q: Tensor, u_k: Tensor, v: Tensor, w: Tensor) -> _Sums:
     scores, top = scores[:, 0, :tokens], top[:, 0, :tokens]
     total = scores.sum(-1, keepdim=True)
     return _Sums(scores @ v, total, total, top)
-
-
-def _leaves(u_q: Tensor, u_k: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores of a few tokens (…, C, F) among themselves, by a log-sum-exp over features for each pair."""
-    logs = (u_q.unsqueeze(-2) + u_k.unsqueeze(-3)).logsumexp(-1) + w.transpose(-1, -2)
-    return _up_to_own(logs)
 
 
 def _up_to_own(logs: Tensor) -> tuple[Tensor, Tensor]:

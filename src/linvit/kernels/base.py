@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -33,14 +33,10 @@ class Site:
     causal: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("heads", "head_dim", "tokens"):
+        for name, least in {"heads": 1, "head_dim": 1, "tokens": 1, "prefix": 0, "layer": 0, "seed": 0}.items():
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name}={value!r} must be a whole number of at least 1")
-        for name in ("prefix", "layer", "seed"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 0:
-                raise ValueError(f"{name}={value!r} must be a whole number of at least 0")
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ValueError(f"{name}={value!r} must be a whole number of at least {least}")
         if self.grid is not None:
             object.__setattr__(self, "grid", tuple(self.grid))
             if len(self.grid) != 2 or min(self.grid) < 1 or self.prefix + math.prod(self.grid) != self.tokens:
@@ -98,12 +94,14 @@ class FeatureMap(nn.Module, ABC):
         self.site = site
         self.options: Any = self.Options(**options)
         self.scale = site.head_dim**-0.25 if self.options.scale is None else float(self.options.scale)
+        for name, least in {"m": 1, "eps": 0, "clamp": None, "alpha": None, "tau": None}.items():
+            if (value := getattr(self.options, name, None)) is not None:
+                positive(name, value, at_least=least)
 
     def no_effect(self, why: str, *names: str) -> None:
         """Refuse options that differ from their defaults where they change nothing."""
         for field in fields(self.options):
-            value = getattr(self.options, field.name)
-            if field.name in names and value != field.default:
+            if field.name in names and (value := getattr(self.options, field.name)) != field.default:
                 raise ValueError(f"{field.name}={value} has no effect: {why}")
 
     def affordable(self, numbers: int, what: str) -> None:
@@ -136,6 +134,15 @@ def positive(name: str, value: float, at_least: float | None = None) -> None:
     """Raise a ValueError unless value > 0 (or ≥ at_least)."""
     if not math.isfinite(value) or (value < at_least if at_least is not None else value <= 0):
         raise ValueError(f"{name}={value} must be " + (f"at least {at_least}" if at_least is not None else "above 0"))
+
+
+def clamped(prepared: Prepared, bound: float) -> Prepared:
+    """The same with |Ωx| bounded."""
+    q, k, φ, weight, bias = prepared
+    norms = φ.norm * square_norm(k) if φ.norm else None
+    weight = norms if weight is None else weight if norms is None else weight + norms
+    u_q, u_k = ((x if φ.omega is None else x @ φ.omega.t()).clamp(-bound, bound) for x in (q, k))
+    return Prepared(u_q, u_k, replace(φ, omega=None, norm=0.0), weight, bias)
 
 
 def centred(x: Tensor, y: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

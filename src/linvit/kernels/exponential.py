@@ -13,10 +13,8 @@ import torch
 from scipy.special import hyp0f1
 from torch import Tensor
 
-from linvit.kernels.base import Features, Prepared, Site, centred, masked_mean, positive, register, square_norm
+from linvit.kernels.base import Features, Prepared, Site, centred, clamped, masked_mean, register, square_norm
 from linvit.kernels.projections import Norms, Projected
-
-NOT_CAUSAL = "center=true needs the mean over all tokens, which a causal attention may not see"
 
 
 class Exponential(Projected):
@@ -32,7 +30,7 @@ class Exponential(Projected):
     def __init__(self, site: Site, **options):
         super().__init__(site, **options)
         if self.options.center and site.causal:
-            raise ValueError(NOT_CAUSAL)
+            raise ValueError("center=true needs the mean over all tokens, which a causal attention may not see")
         self.center = self.symmetric and not site.causal if self.options.center is None else self.options.center
         self.rows *= 2 if self.symmetric else 1
         self.width = self.rows or site.head_dim
@@ -56,7 +54,7 @@ class Exponential(Projected):
             return Prepared(q * scale, k * scale, Features(), weight)
         return Prepared(q, k, Features(scale * omega.to(q), norm=-0.5 * scale**2), weight)
 
-    def exact(self, x: Tensor, y: Tensor) -> Tensor:
+    def exact(self, x: Tensor, y: Tensor) -> Tensor | None:
         """E e^{ω·(x+y)} e^{−(‖x‖²+‖y‖²)/2}: softmax for Gaussian rows, less than it for ‖ω‖ = √d."""
         z = x + y
         if self.omega is None:
@@ -69,10 +67,7 @@ class Exponential(Projected):
 
 
 class Favor(Exponential):
-    """With what other packages do to such features, for comparison.
-
-    `stabilizer=reference` is their one-sided maximum plus ε: its attention tends to uniform as norms grow.
-    """
+    """`stabilizer=reference` is other packages' maximum on one side plus ε, which tends to uniform as norms grow."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(Exponential.Options):
@@ -84,9 +79,6 @@ class Favor(Exponential):
     def __init__(self, site: Site, **options):
         super().__init__(site, **options)
         self.clamp, self.reference = self.options.clamp, self.options.stabilizer == "reference"
-        positive("eps", self.options.eps, at_least=0)
-        if self.clamp is not None:
-            positive("clamp", self.clamp)
         if not self.reference:
             self.no_effect("stabilizer=exact needs no ε", "eps")
         elif self.options.center or self.omega is None:
@@ -100,23 +92,14 @@ class Favor(Exponential):
             q, k = self._with_floor(q, (-1,), None), self._with_floor(k, (-2, -1), keep)
             return Prepared(q, k, Features(f=torch.clone))
         prepared = super().prepare(q, k, keep)
-        if self.clamp is None:
-            return prepared
-        q, k, φ, weight, _ = prepared
-        if φ.norm:
-            norms = φ.norm * square_norm(k)
-            weight = norms if weight is None else weight + norms
-        u_q, u_k = (x if φ.omega is None else x @ φ.omega.t() for x in (q, k))
-        return Prepared(self._clamped(u_q), self._clamped(u_k), Features(), weight)
-
-    def _clamped(self, u: Tensor) -> Tensor:
-        return u if self.clamp is None else u.clamp(-self.clamp, self.clamp)
+        return prepared if self.clamp is None else clamped(prepared, self.clamp)
 
     def _with_floor(self, x: Tensor, axes: tuple[int, ...], keep: Tensor | None) -> Tensor:
         """exp(Ωx − ‖x‖²/2 − max Ωx) + ε with the maximum over a query's features, or over all of a head's keys."""
         omega, x = self.matrix(), x * self.scale
         assert omega is not None
-        u = self._clamped(x @ omega.to(x).t())
+        u = x @ omega.to(x).t()
+        u = u if self.clamp is None else u.clamp(-self.clamp, self.clamp)
         seen = u if keep is None else u.masked_fill(~keep.bool(), -torch.inf)
         top = seen.amax(axes, keepdim=True).detach()
         top = top.masked_fill(top == -torch.inf, 0.0)  # every key is masked

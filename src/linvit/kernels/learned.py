@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from linvit.kernels.base import FeatureMap, Features, Prepared, Site, centred, positive, register, square_norm
-from linvit.kernels.exponential import NOT_CAUSAL, Exponential
+from linvit.kernels.base import FeatureMap, Features, Prepared, Site, centred, register, square_norm
+from linvit.kernels.exponential import Exponential
 from linvit.kernels.pointwise import LEAST
-from linvit.kernels.projections import Projected, draw
+from linvit.kernels.projections import Projected
 from linvit.randomness import generator
 
 
@@ -54,7 +54,6 @@ class ThetaLinear(Learned, Projected):
 
     def __init__(self, site: Site, **options):
         super().__init__(site, **options)
-        positive("eps", self.options.eps, at_least=0)
         self.affordable(self.width**2, f"W ({self.width} × {self.width})")
         self.weight = nn.Parameter(torch.randn(self.width, self.width, generator=generator("w", site.seed, site.layer)))
         self.rows = self.width + self.rows**2 // site.head_dim
@@ -81,8 +80,6 @@ class ThetaMixture(Learned):
     def __init__(self, site: Site, **options):
         super().__init__(site, **options)
         o, d, source = self.options, site.head_dim, generator("mixture", site.seed, site.layer)
-        positive("tau", o.tau)
-        positive("clamp", o.clamp)
         self.mlp = nn.Sequential(_linear(source, d, 2 * d), nn.LayerNorm(2 * d), nn.ReLU(), _linear(source, 2 * d, d))
         self.alpha, self.tau, self.eps = (nn.Parameter(torch.tensor(float(x))) for x in (o.alpha, o.tau, o.eps))
         self.width, self.rows = d, 4 * d
@@ -107,7 +104,6 @@ class ThetaMlp(Learned):
     def __init__(self, site: Site, **options):
         super().__init__(site, **options)
         m, source = self.options.m, generator("mlp", site.seed, site.layer)
-        positive("m", m, at_least=1)
         self.affordable(m * max(m, site.head_dim), f"W₂ ({m} × {m})")
         self.mlp = nn.Sequential(_linear(source, site.head_dim, m), nn.ReLU(), _linear(source, m, m))
         self.width, self.rows = m, m + m * m // site.head_dim
@@ -117,27 +113,21 @@ class ThetaMlp(Learned):
 
 
 @register("theta")
-class Theta(Learned):
+class Theta(Exponential):
     """Positive and learnable: u = Ωx/τ + gate·MLP(x), with Ω learned; at the start gate = 0, τ = 1 and α = ½ make it
     exactly `hyp`, so training can only move away from FAVOR+ where that helps."""
 
     formula = "[√α exp(u − ‖x‖²/2); √(1−α) exp(−u − ‖x‖²/2)], u = Ωx/τ + gate·MLP(x)"
     estimates = "learned (softmax at the start)"
-
-    Options = Exponential.Options
+    symmetric = True
+    redraw, exact = FeatureMap.redraw, FeatureMap.exact  # Ω is learned
 
     def __init__(self, site: Site, **options):
         super().__init__(site, **options)
-        m, projection, d = self.options.m, self.options.projection, site.head_dim
-        positive("m", m, at_least=1)
-        if projection == "none":
-            raise ValueError("projection=none is not defined for theta: it starts at random features")
-        if self.options.center and site.causal:
-            raise ValueError(NOT_CAUSAL)
-        self.affordable(m * 2 * d, f"the MLP ({m} × {2 * d})")
-        source = generator("theta", site.seed, site.layer)
-        self.center = (not site.causal) if self.options.center is None else self.options.center
-        self.omega = nn.Parameter(draw(m, d, projection, "chi", generator("omega", site.seed, site.layer, 0)).float())
+        m, d, source = self.options.m, site.head_dim, generator("theta", site.seed, site.layer)
+        rows = self.omega.rows  # type: ignore[union-attr]
+        del self.omega
+        self.omega = nn.Parameter(rows)
         self.mlp = nn.Sequential(_linear(source, d, 2 * d), nn.ReLU(), _linear(source, 2 * d, m))
         self.gate = nn.Parameter(torch.zeros(()))
         self.mix = nn.Parameter(torch.zeros(m))  # α = sigmoid(mix)

@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linvit.kernels.base import Features, Prepared, Site, positive, register, square_norm
+from linvit.kernels.base import Features, Prepared, Site, clamped, register, square_norm
 from linvit.kernels.projections import Norms, Projected
 
 Negative = Literal["auto", "shift", "clamp", "rms", "literal"]
-LEAST = 1e-3  # least |denominator| per key and feature under negative=clamp
+LEAST = 1e-3  # least |denominator| per key and feature under negative=clamp: as much as the default ε adds to f = 1
 
 
 class Pointwise(Projected):
     estimates = "E f(ω·x) f(ω·y)"
+    f: Any  # the elementwise function of u = Ωx, a method; autograd differentiates it
     minimum: float | None = 0.0  # of f; None: f has none
     pull: Callable[[Tensor, Tensor], Tensor] | None = None  # see Features
     norm: ClassVar[float] = 0.0
@@ -40,9 +40,6 @@ class Pointwise(Projected):
     def __init__(self, site: Site, **options):
         super().__init__(site, **options)
         self.eps, self.negative, self.clamp = self.options.eps, self.options.negative, self.options.clamp
-        positive("eps", self.eps, at_least=0)
-        if self.clamp is not None:
-            positive("clamp", self.clamp)
         name = type(self).__name__.lower()
         if self.minimum is not None and self.minimum >= 0:
             self.no_effect(f"{name} is never negative", "negative")
@@ -50,10 +47,6 @@ class Pointwise(Projected):
             raise ValueError(f"negative=shift: {name} has no minimum; choose clamp, rms or literal")
         if self.negative == "auto":
             self.negative = "clamp" if self.minimum is None else "shift"
-
-    def f(self, u: Tensor) -> Tensor:
-        """The elementwise function; autograd differentiates it."""
-        raise NotImplementedError
 
     @property
     def floor(self) -> float:
@@ -77,44 +70,19 @@ class Pointwise(Projected):
         )
         if self.omega is None:
             q, k = q * self.scale, k * self.scale
-        if self.clamp is None:
-            return Prepared(q, k, features)
-        weight = features.norm * square_norm(k) if features.norm else None
-        u_q, u_k = (x if features.omega is None else x @ features.omega.t() for x in (q, k))
-        u_q, u_k = u_q.clamp(-self.clamp, self.clamp), u_k.clamp(-self.clamp, self.clamp)
-        return Prepared(u_q, u_k, replace(features, omega=None, norm=0.0), weight)
+        prepared = Prepared(q, k, features)
+        return prepared if self.clamp is None else clamped(prepared, self.clamp)
 
     def exact(self, x: Tensor, y: Tensor) -> Tensor | None:
-        """E f(ω·x) f(ω·y) for ε = 0, by closed form where `moment` has one, else by Gauss–Hermite quadrature.
-
-        None for rows of equal length (norms=sqrt), which are not Gaussian.
-        """
-        if self.omega is not None and self.omega.norms == "sqrt":
-            return None
+        """E f(ω·x) f(ω·y) for ε = 0, where there is a closed form: for Gaussian rows and an f that is not shifted."""
         shift = -(self.minimum or 0.0) if self.negative == "shift" else 0.0
         if self.omega is None:
             return ((self.f(x.clone()) + shift) * (self.f(y.clone()) + shift)).sum(-1)
-        if not shift and (closed := self.moment(x, y)) is not None:
-            return closed
-        return gauss_hermite(lambda u: self.f(u) + shift, x, y)
+        return None if shift or self.omega.norms == "sqrt" else self.moment(x, y)
 
     def moment(self, x: Tensor, y: Tensor) -> Tensor | None:
         """Closed form of E f(ω·x) f(ω·y), unshifted."""
         return None
-
-
-def gauss_hermite(f, x: Tensor, y: Tensor, nodes: int = 160) -> Tensor:
-    """E f(ω·x) f(ω·y), ω ~ N(0, I): (ω·x, ω·y) is a bivariate normal, so two dimensions suffice."""
-    at, weights = np.polynomial.hermite_e.hermegauss(nodes)
-    t = torch.as_tensor(at, dtype=torch.float64)
-    w = torch.as_tensor(weights / weights.sum(), dtype=torch.float64)
-    x64, y64 = x.double().cpu(), y.double().cpu()
-    nx, ny = x64.norm(dim=-1), y64.norm(dim=-1)
-    c = ((x64 * y64).sum(-1) / (nx * ny).clamp_min(1e-300)).clamp(-1, 1)
-    u = nx[..., None, None] * t[:, None]
-    v = ny[..., None, None] * (c[..., None, None] * t[:, None] + (1 - c.square()).sqrt()[..., None, None] * t[None, :])
-    values = f(u.expand_as(v).clone()) * f(v.clone())
-    return torch.einsum("...ab,a,b->...", values, w, w).to(x)
 
 
 def _angle(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -153,7 +121,6 @@ class Elu(Pointwise):
     def __init__(self, site: Site, **options):
         self.minimum = -self.Options(**options).alpha
         super().__init__(site, **options)
-        positive("alpha", self.options.alpha)
 
     def f(self, u: Tensor) -> Tensor:
         return F.elu(u, self.options.alpha)
@@ -163,26 +130,20 @@ class Elu(Pointwise):
 class Gelu(Pointwise):
     formula = "m^-½ (gelu(Ωx) + 0.17 + ε)"
     minimum = -0.16997120747990369
-
-    def f(self, u: Tensor) -> Tensor:
-        return F.gelu(u)
+    f = staticmethod(F.gelu)
 
 
 @register("sigmoid")
 class Sigmoid(Pointwise):
     formula = "m^-½ (σ(Ωx) + ε)"
-
-    def f(self, u: Tensor) -> Tensor:
-        return u.sigmoid()
+    f = staticmethod(torch.sigmoid)
 
 
 @register("abs")
 class Abs(Pointwise):
     formula = "m^-½ (|Ωx| + ε)"
     estimates = "(2/π) ‖x‖‖y‖ (√(1−c²) + c asin c), c = cos θ"
-
-    def f(self, u: Tensor) -> Tensor:
-        return u.abs()
+    f = staticmethod(torch.abs)
 
     def moment(self, x: Tensor, y: Tensor) -> Tensor:
         lengths, c = _angle(x, y)
@@ -194,9 +155,7 @@ class Cos(Pointwise):
     formula = "m^-½ (cos(Ωx) + 1 + ε)"
     estimates = "½(e^{−‖x−y‖²/2} + e^{−‖x+y‖²/2}), shifted"
     minimum = -1.0
-
-    def f(self, u: Tensor) -> Tensor:
-        return u.cos()
+    f = staticmethod(torch.cos)
 
     def moment(self, x: Tensor, y: Tensor) -> Tensor:
         near, far = ((-0.5 * z.square().sum(-1)).exp() for z in (x - y, x + y))
@@ -207,9 +166,7 @@ class Cos(Pointwise):
 class Tanh(Pointwise):
     formula = "m^-½ (tanh(Ωx) + 1 + ε)"
     minimum = -1.0
-
-    def f(self, u: Tensor) -> Tensor:
-        return u.tanh()
+    f = staticmethod(torch.tanh)
 
 
 @register("identity")
@@ -217,9 +174,7 @@ class Identity(Pointwise):
     formula = "m^-½ (Ωx + ε)"
     estimates = "x·y"
     minimum = None
-
-    def f(self, u: Tensor) -> Tensor:
-        return u.clone()
+    f = staticmethod(torch.clone)
 
     def moment(self, x: Tensor, y: Tensor) -> Tensor:
         return (x * y).sum(-1)
@@ -241,9 +196,7 @@ class Gexp(Pointwise):
 
     formula = "m^-½ (exp(Ωx) + ε)"
     estimates = "e^{‖x+y‖²/2}"
-
-    def f(self, u: Tensor) -> Tensor:
-        return u.exp()
+    f = staticmethod(torch.exp)
 
     def prepare(self, q: Tensor, k: Tensor, keep: Tensor | None) -> Prepared:
         """In log-space, where exponentials cannot overflow: log(e^u + ε)."""

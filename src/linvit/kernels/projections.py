@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from linvit.kernels.base import FeatureMap, Site, positive
+from linvit.kernels.base import FeatureMap, Site
 from linvit.randomness import generator
 
 Projection = Literal["orthogonal", "iid", "hadamard", "none"]
@@ -87,11 +87,10 @@ class Projected(FeatureMap):
     def __init__(self, site: Site, **options):
         super().__init__(site, **options)
         m, projection, d = self.options.m, self.options.projection, site.head_dim
-        positive("m", m, at_least=1)
         self.omega = None
         if projection != "none":
             self.affordable(m * d, f"Ω ({m} × {d})")
-            norms = getattr(self.options, "norms", "chi")
+            norms: Norms = getattr(self.options, "norms", "chi")
             self.omega = Omega(m, d, projection, norms, site.seed, site.layer)
         elif not self.deterministic:
             raise ValueError(f"projection=none is not defined for {type(self).__name__.lower()}: its Ω must be random")
