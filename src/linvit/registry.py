@@ -84,15 +84,15 @@ def parse_layers(text: str | Spec, depth: int) -> list[Spec]:
     """One spec for every layer: `a` for all of them, or `a@2+b@4`, whose counts sum to `depth`."""
     if isinstance(text, Spec) or not set(text) & set("+@"):
         return [parse(text)] * depth
-    layers: list[Spec] = []
+    parts: list[tuple[Spec, int]] = []
     for part in text.split("+"):
         spec, at, count = part.partition("@")
         if at and not (count.isdecimal() and int(count)):
             raise ValueError(f"spec '{text}': '@{count}' must be a positive number of layers, e.g. softmax@2")
-        layers += [parse(spec)] * (int(count) if at else 1)
-    if len(layers) != depth:
-        raise ValueError(f"spec '{text}' describes {len(layers)} layers, but the model has depth={depth}")
-    return layers
+        parts.append((parse(spec), int(count) if at else 1))
+    if (layers := sum(count for _, count in parts)) != depth:
+        raise ValueError(f"spec '{text}' describes {layers} layers, but the model has depth={depth}")
+    return [spec for spec, count in parts for _ in range(count)]
 
 
 def signature_options(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:

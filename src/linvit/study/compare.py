@@ -10,7 +10,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -74,6 +74,8 @@ def compare(
     """
     begun = time.perf_counter()
     _check(seeds, epochs, budget, jobs, options)
+    if threads is not None:
+        torch.set_num_threads(threads)  # for what is measured here, too
     wanted = [Variant(attention=spec) for spec in attentions or (() if variants else ATTENTIONS)]
     wanted += variants
     if controls and not any(variant.control for variant in wanted):
@@ -91,23 +93,22 @@ def compare(
         protocol.config(variant)  # a bad option is an error before anything is written
     folder = Path(out) if out is not None else Path("runs") / f"compare-{slug(dataset.name)}"
     study = _with_earlier(folder, study)
-    crew = Crew(protocol, study, place, jobs, threads, source is not None)
+    crew = Crew(protocol, study, place, jobs, threads)
     try:
-        study.placing = crew.placing(progress)
         if study.steps is None:
             study.steps = protocol.base.length(len(dataset.train)).total
             if budget is not None:
-                study.steps = _steps_within(budget, begun, protocol, study, place, progress)
+                study.steps = _steps_within(budget, begun, protocol, study, crew.speedup(progress), place, progress)
         study.epochs = round(study.steps / protocol.base.length(len(dataset.train)).per_epoch, 3)
         with locked(folder):
             study = _with_earlier(folder, study)  # again: another process may have come first
-            study.save(folder)
             remove_parts(folder, folder / "figures")
-            records = Records(folder / "records.jsonl")
-            jobs_to_do = protocol.jobs(study, folder, place)
-            _train(records, jobs_to_do, crew.runner, hear)
-            crew.close()
-            _measure(folder, records, study, protocol, jobs_to_do, place, progress, limit)
+            records, every = Records(folder / "records.jsonl"), protocol.jobs(study, folder, place)
+            if any(not job.finished() for job in every):
+                study.placing = crew.placing(progress)
+            study.save(folder)
+            _train(records, every, crew, hear)
+            _measure(folder, records, study, protocol, every, place, progress, limit)
             report.build(folder)
     finally:
         crew.close()
@@ -189,76 +190,83 @@ class Protocol:
                 changes["recipe"] = experiment.recipe.model_copy(update={"steps": study.steps})
             experiment = experiment.model_copy(update=changes)
             place = folder / f"{slug(variant.id)}-seed{seed}-{experiment.id[:6]}"
-            threads = study.placing.threads if study.placing else 1
             found.append(Job(number=number, jobs=len(runs), variant=variant.id, experiment=experiment,
-                             folder=str(place), device=str(device), threads=threads))  # fmt: skip
+                             folder=str(place), device=str(device)))  # fmt: skip
         return found
 
 
 class Crew:
-    """Who does the jobs: as asked, or as an earlier call found to be faster, or as is found now."""
+    """Who does the jobs: as asked, or as an earlier call found to be faster, or as is found when there is work."""
 
     def __init__(
-        self,
-        protocol: Protocol,
-        study: Study,
-        device: torch.device,
-        jobs: int | None,
-        threads: int | None,
-        can_leave: bool,
-    ):
-        self.protocol, self.study, self.device, self.jobs, self.threads = protocol, study, device, jobs, threads
-        self.can_leave = can_leave  # workers can find the images
-        self.runner: Runner = RUNNERS["here"](1, protocol.datasets)
-        if jobs is not None and jobs > 1 and not can_leave:
+        self, protocol: Protocol, study: Study, device: torch.device, jobs: int | None, threads: int | None
+    ):  # fmt: skip
+        self.protocol, self.device, self.runs = protocol, device, len(study.runs())
+        self.runner: Runner | None = None
+        whole = threads or torch.get_num_threads()
+        if jobs is not None and jobs > 1 and protocol.source is None:
             raise ValueError(f"jobs={jobs} needs images that workers can find: give a name or a path, not a Dataset")
+        if jobs is not None and jobs > 1:
+            self.known: Placing | None = Placing(runner="processes", jobs=jobs, threads=threads or 1)
+        elif jobs == 1 or threads is not None or protocol.source is None or device.type != "cpu":
+            self.known = Placing(runner="here", threads=whole)
+        else:
+            self.known = study.placing
 
     def placing(self, progress: Progress) -> Placing:
         """Where jobs run; the runner stands ready."""
-        cores, known = (
-            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-            self.study.placing,
-        )
-        whole = self.threads or torch.get_num_threads()
-        if self.jobs is not None:
-            found = Placing(runner="here" if self.jobs == 1 else "processes", jobs=self.jobs, threads=self.threads or 1)
-            if self.jobs == 1:
-                found.threads = whole
-        elif self.threads is not None or not self.can_leave or self.device.type != "cpu":
-            found = Placing(runner="here", threads=whole)
-        elif known is not None:
-            found = known
-        elif cores == 1 or len(self.study.runs()) == 1:
-            found = Placing(runner="here", threads=whole)
-        else:
-            return self._measured(cores, whole, progress)
-        self.runner = RUNNERS[found.runner](found.jobs, self.protocol.datasets)
-        return found
+        if self.known is None:
+            self.known = self._measured(progress)
+        if self.runner is None:
+            self.runner = RUNNERS[self.known.runner](self.known.jobs, self.protocol.datasets)
+        return self.known
 
-    def _measured(self, cores: int, whole: int, progress: Progress) -> Placing:
+    def _measured(self, progress: Progress) -> Placing:
         """One job on all cores, or a job on each: whichever trains faster."""
-        progress(0, 2, "trying one training at a time")
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        whole = torch.get_num_threads()
+        if cores == 1 or self.runs == 1:
+            return Placing(runner="here", threads=whole)
         job = Job(number=0, jobs=1, variant="", experiment=self.protocol.base, folder="", threads=whole)
-        here = self.runner.steps_per_second(job, PROBE)
+        here, apart = RUNNERS["here"](1, self.protocol.datasets), RUNNERS["processes"](cores, self.protocol.datasets)
+        progress(0, 2, "trying one training at a time")
+        measured = {"here": round(here.steps_per_second(job, PROBE), 2)}
         progress(1, 2, f"trying {cores} trainings at a time")
-        others = RUNNERS["processes"](cores, self.protocol.datasets)
-        apart = others.steps_per_second(job.model_copy(update={"threads": 1}), PROBE)
+        alone = job.model_copy(update={"threads": 1})
+        measured["processes"] = round(apart.steps_per_second(alone, PROBE), 2)
         progress(2, 2, "done")
-        measured = {"here": round(here, 2), "processes": round(apart, 2)}
-        if here >= apart:
-            others.close()
+        if measured["here"] >= measured["processes"]:
+            apart.close()
             return Placing(runner="here", threads=whole, measured=measured)
-        self.runner = others
+        self.runner = apart
         return Placing(runner="processes", jobs=cores, threads=1, measured=measured)
 
+    def speedup(self, progress: Progress) -> float:
+        """How much faster jobs get on than one at a time on all cores; 1 where that was not measured."""
+        found = self.placing(progress)
+        return found.measured["processes"] / found.measured["here"] if found.jobs > 1 and found.measured else 1.0
+
+    def run(self, jobs: list[Job], hear: Hear) -> Iterator[tuple[Job, list[Record]]]:
+        """Each job with its records, in order; what is finished needs nobody."""
+        done = {job.number: job.finished() for job in jobs}
+        left = [
+            job.model_copy(update={"threads": self.known.threads})
+            for job in jobs
+            if self.known and not done[job.number]
+        ]
+        work = self.runner.run(left, hear) if self.runner else iter(())
+        for job in jobs:
+            yield (job, found) if (found := done[job.number]) else next(work)
+
     def close(self) -> None:
-        self.runner.close()
+        if self.runner is not None:
+            self.runner.close()
 
 
-def _train(records: Records, jobs: list[Job], runner: Runner, hear: Hear) -> None:
+def _train(records: Records, jobs: list[Job], crew: Crew, hear: Hear) -> None:
     """Do the jobs, and copy their records into the study's, once; what they name lies in their folders."""
     there = {metrics.key(record) for record in records if record.metric != "failed"}
-    for job, found in runner.run(jobs, hear):
+    for job, found in crew.run(jobs, hear):
         place = Path(job.folder).name
         mine = [
             replace(r, artefact=f"{place}/{r.artefact}" if r.artefact else "").tagged(variant=job.variant)
@@ -267,6 +275,7 @@ def _train(records: Records, jobs: list[Job], runner: Runner, hear: Hear) -> Non
         records.append(
             record for record in mine if metrics.key(record) not in there
         )  # a kill may have cut the last append
+    crew.close()
 
 
 def _measure(
@@ -304,7 +313,7 @@ def seconds(text: str) -> float:
 
 
 def _steps_within(
-    budget: str, begun: float, protocol: Protocol, study: Study, device: torch.device, progress: Progress
+    budget: str, begun: float, protocol: Protocol, study: Study, faster: float, device: torch.device, progress: Progress
 ) -> int:
     """Equal steps for every run that fit what is left of the budget beside testing, measuring and the page; from
     measured times, stored before training."""
@@ -318,7 +327,7 @@ def _steps_within(
         progress=lambda done, total, what: progress(done, total, "how many steps fit the budget"),
     )  # fmt: skip
     of = {(r.metric, r.tags["variant"]): float(r.value or 0) for r in found}
-    seeds, faster = len(study.seeds), _speedup(study.placing)
+    seeds = len(study.seeds)
     step = sum(of["train_step", name] for name in configs) * seeds / faster
     image = sum(1 / of["inference_throughput", name] for name in configs) * seeds / faster  # without a backward pass
     validation, test = image * len(data.validation), image * len(data.test)
@@ -331,13 +340,6 @@ def _steps_within(
         need = math.ceil(one_each + fixed)
         raise ValueError(f"budget {budget} is too small for one step of each run: at least {need}s are needed")
     return steps
-
-
-def _speedup(placing: Placing | None) -> float:
-    """How much faster jobs get on than one at a time on all cores."""
-    if placing is None or placing.runner == "here" or "processes" not in placing.measured:
-        return 1.0
-    return placing.measured["processes"] / placing.measured["here"]
 
 
 def _warnings(study: Study, protocol: Protocol, limit: int | None) -> list[str]:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from linvit.data import Dataset
 from linvit.measure.models import model_calls
-from linvit.records import Record
+from linvit.records import Record, Records
 from linvit.train import Event, Experiment, Listener, run
 from linvit.train.optimizers import make_optimizer
 
@@ -41,6 +41,12 @@ class Job(BaseModel):
             )  # fmt: skip
         finally:
             torch.set_num_threads(before)
+
+    def finished(self) -> list[Record]:
+        """Its records, if an earlier call did it to the end."""
+        found = list(Records(Path(self.folder) / "records.jsonl"))
+        last = {"test_seconds", "diverged"} if self.test else {"learning_curve"}
+        return found if any(r.metric in last and r.experiment == self.experiment.id for r in found) else []
 
     def failed(self, why: str) -> list[Record]:
         """What is left of a job whose process ended before it did."""

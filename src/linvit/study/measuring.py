@@ -142,7 +142,8 @@ class Measuring:
 
     def models(self) -> dict[tuple[str, int], Path]:
         """(variant, seed) → the folder of its best model; of runs that diverged, only where there is no other."""
-        places = {key: Path(job.folder) / "best" for key, job in self.jobs.items()}
+        mine = [key for key, job in self.jobs.items() if job.experiment.data.identity == self.data.identity]
+        places = {key: Path(self.jobs[key].folder) / "best" for key in mine}
         there = {key: path for key, path in places.items() if (path / "model.safetensors").exists()}
         sound = {key: path for key, path in there.items() if key not in self.diverged}
         names = {name for name, _ in sound}
@@ -175,7 +176,7 @@ class Measuring:
         if not set(firsts) - self.shown:
             return
         self.progress(0, 1, "examples")
-        models = {name: load(firsts[name]).to(self.device) for name in self.configs if name in firsts}
+        models = {name: load(path).to(self.device) for name, path in firsts.items()}
         images, labels = self.data.test.batch(self.data.test.order(0, 0)[:LOOKED_AT])
         x = normalise(images.to(self.device), self.data.mean, self.data.std)
         said: dict[str, tuple[np.ndarray, np.ndarray]] = {}

@@ -49,7 +49,7 @@ def run(
             training.fit(folder, checkpoint_seconds)
             _store(records, _fitted(training))
             done = {record.metric for record in records}
-        if test and not done & {"test_accuracy", "diverged"}:
+        if test and not done & {"test_seconds", "diverged"}:
             _store(records, _tested(experiment, dataset, folder, training))
         return list(records)
 
