@@ -2,7 +2,7 @@
 
 BIN := .venv/bin
 
-.PHONY: setup demo test test-all lint bench clean
+.PHONY: setup demo test test-all test-lowest lint bench clean
 
 setup: .venv/.done
 
@@ -23,6 +23,18 @@ test: setup
 
 test-all: setup
 	$(BIN)/python -m pytest -n 2
+
+# Another machine: the oldest versions admitted, on a processor without AVX-512.
+LOWEST := .venv-lowest/bin
+
+.venv-lowest/.done: pyproject.toml constraints-lowest.txt
+	test -x $(LOWEST)/python || python3 -m venv .venv-lowest
+	$(LOWEST)/python -m pip install --quiet --disable-pip-version-check -c constraints-lowest.txt -e '.[test,parquet]'
+	touch $@
+
+test-lowest: .venv-lowest/.done
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 OMP_WAIT_POLICY=passive \
+	  $(LOWEST)/python -m pytest -n 2 -m "not slow"
 
 lint: setup
 	$(BIN)/ruff check .

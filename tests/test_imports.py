@@ -89,6 +89,19 @@ def test_direction(path):
     assert homes <= MAY[part] | {part}
 
 
+@pytest.mark.parametrize("path", [*modules(), *(ROOT.parents[1] / "benchmarks").glob("*.py")], ids=lambda p: p.name)
+def test_nothing_private_is_imported_from_another_file(path):
+    """The verbs' own helpers (`cli/_output.py`) are private to the package, not to a file."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if (
+            isinstance(node, ast.ImportFrom)
+            and (node.module or "").startswith("linvit")
+            and node.module != "linvit.cli"
+        ):
+            private = [alias.name for alias in node.names if alias.name.startswith("_") and alias.name != "__version__"]
+            assert not private, f"{path.name} imports {private} from {home}"
+
+
 def test_the_order_has_no_circle():
     left = {part: set(may) for part, may in MAY.items()}
     while left:

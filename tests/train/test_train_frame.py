@@ -12,6 +12,7 @@ import torch
 import linvit
 from linvit import data, metrics
 from linvit.models import ModelConfig
+from linvit.study import ATTENTIONS
 from linvit.train import Experiment, Recipe, design, run, start_from
 from linvit.train.events import Began, Diverged, Noted, Stepped, Validated, from_json, to_json
 from linvit.train.experiment import FORMAT
@@ -159,6 +160,13 @@ def test_a_start_gives_all_shared_weights_and_a_new_head_for_other_classes(datas
     with pytest.raises(ValueError, match=r"position is \(1, 4, 16\) there, not \(1, 4, 18\)"):
         run(design(dataset, "softmax", start=start, **TINY | {"dim": 18}), dataset, tmp_path / "x", device=CPU)
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_the_demos_variants_learn_digits(tmp_path, attention):
+    """Six epochs instead of the demo's fourteen."""
+    trained = linvit.train("digits", attention=attention, epochs=6, out=tmp_path / "run", device="cpu")
+    assert (trained.test_accuracy or 0) >= 0.95
 
 
 def test_a_task_is_one_class(dataset, tmp_path):

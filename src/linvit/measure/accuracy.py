@@ -45,17 +45,17 @@ def evaluate(
     """One pass over a split, unaugmented, in evaluation mode; the model's mode is left as it was."""
     was_training = model.training
     model.eval()
-    loss, predictions, confidence = 0.0, [], []
+    losses, predictions, confidence = [], [], []  # on the device until the end: no batch waits for the one before
     for start in range(0, len(split), batch):
         images, labels = split.batch(slice(start, start + batch))
         logits = model(normalise(images.to(device), mean, std)).float()
-        loss += F.cross_entropy(logits, labels.to(device), reduction="sum").item()
+        losses.append(F.cross_entropy(logits, labels.to(device), reduction="sum"))
         best = logits.softmax(-1).max(-1)
-        predictions.append(best.indices.cpu().numpy())
-        confidence.append(best.values.cpu().numpy())
+        predictions.append(best.indices)
+        confidence.append(best.values)
     model.train(was_training)
-    n = max(1, len(split))
-    return Evaluation(loss / n, split.labels, np.concatenate(predictions), np.concatenate(confidence), classes)
+    loss = sum(torch.stack(losses).tolist()) / max(1, len(split))
+    return Evaluation(loss, split.labels, *(torch.cat(x).cpu().numpy() for x in (predictions, confidence)), classes)
 
 
 def wilson(accuracy: float, n: int) -> tuple[float, float]:
