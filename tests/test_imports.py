@@ -93,11 +93,8 @@ def test_direction(path):
 def test_nothing_private_is_imported_from_another_file(path):
     """The verbs' own helpers (`cli/_output.py`) are private to the package, not to a file."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if (
-            isinstance(node, ast.ImportFrom)
-            and (node.module or "").startswith("linvit")
-            and node.module != "linvit.cli"
-        ):
+        home = getattr(node, "module", None) or ""
+        if isinstance(node, ast.ImportFrom) and home.startswith("linvit") and home != "linvit.cli":
             private = [alias.name for alias in node.names if alias.name.startswith("_") and alias.name != "__version__"]
             assert not private, f"{path.name} imports {private} from {home}"
 
