@@ -221,7 +221,7 @@ def test_decoding_happens_once_and_reports_progress(image_folder):
     folder = image_folder(classes={"cat": 50, "dog": 60})
     calls = []
     first = data.load_data(folder, progress=lambda *call: calls.append(call))
-    assert calls[-1] == (110, 110, "images")
+    assert calls[-1] == (110, 110, "decoding images")
     assert calls == sorted(calls)
     calls.clear()
     again = data.load_data(folder, progress=lambda *call: calls.append(call))
