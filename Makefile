@@ -2,7 +2,7 @@
 
 BIN := .venv/bin
 
-.PHONY: setup demo test test-all lint bench clean
+.PHONY: setup demo test test-all lint docs bench clean
 
 setup: .venv/.done
 
@@ -28,6 +28,9 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+
+docs: setup
+	$(BIN)/python docs/api.py
 
 bench: setup
 	$(BIN)/python benchmarks/peers.py --out docs/benchmarks
