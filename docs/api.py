@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import linvit
-from linvit.metrics import TABLE
 
 PUBLIC = f"""linvit: {" ".join(name for name in linvit.__all__ if name != "__version__")}
 linvit.study: Variant Study Job
@@ -31,7 +30,7 @@ def text() -> str:
     for home, names in re.findall("(.+): (.+)", PUBLIC):
         parts += [f"## {home}", words(module := import_module(home)).partition("\n\n")[0]]
         parts += [part for name in names.split() for part in entry(name, getattr(module, name))]
-    rows = [[f"`{m.name}`", m.unit, ", ".join(dict.fromkeys(m.per)), m.what, m.column] for m in TABLE]
+    rows = [[f"`{m.name}`", m.unit, ", ".join(dict.fromkeys(m.per)), m.what, m.column] for m in linvit.metrics.TABLE]
     parts += ["### TABLE", table(["metric", "unit", "per", "what", "column of results.csv"], rows)]
     return "\n\n".join(filter(None, parts)) + "\n"
 
