@@ -2,7 +2,7 @@
 
 BIN := .venv/bin
 
-.PHONY: setup demo test test-all test-lowest lint bench clean
+.PHONY: setup demo docs test test-all test-lowest lint bench clean
 
 setup: .venv/.done
 
@@ -40,6 +40,9 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+
+docs: setup
+	$(BIN)/python docs/api.py
 
 bench: setup
 	$(BIN)/python benchmarks/peers.py --out docs/benchmarks

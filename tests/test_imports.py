@@ -31,7 +31,6 @@ MAY = {
     "registry": {"errors"},
     "metrics": {"records"},
     "records": {"files", "locks"},
-    "variants": {"files", "errors"},
     "kernels": BASE,
     "attention": BASE | {"kernels"},
     "models": CORE,

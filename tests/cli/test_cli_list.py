@@ -64,7 +64,9 @@ def test_a_kernel_of_a_plugin_is_listed(capsys, tmp_path, monkeypatch):
     assert rows(capsys, "attentions")["performer-square-of-a-plugin"]["MACs/head"] == "4Nmd"
 
 
-@pytest.mark.parametrize(("what", "name"), [("datasets", "digits"), ("formats", "folder"), ("sizes", "001-I")])
+@pytest.mark.parametrize(
+    ("what", "name"), [("datasets", "digits"), ("formats", "folder"), ("sizes", "001-I"), ("metrics", "macs")]
+)
 def test_data(capsys, what, name):
     found = rows(capsys, what)
     assert name in found

@@ -29,9 +29,3 @@ def test_add_a_kernel(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "performer-softplus:m=16" in done.stdout
-
-
-def test_links_lead_somewhere():
-    for page in [README, *README.parent.glob("*.md"), *(README.parent / "docs").glob("*.md")]:
-        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
-            assert "://" in target or (page.parent / target).exists(), f"{page.name}: {target}"

@@ -19,10 +19,12 @@ AUTOMATIC = "Options in brackets choose for themselves."
 
 
 def run(
-    what: Annotated[str, typer.Argument(metavar="WHAT", help="attentions, kernels, datasets, formats or sizes.")],
+    what: Annotated[
+        str, typer.Argument(metavar="WHAT", help="attentions, kernels, datasets, formats, sizes or metrics.")
+    ],
     json: options.Json = False,
 ) -> None:
-    """Show what there is: attentions, kernels, datasets, formats, sizes.
+    """Show what there is: attentions, kernels, datasets, formats, sizes, metrics.
 
     Examples:
 
@@ -123,7 +125,21 @@ def sizes() -> tuple[list[dict[str, Any]], list[str]]:
     return rows, ["Names with numbers are the source reports' models. Use one with --size NAME."]
 
 
-KINDS = {"attentions": attentions, "kernels": kernels, "datasets": datasets, "formats": formats, "sizes": sizes}
+def metrics() -> tuple[list[dict[str, Any]], list[str]]:
+    from linvit.metrics import TABLE
+
+    rows = [
+        {"name": metric.name, "unit": metric.unit or None, "per": " ".join(dict.fromkeys(metric.per)) or "study",
+         "what": metric.what, "column": metric.column or None}
+        for metric in TABLE
+    ]  # fmt: skip
+    return rows, ["per: the tags that tell one measurement from another. column: of results.csv, where it has its own."]
+
+
+KINDS = {
+    "attentions": attentions, "kernels": kernels, "datasets": datasets, "formats": formats, "sizes": sizes,
+    "metrics": metrics,
+}  # fmt: skip
 
 
 def _first_line(thing: Any) -> str:

@@ -55,7 +55,8 @@ def evaluate(
         confidence.append(best.values)
     model.train(was_training)
     loss = sum(torch.stack(losses).tolist()) / max(1, len(split))
-    return Evaluation(loss, split.labels, *(torch.cat(x).cpu().numpy() for x in (predictions, confidence)), classes)
+    said, sure = (torch.cat(parts).cpu().numpy() for parts in (predictions, confidence))
+    return Evaluation(loss, split.labels, said, sure, classes)
 
 
 def wilson(accuracy: float, n: int) -> tuple[float, float]:

@@ -12,8 +12,6 @@ from linvit.report import statistics
 from linvit.report.evidence import Asked, Evidence
 from linvit.report.statistics import WORSE, Interval, Verdicts
 
-CONTROLS = ("identity", "uniform")
-
 
 @dataclass
 class Result:
@@ -36,7 +34,7 @@ class Result:
 
     @property
     def control(self) -> bool:
-        return self.attention.partition(":")[0] in CONTROLS
+        return self.attention.partition(":")[0] in metrics.CONTROLS
 
     def get(self, metric: str) -> float | None:
         return self.numbers.get(metric)

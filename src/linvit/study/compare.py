@@ -35,6 +35,7 @@ from linvit.study.measuring import Measuring
 from linvit.study.runners import RUNNERS, Runner
 from linvit.train import Experiment, Source, design, open_data, pick_device
 from linvit.train.defaults import defaults
+from linvit.train.tasks import TASKS
 
 ATTENTIONS = ("softmax", "performer-exp:m=32", "performer-relu:m=32", "performer-theta:m=32", "linformer:k=16")
 CONTROL = "uniform"
@@ -54,6 +55,7 @@ def compare(
     budget: str | None = None,
     out: str | Path | None = None,
     device: str = "auto",
+    runner: str | None = None,
     jobs: int | None = None,
     threads: int | None = None,
     data_root: str | Path | None = None,
@@ -69,8 +71,8 @@ def compare(
     """Train and measure every variant with every seed, write the report; the study's folder.
 
     attentions: one variant each; variants: whatever differs in more. controls: `uniform` is trained beside them. jobs:
-    how many trainings at a time, each in a process with `threads` threads (1); without either, the machine's faster way
-    is measured. hear(job, event) is told of every training, progress(done, total, what) of all else.
+    how many trainings at a time, each in a process with `threads` threads (1), or by another registered `runner`; without
+    any of them the machine's faster way is measured. hear(job, event) is told of every training, progress(done, total, what) of all else.
     """
     begun = time.perf_counter()
     _check(seeds, epochs, budget, jobs, options)
@@ -90,10 +92,11 @@ def compare(
         recipe=protocol.base.recipe, match=match, budget=budget, machine=machine(),
     )  # fmt: skip
     for variant in study.variants:
+        TASKS[variant.task]
         protocol.config(variant)  # a bad option is an error before anything is written
     folder = Path(out) if out is not None else Path("runs") / f"compare-{slug(dataset.name)}"
     study = _with_earlier(folder, study)
-    crew = Crew(protocol, study, place, jobs, threads)
+    crew = Crew(protocol, study, place, runner, jobs, threads)
     try:
         if study.steps is None:
             study.steps = protocol.base.length(len(dataset.train)).total
@@ -159,7 +162,13 @@ class Protocol:
         """The variant with the first seed; built once, so that a bad option is an error before anything is trained."""
         dataset, source = self._images(variant)
         found = design(
-            dataset, variant.attention, self.seed, source=source, start=variant.start, **self.options | variant.options
+            dataset,
+            variant.attention,
+            self.seed,
+            source=source,
+            start=variant.start,
+            task=variant.task,
+            **self.options | variant.options,
         )
         parse_layers(variant.attention, found.model.depth)
         if self.match and variant.column == "fair" and variant.start is None and variant.attention != "softmax":
@@ -199,16 +208,19 @@ class Crew:
     """Who does the jobs: as asked, or as an earlier call found to be faster, or as is found when there is work."""
 
     def __init__(
-        self, protocol: Protocol, study: Study, device: torch.device, jobs: int | None, threads: int | None
+        self, protocol: Protocol, study: Study, device: torch.device, runner: str | None, jobs: int | None,
+        threads: int | None,
     ):  # fmt: skip
         self.protocol, self.device, self.runs = protocol, device, len(study.runs())
         self.runner: Runner | None = None
         whole = threads or torch.get_num_threads()
         if jobs is not None and jobs > 1 and protocol.source is None:
             raise ValueError(f"jobs={jobs} needs images that workers can find: give a name or a path, not a Dataset")
-        if jobs is not None and jobs > 1:
-            self.known: Placing | None = Placing(runner="processes", jobs=jobs, threads=threads or 1)
-        elif jobs == 1 or threads is not None or protocol.source is None or device.type != "cpu":
+        if runner is None and jobs is not None and jobs > 1:
+            runner = "processes"
+        if runner is not None and RUNNERS[runner] is not RUNNERS["here"]:
+            self.known: Placing | None = Placing(runner=runner, jobs=jobs or 1, threads=threads or 1)
+        elif runner or jobs == 1 or threads is not None or protocol.source is None or device.type != "cpu":
             self.known = Placing(runner="here", threads=whole)
         else:
             self.known = study.placing

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from linvit.data import Dataset
 from linvit.errors import clear
 from linvit.files import write_atomically
+from linvit.metrics import CONTROLS
 from linvit.models import ModelConfig
 from linvit.train import Recipe, Source, Start
 
@@ -34,6 +35,7 @@ class Variant(BaseModel):
     options: dict[str, Any] = Field(default_factory=dict)  # of the model and the recipe
     data: dict[str, Any] = Field(default_factory=dict)  # of the source, e.g. image_size
     start: Start | None = None
+    task: str = "classification"
     column: Literal["published", "literal", "fair"] = "fair"
     published: dict[str, float] = Field(default_factory=dict)  # metric → number
     place: str = ""  # where they are printed
@@ -41,7 +43,7 @@ class Variant(BaseModel):
     @property
     def control(self) -> bool:
         """Whether it is there to be compared with, not to be chosen."""
-        return self.attention.partition(":")[0] in ("identity", "uniform")
+        return self.attention.partition(":")[0] in CONTROLS
 
     def parts(self) -> dict[str, str]:
         """All that may tell it from others, in words."""
@@ -103,6 +105,8 @@ class Placing(BaseModel):
 
 
 class Study(BaseModel):
+    """A base, its variants and seeds, and what came of running them; readable back from its study.json."""
+
     model_config = STRICT
 
     format: int = FORMAT

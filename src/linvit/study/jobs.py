@@ -19,6 +19,8 @@ WAIT = 30.0  # seconds for which the process of a killed study may still be savi
 
 
 class Job(BaseModel):
+    """One experiment and where it is done; `do` does it here."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     number: int  # of `jobs`, from 0

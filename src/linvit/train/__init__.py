@@ -67,6 +67,7 @@ def train(
     image_size: int | None = None,
     limit: int | None = None,
     skip_bad: bool = False,
+    task: str = "classification",
     test: bool = True,
     listeners: Sequence[Listener] = (),
     progress: Progress = ignore,
@@ -83,7 +84,7 @@ def train(
         data, progress, root=data_root, image_size=image_size, limit=limit, skip_bad=skip_bad,
         patch_size=options.get("patch_size"),
     )  # fmt: skip
-    experiment = design(data, attention, seed, source=source, **options)
+    experiment = design(data, attention, seed, source=source, task=task, **options)
     folder = Path(out) if out is not None else Path("runs") / f"{slug(data.name)}-{experiment.id}"
     records = run(
         experiment, data, folder, device=place, listeners=listeners, checkpoint_seconds=checkpoint_seconds, test=test

@@ -52,6 +52,8 @@ class Length(NamedTuple):
 
 
 class Experiment(BaseModel):
+    """One training, wholly described: whoever has this and the images can do it, and get the same weights."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: int = FORMAT
@@ -111,7 +113,7 @@ class Experiment(BaseModel):
 
 def design(
     dataset: Dataset, attention: str, seed: int = 0, *, source: Source | None = None, start: Start | None = None,
-    **options: Any,
+    task: str = "classification", **options: Any,
 ) -> Experiment:  # fmt: skip
     """The experiment for a data set: its tuned defaults with `options` of the model and the recipe over them."""
     given = {key: value for key, value in options.items() if value is not None}
@@ -142,5 +144,5 @@ def design(
         data=Images(name=dataset.name, identity=dataset.identity),
         model=model_config(size, **shape | facts | {"attention": attention, "seed": seed}),
         recipe=create_recipe(**{key: value for key, value in merged.items() if key in Recipe.model_fields}),
-        seed=seed, start=start, label=attention, source=source,
+        seed=seed, task=task, start=start, label=attention, source=source,
     )  # fmt: skip

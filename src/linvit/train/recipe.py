@@ -15,6 +15,8 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Recipe(BaseModel):
+    """How a model is trained."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     epochs: float = Field(20, gt=0)

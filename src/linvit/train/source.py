@@ -13,6 +13,8 @@ from linvit.progress import Progress, ignore
 
 
 class Source(BaseModel):
+    """A data set's name or path, with the options it is read with."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     data: str
