@@ -95,7 +95,8 @@ class _Linear(torch.autograd.Function):
             for tokens in chunks:
                 at = heads, tokens
                 y = pieces.gradient_and_r(dout[at], over[at] if blocks.divides else None, out[at])
-                blocks.settle(y[..., -1:], over[at], z, heads)
+                if not φ.exponential:
+                    blocks.settle(y[..., -1:], over[at], z, heads)
                 h, pull = blocks.queries_again(at, z)
                 ds.baddbmm_(h.transpose(1, 2), y[..., :-1])
                 dz.baddbmm_(y[..., -1:].transpose(1, 2), h)
@@ -175,9 +176,6 @@ class _Blocks:
             self.scratch[role] = self.q.new_empty(self.heads * self.tokens * width)
         shape = at[0].stop - at[0].start, at[1].stop - at[1].start, width
         return self.scratch[role][: math.prod(shape)].view(shape)
-
-    def settle(self, r: Tensor, over: Tensor, z: Tensor, heads: slice) -> None:
-        """What the gradient −r of the denominators needs."""
 
 
 class _Exponential(_Blocks):

@@ -86,12 +86,8 @@ class Linformer(Attention):
             return self.shared[0].matrix()
         if self.kind != "conv":
             return self.projection
-        width = self.k * self.stride
-        filters = self.projection.new_zeros(*self.projection.shape[:2], self.k, width)
-        blocks = filters.view(*filters.shape[:3], self.k, self.stride)
-        rows = torch.arange(self.k, device=filters.device)
-        blocks[:, :, rows, rows] = self.projection.expand(-1, -1, self.k, -1)
-        return filters[..., : self.site.tokens]
+        each = torch.eye(self.k, dtype=self.projection.dtype, device=self.projection.device)[None, None]
+        return torch.kron(each, self.projection)[..., : self.site.tokens]
 
     @torch.no_grad()
     def regrid(self, grid: tuple[int, int]) -> None:

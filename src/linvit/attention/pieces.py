@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from linvit.kernels.base import Features, square_norm
+from linvit.kernels.base import Features
 
 Pull = Callable[[Tensor], Tensor]  # from the gradient of features to that of what they are made of
 
@@ -41,7 +41,7 @@ def log_weight(k: Tensor, weight: Tensor | None, norm: float) -> Tensor | None:
     """w_j = norm·‖k_j‖² + weight_j, (G, N, 1); None where that is zero for all keys."""
     if not norm:
         return weight
-    squares = norm * square_norm(k)
+    squares = norm * torch.linalg.vector_norm(k, dim=-1, keepdim=True).square()  # k·k would be as large as k
     return squares if weight is None else squares + weight
 
 
