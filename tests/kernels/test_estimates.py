@@ -19,7 +19,7 @@ from torch import Tensor
 
 from linvit.kernels import KERNELS, create_kernel
 from linvit.kernels import projections as projections_module
-from linvit.kernels.pointwise import Pointwise
+from linvit.kernels.pointwise import gauss_hermite
 from linvit.kernels.projections import draw
 from linvit.randomness import generator
 from linvit.registry import signature_options
@@ -50,33 +50,9 @@ def estimated() -> list[tuple[str, str]]:
     found = []
     for name in KERNELS.names():
         for projection in ("orthogonal", "iid") if "projection" in options(name) else ():
-            if exact(make(spec(name, projection=projection), head_dim=D), *pairs()) is not None:
+            if make(spec(name, projection=projection), head_dim=D).exact(*pairs()) is not None:
                 found.append((name, projection))
     return found
-
-
-def exact(kernel: Any, x: Tensor, y: Tensor) -> Tensor | None:
-    """What φ(x)·φ(y) estimates, by the kernel's closed form or else by quadrature; None if it is learned, or if rows
-    of one length are not Gaussian."""
-    closed = kernel.exact(x, y)
-    if closed is not None or not isinstance(kernel, Pointwise) or kernel.omega is None or kernel.omega.norms == "sqrt":
-        return closed
-    shift = -(kernel.minimum or 0.0) if kernel.negative == "shift" else 0.0
-    return gauss_hermite(lambda u: kernel.f(u) + shift, x, y)
-
-
-def gauss_hermite(f, x: Tensor, y: Tensor, nodes: int = 160) -> Tensor:
-    """E f(ω·x) f(ω·y), ω ~ N(0, I): (ω·x, ω·y) is a bivariate normal, so two dimensions suffice."""
-    at, weights = np.polynomial.hermite_e.hermegauss(nodes)
-    t = torch.as_tensor(at, dtype=torch.float64)
-    w = torch.as_tensor(weights / weights.sum(), dtype=torch.float64)
-    x64, y64 = x.double().cpu(), y.double().cpu()
-    nx, ny = x64.norm(dim=-1), y64.norm(dim=-1)
-    c = ((x64 * y64).sum(-1) / (nx * ny).clamp_min(1e-300)).clamp(-1, 1)
-    u = nx[..., None, None] * t[:, None]
-    v = ny[..., None, None] * (c[..., None, None] * t[:, None] + (1 - c.square()).sqrt()[..., None, None] * t[None, :])
-    values = f(u.expand_as(v).clone()) * f(v.clone())
-    return torch.einsum("...ab,a,b->...", values, w, w).to(x)
 
 
 def pairs(seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -108,7 +84,7 @@ def scores(name: str, projection: str, draws: int = DRAWS) -> Tensor:
         kernel.redraw(step)
         estimates.append((kernel.phi(x) * kernel.phi(y)).sum(-1))
     values = torch.stack(estimates)
-    expected = exact(kernel, x, y)
+    expected = kernel.exact(x, y)
     assert expected is not None
     # an estimate without variance (identity of orthogonal rows of one block has little) must be exact to rounding
     error = values.std(0) / math.sqrt(draws) + 1e-12
@@ -145,7 +121,7 @@ def test_exact_knows_the_length_of_the_rows(name, norms):
     """Rows of length √d estimate another kernel than Gaussian ones: `exact` says which, or nothing."""
     kernel = make(spec(name, norms=norms, m=20011, projection="iid"), head_dim=3).double()
     x, y = (z[:, :3].contiguous() for z in pairs())
-    expected = exact(kernel, x, y)
+    expected = kernel.exact(x, y)
     if expected is None:
         assert norms == "sqrt"
         return
@@ -204,7 +180,7 @@ def test_quadrature(name):
     def shifted(u: np.ndarray) -> np.ndarray:
         return kernel.f(torch.from_numpy(u).clone()).numpy() - (kernel.minimum or 0.0)
 
-    for a, b, value in zip(x, y, exact(kernel, x, y), strict=True):
+    for a, b, value in zip(x, y, kernel.exact(x, y), strict=True):
         na, nb = float(a.norm()), float(b.norm())
         c = float(a @ b) / na / nb
         grid = np.linspace(-8, 8, 1601)  # eight standard deviations leave out less than 1e-14

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -74,15 +75,33 @@ class Pointwise(Projected):
         return prepared if self.clamp is None else clamped(prepared, self.clamp)
 
     def exact(self, x: Tensor, y: Tensor) -> Tensor | None:
-        """E f(ω·x) f(ω·y) for ε = 0, where there is a closed form: for Gaussian rows and an f that is not shifted."""
+        """E f(ω·x) f(ω·y) for ε = 0, by closed form where `moment` has one, else by Gauss–Hermite quadrature; None for
+        rows of equal length (norms=sqrt), which are not Gaussian."""
         shift = -(self.minimum or 0.0) if self.negative == "shift" else 0.0
         if self.omega is None:
             return ((self.f(x.clone()) + shift) * (self.f(y.clone()) + shift)).sum(-1)
-        return None if shift or self.omega.norms == "sqrt" else self.moment(x, y)
+        if self.omega.norms == "sqrt":
+            return None
+        closed = None if shift else self.moment(x, y)
+        return gauss_hermite(lambda u: self.f(u) + shift, x, y) if closed is None else closed
 
     def moment(self, x: Tensor, y: Tensor) -> Tensor | None:
         """Closed form of E f(ω·x) f(ω·y), unshifted."""
         return None
+
+
+def gauss_hermite(f, x: Tensor, y: Tensor, nodes: int = 160) -> Tensor:
+    """E f(ω·x) f(ω·y), ω ~ N(0, I): (ω·x, ω·y) is a bivariate normal, so two dimensions suffice."""
+    at, weights = np.polynomial.hermite_e.hermegauss(nodes)
+    t = torch.as_tensor(at, dtype=torch.float64)
+    w = torch.as_tensor(weights / weights.sum(), dtype=torch.float64)
+    x64, y64 = x.double().cpu(), y.double().cpu()
+    nx, ny = x64.norm(dim=-1), y64.norm(dim=-1)
+    c = ((x64 * y64).sum(-1) / (nx * ny).clamp_min(1e-300)).clamp(-1, 1)
+    u = nx[..., None, None] * t[:, None]
+    v = ny[..., None, None] * (c[..., None, None] * t[:, None] + (1 - c.square()).sqrt()[..., None, None] * t[None, :])
+    values = f(u.expand_as(v).clone()) * f(v.clone())
+    return torch.einsum("...ab,a,b->...", values, w, w).to(x)
 
 
 def _angle(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -71,8 +71,9 @@ def compare(
     """Train and measure every variant with every seed, write the report; the study's folder.
 
     attentions: one variant each; variants: whatever differs in more. controls: `uniform` is trained beside them. jobs:
-    how many trainings at a time, each in a process with `threads` threads (1), or by another registered `runner`; without
-    any of them the machine's faster way is measured. hear(job, event) is told of every training, progress(done, total, what) of all else.
+    how many trainings at a time, each in a process with `threads` threads (1), or as another registered `runner` has
+    it; without any of them the machine's faster way is measured. hear(job, event) is told of every training,
+    progress(done, total, what) of all else.
     """
     begun = time.perf_counter()
     _check(seeds, epochs, budget, jobs, options)
