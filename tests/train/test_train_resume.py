@@ -135,6 +135,20 @@ def test_a_polite_stop_saves_and_says_so(tmp_path, number):
     killable.same(tmp_path / "run", tmp_path / "whole")
 
 
+def test_a_kill_while_going_on_keeps_the_log(tmp_path, monkeypatch):
+    """Whatever is cut off after the checkpoint was read: the lines of earlier epochs are there."""
+    run(tmp_path / "whole", epochs=4)
+    with pytest.raises(Killed):
+        run(tmp_path / "torn", epochs=4, stop_at=14)
+    loop = sys.modules["linvit.train.loop"]
+    for place in ("append_line", "write_atomically", "save_config"):
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(loop, place, lambda *args, **named: (_ for _ in ()).throw(Killed))
+            run(tmp_path / "torn", epochs=4)
+    run(tmp_path / "torn", epochs=4)
+    killable.same(tmp_path / "torn", tmp_path / "whole")
+
+
 def test_a_finished_run_is_returned_as_it_is(tmp_path):
     first = run(tmp_path / "run", epochs=1)
     before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.name != ".lock"}

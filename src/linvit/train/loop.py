@@ -9,6 +9,7 @@ the optimizer stands still, so that the layer it came from can be found afterwar
 from __future__ import annotations
 
 import copy
+import json
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -129,9 +130,7 @@ class Training:
             tell(self.listeners, Began(text, self.tally.step, self.total))
         log = folder / "log.jsonl"
         rows = [row for row in read_lines(log) if row["step"] <= self.tally.step]
-        log.unlink(missing_ok=True)
-        for row in rows:
-            append_line(log, row)
+        write_atomically(log, "".join(json.dumps(row) + "\n" for row in rows))  # without what will be done again
         for name in ("best", "last"):
             save_config(folder / name, self.experiment.model, self.dataset)
 
@@ -190,20 +189,16 @@ class Training:
         *self.tally.sums, bad = torch.cat([self.sums, self.bad_step[None]]).tolist()
         if bad < 0:
             return True
-        step = int(bad)
-        batch = self._batch(
-            step, step // self.per_epoch, self.dataset.train.order(step // self.per_epoch, self.experiment.seed)
-        )
+        step, epoch = int(bad), int(bad) // self.per_epoch
+        order = self.dataset.train.order(epoch, self.experiment.seed)
         with watched(self.model) as found:
-            loss, _ = self._loss(self.model, batch)
+            loss, _ = self._loss(self.model, self._batch(step, epoch, order))
         if not found:
             self.optimizer.zero_grad(set_to_none=True)
             loss.backward()
-            bad_ones = [
-                n for n, p in self.model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()
-            ]
-            found.append(f"the gradient of {bad_ones[-1]}" if bad_ones else "the loss")
-        self._diverge(step, found[0])
+            weights = [(name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None]
+            found += [f"the gradient of {name}" for name, grad in reversed(weights) if not grad.isfinite().all()]
+        self._diverge(step, found[0] if found else "the loss")
         return False
 
     def _diverge(self, step: int, layer: str) -> None:
