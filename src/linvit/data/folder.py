@@ -23,19 +23,16 @@ def folder(path: Path) -> Arrays | Pictures:
     if shards := parquet.shards(path):
         return parquet.pictures(path, shards)
     inside = _subfolders(path)
+    splits = {"train": path}
     if "train" in inside and set(inside) <= set(SPLIT_NAMES) and _subfolders(inside["train"]):
         splits = {SPLIT_NAMES[name]: sub for name, sub in inside.items()}
-    else:
-        splits = {"train": path}
     classes = sorted(_subfolders(splits["train"]))
     if not classes:
         loose = any(entry.suffix.lower() in SUFFIXES for entry in splits["train"].iterdir())
         raise ValueError(f"{splits['train']}: has {'images but no class folders' if loose else 'no images'}: {LAYOUT}")
     files = {name: _labelled(splits[name], classes) for name in SPLITS if name in splits}
-    present = {label for _, label in files["train"]}
-    for label, name in enumerate(classes):
-        if label not in present:
-            raise ValueError(f"{splits['train'] / name}: has no images: add some or remove the folder")
+    if empty := sorted(set(range(len(classes))) - {label for _, label in files["train"]}):
+        raise ValueError(f"{splits['train'] / classes[empty[0]]}: has no images: add some or remove the folder")
     counts = {name: len(pairs) for name, pairs in files.items() if pairs}
     return from_files(path, [pair for pairs in files.values() for pair in pairs], classes, counts)
 
@@ -69,11 +66,11 @@ def _labelled(folder: Path, classes: list[str]) -> list[tuple[Path, int]]:
 
 
 def _subfolders(folder: Path) -> dict[str, Path]:
-    return {entry.name: entry for entry in folder.iterdir() if not _hidden(entry.name) and _is_folder(entry)}
+    return {entry.name: entry for entry in _shown(folder) if _is_folder(entry)}
 
 
-def _hidden(name: str) -> bool:
-    return name.startswith(".") or name == "__MACOSX"
+def _shown(folder: Path) -> list[Path]:
+    return [entry for entry in folder.iterdir() if not entry.name.startswith(".") and entry.name != "__MACOSX"]
 
 
 def _is_folder(path: Path) -> bool:
@@ -87,9 +84,7 @@ def _walk(folder: Path, above: tuple[str, ...]) -> Iterator[Path]:
     real = os.path.realpath(folder)
     if real in above:
         raise ValueError(f"{folder}: this link leads back to a folder it lies in ({real}): remove it")
-    for entry in folder.iterdir():
-        if _hidden(entry.name):
-            continue
+    for entry in _shown(folder):
         if _is_folder(entry):
             yield from _walk(entry, (*above, real))
         elif entry.suffix.lower() in SUFFIXES:

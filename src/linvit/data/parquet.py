@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,16 +67,19 @@ class _Table:
         except ImportError:
             raise ValueError(f"{path}: reading Parquet needs pyarrow: pip install 'linvit[parquet]'") from None
         self.path, self.errors = path, (OSError, pyarrow.ArrowException)
-        try:
+        with self.whole():
             self.file = reader.ParquetFile(path)
-        except self.errors as error:
-            raise self._corrupt(error) from None
         self.schema = self.file.schema_arrow
         self.rows = self.file.metadata.num_rows
         self.image, self.label = self._column("image", IMAGE), self._column("label", LABEL)
 
-    def _corrupt(self, error: Exception) -> ValueError:
-        return ValueError(f"{self.path}: is not a readable Parquet file ({str(error).splitlines()[0]}): get it again")
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        try:
+            yield
+        except self.errors as error:
+            why = str(error).splitlines()[0]
+            raise ValueError(f"{self.path}: is not a readable Parquet file ({why}): get it again") from None
 
     def _column(self, kind: str, allowed: tuple[str, ...]) -> str:
         found = next((name for name in allowed if name in self.schema.names), None)
@@ -84,10 +88,8 @@ class _Table:
         return found
 
     def labels(self) -> np.ndarray:
-        try:
+        with self.whole():
             column: Any = self.file.read(columns=[self.label]).column(0)
-        except self.errors as error:
-            raise self._corrupt(error) from None
         if column.null_count:
             raise ValueError(f"{self.path}: column '{self.label}' has {column.null_count} empty rows: fill them")
         values = column.to_numpy()
@@ -104,12 +106,8 @@ class _Table:
             return None
 
     def read(self) -> Iterator[tuple[str, bytes]]:
-        row = 0
-        try:
-            for batch in self.file.iter_batches(batch_size=64, columns=[self.image]):
-                for value in batch.column(0).to_pylist():
-                    content = value.get("bytes") if isinstance(value, dict) else value
-                    yield f"{self.path}, row {row}", content if isinstance(content, bytes) else b""
-                    row += 1
-        except self.errors as error:
-            raise self._corrupt(error) from None
+        with self.whole():
+            batches = self.file.iter_batches(batch_size=64, columns=[self.image])
+            for row, value in enumerate(value for batch in batches for value in batch.column(0).to_pylist()):
+                content = value.get("bytes") if isinstance(value, dict) else value
+                yield f"{self.path}, row {row}", content if isinstance(content, bytes) else b""
