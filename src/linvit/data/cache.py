@@ -137,30 +137,27 @@ def _write(part: Path, pictures: Pictures, where: str, wanted: Wanted, progress:
 
         return lambda chunk: [one(picture) for picture in chunk]
 
-    headers: list[Header | None] = []
+    headers: list[Header] = []
     for chunk in _ordered_map(attempt(read_header), _chunks(pictures.read())):
-        headers += chunk
-    readable = [header for header in headers if header is not None]
-    if not readable:
+        headers += [header for header in chunk if header is not None]
+    if not headers:
         raise ValueError(f"{where}: none of its {total} images can be read")
-    size = wanted.size_for((header.width, header.height) for header in readable)
-    depth = wanted.channels or (3 if any(header.colour for header in readable) else 1)
+    size = wanted.size_for((header.width, header.height) for header in headers)
+    depth = wanted.channels or (3 if any(header.colour for header in headers) else 1)
     _check_space(where, part, total * depth * size * size, size)
 
     sha, kept, done = hashlib.sha256(), [], 0
-    good = (picture for picture, header in zip(pictures.read(), headers, strict=True) if header is not None)
-    rows = iter(np.flatnonzero([header is not None for header in headers]))
     with open(part / "images.u8", "wb") as file:
         decode = attempt(lambda name, source: read_image(source, size, depth, name))
-        for chunk in _ordered_map(decode, _chunks(good)):
-            for row, pixels in zip(islice(rows, len(chunk)), chunk, strict=True):
+        for chunk in _ordered_map(decode, _chunks(pictures.read())):
+            for row, pixels in enumerate(chunk, done):
                 if pixels is not None:
                     raw = pixels.tobytes()
                     file.write(raw)
                     sha.update(raw)
                     kept.append(row)
             done += len(chunk)
-            progress(done, len(readable), "decoding images")
+            progress(done, total, "decoding images")
         file.flush()
         os.fsync(file.fileno())
     if not kept:
@@ -199,8 +196,6 @@ def _ordered_map(work: Callable[[Any], T], items: Iterable[Any]) -> Iterator[T]:
                 waiting.append(pool.submit(work, item))
                 if len(waiting) > 2 * workers:
                     yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+            yield from (future.result() for future in waiting)
         finally:
-            for future in waiting:
-                future.cancel()
+            pool.shutdown(cancel_futures=True)

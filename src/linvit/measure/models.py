@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -77,12 +78,8 @@ def model_calls(
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
 
-    def infer(images: torch.Tensor) -> Call:
-        def call() -> object:
-            model.eval()
-            with torch.inference_mode():
-                return model(images)
+    @torch.inference_mode()
+    def infer(images: torch.Tensor) -> torch.Tensor:
+        return model.eval()(images)
 
-        return call
-
-    return dict(zip(TASKS, (step, infer(x), infer(x[:1])), strict=True))
+    return dict(zip(TASKS, (step, partial(infer, x), partial(infer, x[:1])), strict=True))
