@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -51,9 +50,18 @@ def from_files(path: Path, files: list[tuple[Path, int]], classes: list[str], co
     return Pictures(lambda: ((str(file), file) for file, _ in files), labels, classes, counts, sha.hexdigest())
 
 
-def images_under(folder: Path) -> list[Path]:
+def images_under(folder: Path, above: tuple[str, ...] = ()) -> list[Path]:
     """Every image below a folder, in a fixed order; links are followed, and one that leads in a circle is refused."""
-    return sorted(_walk(folder, ()))
+    real = os.path.realpath(folder)
+    if real in above:
+        raise ValueError(f"{folder}: this link leads back to a folder it lies in ({real}): remove it")
+    images: list[Path] = []
+    for entry in _shown(folder):
+        if _is_folder(entry):
+            images += images_under(entry, (*above, real))
+        elif entry.suffix.lower() in SUFFIXES:
+            images.append(entry)
+    return sorted(images)
 
 
 def _labelled(folder: Path, classes: list[str]) -> list[tuple[Path, int]]:
@@ -78,14 +86,3 @@ def _is_folder(path: Path) -> bool:
         return os.path.isdir(path) or (path.suffix.lower() not in SUFFIXES and stat.S_ISDIR(path.stat().st_mode))
     except OSError as error:
         raise ValueError(f"{path}: cannot be followed ({error.strerror}): repair or remove the link") from None
-
-
-def _walk(folder: Path, above: tuple[str, ...]) -> Iterator[Path]:
-    real = os.path.realpath(folder)
-    if real in above:
-        raise ValueError(f"{folder}: this link leads back to a folder it lies in ({real}): remove it")
-    for entry in _shown(folder):
-        if _is_folder(entry):
-            yield from _walk(entry, (*above, real))
-        elif entry.suffix.lower() in SUFFIXES:
-            yield entry

@@ -27,8 +27,7 @@ def parquet(path: Path) -> Pictures:
 def shards(folder: Path) -> dict[str, list[Path]]:
     """The Parquet files of a folder by split; empty if it is no such folder."""
     for place in (folder, folder / "data"):
-        patterns = {name: (f"{name}-*.parquet", f"{name}.parquet") for name in SPLITS}
-        found = {name: sorted(f for p in pair for f in place.glob(p)) for name, pair in patterns.items()}
+        found = {name: sorted([*place.glob(f"{name}-*.parquet"), *place.glob(f"{name}.parquet")]) for name in SPLITS}
         if found["train"]:
             return {name: files for name, files in found.items() if files}
     return {}
@@ -36,7 +35,7 @@ def shards(folder: Path) -> dict[str, list[Path]]:
 
 def pictures(folder: Path, files: Mapping[str, list[Path]]) -> Pictures:
     tables = {split: [_Table(path) for path in paths] for split, paths in files.items()}
-    ordered = [table for split in SPLITS for table in tables.get(split, [])]
+    ordered = [table for part in tables.values() for table in part]
     raw = [table.labels() for table in ordered]
     names = next((found for table in ordered if (found := table.class_names())), None)
     train = np.concatenate(raw[: len(tables["train"])])
@@ -51,7 +50,7 @@ def pictures(folder: Path, files: Mapping[str, list[Path]]) -> Pictures:
         if strange := sorted({str(label) for part in raw for label in part} - set(classes)):
             raise ValueError(f"{folder}: class '{strange[0]}' is not among the training classes: add it or remove it")
         labels = np.array([index[str(label)] for part in raw for label in part], np.int64)
-    counts = {split: sum(table.rows for table in tables[split]) for split in SPLITS if split in tables}
+    counts = {split: sum(table.rows for table in part) for split, part in tables.items()}
     sha = hashlib.sha256()
     for table in ordered:
         status = table.path.stat()

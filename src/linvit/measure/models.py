@@ -30,16 +30,9 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def side_by_side(
-    configs: Mapping[str, ModelConfig],
-    *,
-    baselines: Mapping[str, ModelConfig],
-    device: torch.device,
-    batch: int = 64,
-    rounds: int = ROUNDS,
-    optimizer: MakeOptimizer = adamw,
-    by: str | None = None,
-    progress: Progress = ignore,
-) -> Iterator[Record]:
+    configs: Mapping[str, ModelConfig], *, baselines: Mapping[str, ModelConfig], device: torch.device, batch: int = 64,
+    rounds: int = ROUNDS, optimizer: MakeOptimizer = adamw, by: str | None = None, progress: Progress = ignore,
+) -> Iterator[Record]:  # fmt: skip
     """Times of each variant, and ratios `<task>_vs_<baseline>`: how many times faster than the baseline it is.
 
     `configs` by the variant's id, which every record carries as its tag `variant`; `baselines` by name, timed in the
