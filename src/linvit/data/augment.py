@@ -104,10 +104,6 @@ class Draw:
         bits = _mix(_mix(self.base + _signed(int.from_bytes(name.encode(), "little"))) + number)
         return (bits >> 40 & 0xFFFFFF).to(torch.float32) / 2**24
 
-    def integer(self, name: str, count: int) -> Tensor:
-        """int64 (B,) in 0 … count−1."""
-        return (self(name) * count).long()
-
     def beta(self, name: str, alpha: float) -> Tensor:
         uniform = self(name)
         values = betaincinv(alpha, alpha, uniform.double().cpu().numpy())
@@ -145,7 +141,8 @@ def shifted(images: Tensor, draw: Draw, pad: int, padding: str) -> Tensor:
         padded = F.pad(images.to(torch.float32), (pad, pad, pad, pad), mode="reflect").to(images.dtype)
     windows = padded.unfold(2, images.shape[2], 1).unfold(3, images.shape[3], 1)
     sample = torch.arange(len(images), device=images.device)
-    return windows[sample, :, draw.integer("crop y", 2 * pad + 1), draw.integer("crop x", 2 * pad + 1)]
+    down, right = ((draw(name) * (2 * pad + 1)).long() for name in ("crop y", "crop x"))
+    return windows[sample, :, down, right]
 
 
 def _box(x: Tensor, at_y: Tensor, at_x: Tensor, height: Tensor, width: Tensor) -> Tensor:

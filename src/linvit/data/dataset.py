@@ -18,7 +18,7 @@ from linvit.data import splits
 from linvit.data.augment import Augment
 from linvit.data.cache import Pixels, Wanted, cache_root, decoded, digest
 from linvit.data.decode import LARGEST, SMALLEST, resize
-from linvit.data.sources import DATASETS, FORMATS, SPLITS, Arrays, Pictures, check_labels, check_memory
+from linvit.data.sources import DATASETS, FORMATS, SPLITS, Arrays, Pictures, check_memory
 from linvit.errors import choices
 from linvit.files import write_atomically
 from linvit.progress import Progress, ignore
@@ -109,13 +109,13 @@ def load_data(
     where = name if isinstance(source, str) and name in DATASETS else str(source)
     classes = list(found.classes)
     wanted = Wanted(image_size, multiple_of, channels, skip_bad)
-    _check_content(where, found, classes, validation, limit)
+    splits.check(where, found.labels, found.counts, classes, validation, limit)
     try:
         if isinstance(found, Arrays):
             pixels = _fitted(found, where, wanted)
         else:
             pixels = decoded(found, where, store / "decoded", wanted, progress)
-        _check_content(where, pixels, classes, validation, limit)  # again: some may have been skipped
+        splits.check(where, pixels.labels, pixels.counts, classes, validation, limit)  # some may have been skipped
         key = hashlib.sha256(repr((pixels.digest, validation, seed, limit)).encode()).hexdigest()[:16]
         file_name = re.sub(r"[^\w.-]+", "-", name) + f"-{key}.json"
         path = Path(split_file) if split_file else store / "splits" / file_name
@@ -131,16 +131,6 @@ def load_data(
         name, classes, *(Split(pixels.images, part, pixels.labels[part]) for part in rows), mean=tuple(stored["mean"]),
         std=tuple(stored["std"]), identity=identity.hexdigest()[:32], skipped=pixels.skipped,
     )  # fmt: skip
-
-
-def _check_content(
-    where: str, found: Arrays | Pictures | Pixels, classes: list[str], validation: float, limit: int | None
-) -> None:
-    check_labels(where, found.labels, len(classes))
-    held_out = ("validation" not in found.counts and validation > 0) + ("test" not in found.counts)
-    splits.check_enough(where, found.labels[: found.counts["train"]], classes, held_out=held_out)
-    if limit is not None and limit < len(classes):
-        raise ValueError(f"limit={limit} is too few for the {len(classes)} classes of {where}")
 
 
 def _read(source: str | Path, root: str | Path | None, store: Path) -> tuple[str, Arrays | Pictures]:
