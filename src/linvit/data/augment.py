@@ -40,10 +40,9 @@ class Augment:
         for name in ("pad_crop", "cutout", "mixup", "cutmix"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"augmentation: {name}={getattr(self, name)} must not be negative")
-        if self.flip not in ("none", "random", "alternating"):
-            raise ValueError(f"augmentation: flip={self.flip} must be none, random or alternating")
-        if self.padding not in ("zero", "reflect"):
-            raise ValueError(f"augmentation: padding={self.padding} must be zero or reflect")
+        for name, words in (("flip", ("none", "random", "alternating")), ("padding", ("zero", "reflect"))):
+            if getattr(self, name) not in words:
+                raise ValueError(f"augmentation: {name}={getattr(self, name)} must be {' or '.join(words)}")
         for name, most in (("randaugment", len(OPERATIONS)), ("magnitude", 30)):
             if not 0 <= getattr(self, name) <= most:
                 raise ValueError(f"augmentation: {name}={getattr(self, name)} must be 0 to {most}")
@@ -63,29 +62,29 @@ class Augment:
             images = randaugment(images, draw("op", layer), draw("sign", layer) < 0.5, self.magnitude)
         if self.pad_crop:
             images = shifted(images, draw, self.pad_crop, self.padding)
-        if self.flip == "random":
-            images = flipped(images, draw("flip") < 0.5)
-        elif self.flip == "alternating":
-            images = flipped(images, (Draw(seed, 0, indices)("flip") < 0.5) ^ bool(epoch % 2))
+        if self.flip != "none":
+            first = draw("flip") if self.flip == "random" else Draw(seed, 0, indices)("flip")
+            mirrored = (first < 0.5) ^ (self.flip == "alternating" and epoch % 2 == 1)
+            images = torch.where(mirrored.view(-1, 1, 1, 1), images.flip(3), images)
         x = normalise(images, self.mean, self.std)
         if self.cutout:
-            x = x.masked_fill_(_box(x, draw("cut y"), draw("cut x"), self.cutout), 0.0)
+            side = torch.full((len(x),), float(self.cutout), device=x.device)
+            x = x.masked_fill_(_box(x, draw("cut y"), draw("cut x"), side, side), 0.0)
         return self._mixed(x, labels, draw) if self.mixes else (x, labels)
 
     def _mixed(self, x: Tensor, labels: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:
         other, target = x.roll(1, 0), F.one_hot(labels, self.classes).to(x.dtype)
         weight = torch.ones(len(x), device=x.device)  # of the sample itself
         use_cutmix = draw("which") < self.cutmix / (self.mixup + self.cutmix)
+        mixed = x
         if self.mixup:
             weight = torch.where(use_cutmix, weight, draw.beta("mixup", self.mixup))
             w = weight.view(-1, 1, 1, 1)
             mixed = x * w + other * (1 - w)
-        else:
-            mixed = x
         if self.cutmix:
             side = (1 - draw.beta("cutmix", self.cutmix)).sqrt()
             box = _box(x, draw("mix y"), draw("mix x"), side * x.shape[2], side * x.shape[3])
-            box = box & use_cutmix.view(-1, 1, 1, 1)
+            box &= use_cutmix.view(-1, 1, 1, 1)
             mixed = torch.where(box, other, mixed)
             share = 1 - box.sum((1, 2, 3)).to(x.dtype) / (x.shape[2] * x.shape[3])
             weight = torch.where(use_cutmix, share, weight)
@@ -104,10 +103,6 @@ class Draw:
         """`name` has at most eight letters; `number` counts draws of the same name."""
         bits = _mix(_mix(self.base + _signed(int.from_bytes(name.encode(), "little"))) + number)
         return (bits >> 40 & 0xFFFFFF).to(torch.float32) / 2**24
-
-    def integer(self, name: str, count: int) -> Tensor:
-        """int64 (B,) in 0 … count−1."""
-        return (self(name) * count).long()
 
     def beta(self, name: str, alpha: float) -> Tensor:
         uniform = self(name)
@@ -146,24 +141,17 @@ def shifted(images: Tensor, draw: Draw, pad: int, padding: str) -> Tensor:
         padded = F.pad(images.to(torch.float32), (pad, pad, pad, pad), mode="reflect").to(images.dtype)
     windows = padded.unfold(2, images.shape[2], 1).unfold(3, images.shape[3], 1)
     sample = torch.arange(len(images), device=images.device)
-    return windows[sample, :, draw.integer("crop y", 2 * pad + 1), draw.integer("crop x", 2 * pad + 1)]
+    down, right = ((draw(name) * (2 * pad + 1)).long() for name in ("crop y", "crop x"))
+    return windows[sample, :, down, right]
 
 
-def flipped(images: Tensor, chosen: Tensor) -> Tensor:
-    """Those chosen, bool (B,), mirrored left to right."""
-    return torch.where(chosen.view(-1, 1, 1, 1), images.flip(3), images)
-
-
-def _box(x: Tensor, at_y: Tensor, at_x: Tensor, height: Tensor | float, width: Tensor | float | None = None) -> Tensor:
+def _box(x: Tensor, at_y: Tensor, at_x: Tensor, height: Tensor, width: Tensor) -> Tensor:
     """bool (B, 1, H, W): a rectangle around a random centre, cut off at the border."""
-    width = height if width is None else width
 
-    def span(at: Tensor, length: Tensor | float, size: int) -> Tensor:
-        centre = (at * size).floor()
-        low = (centre - torch.as_tensor(length, device=x.device) / 2).round().view(-1, 1)
-        high = (centre + torch.as_tensor(length, device=x.device) / 2).round().view(-1, 1)
-        place = torch.arange(size, device=x.device)
-        return (place >= low) & (place < high)
+    def span(at: Tensor, length: Tensor, size: int) -> Tensor:
+        centre, place = (at * size).floor().view(-1, 1), torch.arange(size, device=x.device)
+        half = length.view(-1, 1) / 2
+        return (place >= (centre - half).round()) & (place < (centre + half).round())
 
     rows, columns = span(at_y, height, x.shape[2]), span(at_x, width, x.shape[3])
-    return (rows[:, None, :, None]) & (columns[:, None, None, :])
+    return rows[:, None, :, None] & columns[:, None, None, :]

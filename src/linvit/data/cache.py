@@ -9,12 +9,13 @@ memory stays bounded however large the set is.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import shutil
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -44,6 +45,17 @@ class Wanted(NamedTuple):
     channels: int | None
     skip_bad: bool
 
+    def size_for(self, sizes: Iterable[tuple[int, int]]) -> int:
+        """That asked for, or the side that all share; else the median side, rounded to a multiple; photos are made
+        small."""
+        if self.image_size:
+            return self.image_size
+        sides = np.array(list(sizes)).ravel()
+        if (sides == sides[0]).all() and sides[0] <= LARGEST:
+            return int(sides[0])
+        side = min(float(np.median(sides)), LARGEST)
+        return max(round(side / self.multiple_of), -(-SMALLEST // self.multiple_of)) * self.multiple_of
+
 
 @dataclass(frozen=True)
 class Pixels:
@@ -51,7 +63,7 @@ class Pixels:
 
     images: np.ndarray  # uint8 (n, C, H, W)
     labels: np.ndarray  # int64 (n,)
-    counts: dict[str, int]
+    counts: Mapping[str, int]
     digest: str
     skipped: int = 0
 
@@ -125,58 +137,38 @@ def _write(part: Path, pictures: Pictures, where: str, wanted: Wanted, progress:
 
         return lambda chunk: [one(picture) for picture in chunk]
 
-    headers: list[Header | None] = []
+    headers: list[Header] = []
     for chunk in _ordered_map(attempt(read_header), _chunks(pictures.read())):
-        headers += chunk
-    readable = [header for header in headers if header is not None]
-    if not readable:
+        headers += [header for header in chunk if header is not None]
+    if not headers:
         raise ValueError(f"{where}: none of its {total} images can be read")
-    sizes = [(header.width, header.height) for header in readable]
-    size = wanted.image_size or common_size(sizes, wanted.multiple_of)
-    depth = wanted.channels or (3 if any(header.colour for header in readable) else 1)
+    size = wanted.size_for((header.width, header.height) for header in headers)
+    depth = wanted.channels or (3 if any(header.colour for header in headers) else 1)
     _check_space(where, part, total * depth * size * size, size)
 
     sha, kept, done = hashlib.sha256(), [], 0
-    good = (picture for picture, header in zip(pictures.read(), headers, strict=True) if header is not None)
-    rows = iter(np.flatnonzero([header is not None for header in headers]))
     with open(part / "images.u8", "wb") as file:
         decode = attempt(lambda name, source: read_image(source, size, depth, name))
-        for chunk in _ordered_map(decode, _chunks(good)):
-            for row, pixels in zip(islice(rows, len(chunk)), chunk, strict=True):
+        for chunk in _ordered_map(decode, _chunks(pictures.read())):
+            for row, pixels in enumerate(chunk, done):
                 if pixels is not None:
                     raw = pixels.tobytes()
                     file.write(raw)
                     sha.update(raw)
                     kept.append(row)
             done += len(chunk)
-            progress(done, len(readable), "decoding images")
+            progress(done, total, "decoding images")
         file.flush()
         os.fsync(file.fileno())
     if not kept:
         raise ValueError(f"{where}: none of its {total} images can be read")
-    _write_meta(part, pictures, np.array(kept), (len(kept), depth, size, size), sha)
-
-
-def _write_meta(part: Path, pictures: Pictures, kept: np.ndarray, shape: tuple[int, ...], sha: Any) -> None:
-    labels = pictures.labels[kept]
-    bounds = np.cumsum([0] + [pictures.counts.get(name, 0) for name in SPLITS])
-    inside = np.diff(np.searchsorted(kept, bounds))
-    counts = {name: int(n) for name, n in zip(SPLITS, inside, strict=True) if name in pictures.counts}
-    meta = {"shape": shape, "counts": counts, "skipped": len(pictures.labels) - len(kept)}
-    with open(part / "labels.npy", "wb") as file:
-        np.save(file, labels)
-        file.flush()
-        os.fsync(file.fileno())
+    shape, labels, buffer = (len(kept), depth, size, size), pictures.labels[kept], io.BytesIO()
+    np.save(buffer, labels)
+    write_atomically(part / "labels.npy", buffer.getvalue())
+    split = np.repeat(SPLITS, [pictures.counts.get(name, 0) for name in SPLITS])[kept].tolist()
+    counts = {name: split.count(name) for name in pictures.counts}
+    meta = {"shape": shape, "counts": counts, "skipped": total - len(kept)}
     write_atomically(part / "meta.json", json.dumps(meta | {"digest": _seal(sha, shape, labels)}))
-
-
-def common_size(sizes: Iterable[tuple[int, int]], multiple_of: int) -> int:
-    """The side that all share; else the median side, rounded to a multiple; photos are made small."""
-    sides = np.array(list(sizes)).ravel()
-    if (sides == sides[0]).all() and sides[0] <= LARGEST:
-        return int(sides[0])
-    side = min(float(np.median(sides)), LARGEST)
-    return max(round(side / multiple_of), -(-SMALLEST // multiple_of)) * multiple_of
 
 
 def _check_space(where: str, folder: Path, needed: int, size: int) -> None:
@@ -204,8 +196,6 @@ def _ordered_map(work: Callable[[Any], T], items: Iterable[Any]) -> Iterator[T]:
                 waiting.append(pool.submit(work, item))
                 if len(waiting) > 2 * workers:
                     yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+            yield from (future.result() for future in waiting)
         finally:
-            for future in waiting:
-                future.cancel()
+            pool.shutdown(cancel_futures=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tarfile
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,88 +29,73 @@ class Batches:
     """How one of the two sets is laid out: file names without suffix, and where a record's label stands."""
 
     stem: str
-    binary: str  # the folder its archive unpacks to
-    python: str
+    folders: dict[str, str]  # what its archives unpack to
     train: tuple[str, ...]
     test: str
     classes_file: str  # in the binary version
-    classes_key: str  # in the Python version's meta file
-    meta: str
+    meta: str  # in the Python version, which has the classes under classes_key
+    classes_key: str
     labels_key: str
     label_bytes: int
     label_at: int
     md5_binary: str
 
 
-_TEN = Batches(
-    stem="cifar-10", binary="cifar-10-batches-bin", python="cifar-10-batches-py",
-    train=tuple(f"data_batch_{i}" for i in range(1, 6)), test="test_batch", classes_file="batches.meta.txt",
-    classes_key="label_names", meta="batches.meta", labels_key="labels", label_bytes=1, label_at=0,
-    md5_binary="c32a1d4ab5d03f1284b67883e8d87530",
-)  # fmt: skip
-_HUNDRED = Batches(
-    stem="cifar-100", binary="cifar-100-binary", python="cifar-100-python", train=("train",), test="test",
-    classes_file="fine_label_names.txt", classes_key="fine_label_names", meta="meta", labels_key="fine_labels",
-    label_bytes=2, label_at=1, md5_binary="03b5dce01913d631647c71ecec9e9cb8",
-)  # fmt: skip
-_TWENTY = replace(
-    _HUNDRED, classes_file="coarse_label_names.txt", classes_key="coarse_label_names", labels_key="coarse_labels",
-    label_at=0,
-)  # fmt: skip
-
-
 @DATASETS.register("cifar10")
 def cifar10(root: Path) -> Arrays:
-    return _load("cifar10", _TEN, [*homes(root, "cifar10", "cifar-10", "CIFAR10"), root])
+    layout = Batches(
+        stem="cifar-10", folders={"binary": "cifar-10-batches-bin", "python": "cifar-10-batches-py"},
+        train=tuple(f"data_batch_{i}" for i in range(1, 6)), test="test_batch", classes_file="batches.meta.txt",
+        meta="batches.meta", classes_key="label_names", labels_key="labels", label_bytes=1, label_at=0,
+        md5_binary="c32a1d4ab5d03f1284b67883e8d87530",
+    )  # fmt: skip
+    return _load("cifar10", layout, [*homes(root, "cifar10", "cifar-10", "CIFAR10"), root])
 
 
 @DATASETS.register("cifar100")
 def cifar100(root: Path, *, labels: Literal["fine", "coarse"] = "fine") -> Arrays:
-    layout = _HUNDRED if labels == "fine" else _TWENTY
+    layout = Batches(
+        stem="cifar-100", folders={"binary": "cifar-100-binary", "python": "cifar-100-python"}, train=("train",),
+        test="test", classes_file=f"{labels}_label_names.txt", meta="meta", classes_key=f"{labels}_label_names",
+        labels_key=f"{labels}_labels", label_bytes=2, label_at=int(labels == "fine"),
+        md5_binary="03b5dce01913d631647c71ecec9e9cb8",
+    )  # fmt: skip
     return _load("cifar100", layout, [*homes(root, "cifar100", "cifar-100", "CIFAR100"), root])
 
 
 def _load(dataset: str, layout: Batches, places: list[Path]) -> Arrays:
-    found = next((hit for place in places if (hit := _find(layout, place))), None)
-    if found is None:
+    versions = [
+        (path, version)
+        for place in places
+        for version, folder in layout.folders.items()
+        for path in (place / folder, place / f"{layout.stem}-{version}.tar.gz")
+        if path.exists()
+    ]
+    if not versions:
         remote = Remote(f"{URL}{layout.stem}-binary.tar.gz", layout.md5_binary)
         fetch(dataset, places[0], [remote], f" (or {layout.stem}-python.tar.gz, or either unpacked)")
-        found = _find(layout, places[0])
-        assert found is not None
-    path, binary = found
+        versions = [(places[0] / remote.name, "binary")]
+    path, version = versions[0]
     names = [*layout.train, layout.test]
-    names = [f"{name}.bin" for name in names] + [layout.classes_file] if binary else names + [layout.meta]
-    return _arrays(path, _contents(path, names), layout, binary)
-
-
-def _find(layout: Batches, place: Path) -> tuple[Path, bool] | None:
-    """(folder or archive, is it the binary version)."""
-    for binary, folder, archive in ((True, layout.binary, "binary"), (False, layout.python, "python")):
-        for path in (place / folder, place / f"{layout.stem}-{archive}.tar.gz"):
-            if path.exists():
-                return path, binary
-    return None
-
-
-def _arrays(path: Path, files: Files, layout: Batches, binary: bool) -> Arrays:
-    def part(*names: str) -> tuple[np.ndarray, np.ndarray]:
-        pieces = [(_records if binary else _pickled)(path, files, layout, name) for name in names]
-        return np.concatenate([p[0] for p in pieces]), np.concatenate([p[1] for p in pieces])
-
-    if binary:
+    if version == "binary":
+        files = _contents(path, [*(f"{name}.bin" for name in names), layout.classes_file])
         classes = files[layout.classes_file].decode().split("\n")
         classes = [name.strip() for name in classes if name.strip()]
+        pieces = [_records(path, files, layout, name) for name in names]
     else:
-        names = _unpickle(path, files, layout.meta).get(layout.classes_key, [])
-        classes = [name.decode() if isinstance(name, bytes) else str(name) for name in names]
-    parts = {"train": part(*layout.train), "test": part(layout.test)}
-    for split, (_, labels) in parts.items():
-        if len(labels) != EXPECTED[split]:
+        files = _contents(path, [*names, layout.meta])
+        classes = _unpickle(path, files, layout.meta).get(layout.classes_key, [])
+        classes = [name.decode() if isinstance(name, bytes) else str(name) for name in classes]
+        pieces = [_pickled(path, files, layout, name) for name in names]
+    images, labels = zip(*pieces, strict=True)
+    parts = {"train": (np.concatenate(images[:-1]), np.concatenate(labels[:-1])), "test": pieces[-1]}
+    for split, (_, found) in parts.items():
+        if len(found) != EXPECTED[split]:
             raise ValueError(
-                f"{path}: has {len(labels):,} {split} images instead of {EXPECTED[split]:,}: "
+                f"{path}: has {len(found):,} {split} images instead of {EXPECTED[split]:,}: "
                 "delete it to download it again"
             )
-        check_labels(path, labels, len(classes))
+        check_labels(path, found, len(classes))
     return stack(parts, classes)
 
 

@@ -6,8 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,9 @@ import torch
 
 from linvit.data import splits
 from linvit.data.augment import Augment
-from linvit.data.cache import Pixels, Wanted, cache_root, common_size, decoded, digest
+from linvit.data.cache import Pixels, Wanted, cache_root, decoded, digest
 from linvit.data.decode import LARGEST, SMALLEST, resize
-from linvit.data.sources import DATASETS, FORMATS, SPLITS, Arrays, Pictures, check_labels, check_memory
+from linvit.data.sources import DATASETS, FORMATS, SPLITS, Arrays, Pictures, check_memory
 from linvit.errors import choices
 from linvit.files import write_atomically
 from linvit.progress import Progress, ignore
@@ -95,20 +94,28 @@ def load_data(
     limit: at most so many images in each split. skip_bad: leave unreadable images out and count them.
     progress(done, total, what) is called while images are decoded.
     """
-    _check_arguments(image_size, multiple_of, channels, validation, limit)
+    for right, message in (
+        (image_size is None or SMALLEST <= image_size <= LARGEST,
+         f"image_size={image_size} must be between {SMALLEST} and {LARGEST}"),
+        (1 <= multiple_of <= LARGEST, f"multiple_of={multiple_of} must be between 1 and {LARGEST}"),
+        (channels in (None, 1, 3), f"channels={channels} must be 1 (grey) or 3 (colour)"),
+        (0 <= validation < 1, f"validation={validation} must be a fraction of the training images, e.g. 0.1"),
+        (limit is None or limit >= 1, f"limit={limit} must be at least 1"),
+    ):  # fmt: skip
+        if not right:
+            raise ValueError(message)
     store = cache_root(cache)
     name, found = _read(source, root, store)
     where = name if isinstance(source, str) and name in DATASETS else str(source)
     classes = list(found.classes)
-    _check_content(where, found.labels, found.counts, classes, validation, limit)
+    wanted = Wanted(image_size, multiple_of, channels, skip_bad)
+    splits.check(where, found.labels, found.counts, classes, validation, limit)
     try:
         if isinstance(found, Arrays):
-            pixels = _fitted(found, where, image_size, multiple_of, channels)
+            pixels = _fitted(found, where, wanted)
         else:
-            wanted = Wanted(image_size, multiple_of, channels, skip_bad)
             pixels = decoded(found, where, store / "decoded", wanted, progress)
-        if pixels.skipped:
-            _check_content(where, pixels.labels, pixels.counts, classes, validation, limit)
+        splits.check(where, pixels.labels, pixels.counts, classes, validation, limit)  # some may have been skipped
         key = hashlib.sha256(repr((pixels.digest, validation, seed, limit)).encode()).hexdigest()[:16]
         file_name = re.sub(r"[^\w.-]+", "-", name) + f"-{key}.json"
         path = Path(split_file) if split_file else store / "splits" / file_name
@@ -117,59 +124,33 @@ def load_data(
         place = error.filename or store
         raise ValueError(f"{place}: {error.strerror}: choose another cache (LINVIT_CACHE) or make room") from None
     rows = [np.array(stored[part], np.int64) for part in SPLITS]
-    return Dataset(
-        name,
-        classes,
-        *(Split(pixels.images, part, pixels.labels[part]) for part in rows),
-        mean=tuple(stored["mean"]),
-        std=tuple(stored["std"]),
-        identity=_identity(pixels.digest, classes, rows),
-        skipped=pixels.skipped,
-    )
-
-
-def _identity(content: str, classes: list[str], rows: list[np.ndarray]) -> str:
-    sha = hashlib.sha256(json.dumps([content, classes]).encode())
+    identity = hashlib.sha256(json.dumps([pixels.digest, classes]).encode())
     for part in rows:
-        sha.update(len(part).to_bytes(8, "little") + part.tobytes())
-    return sha.hexdigest()[:32]
-
-
-def _check_arguments(
-    image_size: int | None, multiple_of: int, channels: int | None, validation: float, limit: int | None
-) -> None:
-    if image_size is not None and not SMALLEST <= image_size <= LARGEST:
-        raise ValueError(f"image_size={image_size} must be between {SMALLEST} and {LARGEST}")
-    if not 1 <= multiple_of <= LARGEST:
-        raise ValueError(f"multiple_of={multiple_of} must be between 1 and {LARGEST}")
-    if channels not in (None, 1, 3):
-        raise ValueError(f"channels={channels} must be 1 (grey) or 3 (colour)")
-    if not 0 <= validation < 1:
-        raise ValueError(f"validation={validation} must be a fraction of the training images, e.g. 0.1")
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit={limit} must be at least 1")
-
-
-def _check_content(
-    where: str, labels: np.ndarray, counts: Mapping[str, int], classes: list[str], validation: float, limit: int | None
-) -> None:
-    check_labels(where, labels, len(classes))
-    held_out = ("validation" not in counts and validation > 0) + ("test" not in counts)
-    splits.check_enough(where, labels[: counts["train"]], classes, held_out=held_out)
-    if limit is not None and limit < len(classes):
-        raise ValueError(f"limit={limit} is too few for the {len(classes)} classes of {where}")
+        identity.update(len(part).to_bytes(8, "little") + part.tobytes())
+    return Dataset(
+        name, classes, *(Split(pixels.images, part, pixels.labels[part]) for part in rows), mean=tuple(stored["mean"]),
+        std=tuple(stored["std"]), identity=identity.hexdigest()[:32], skipped=pixels.skipped,
+    )  # fmt: skip
 
 
 def _read(source: str | Path, root: str | Path | None, store: Path) -> tuple[str, Arrays | Pictures]:
     """Registered names win over files of the same name; write ./digits for a folder called digits."""
-    text = str(source)
-    if isinstance(source, str) and text.partition(":")[0] in DATASETS:
-        spec = parse(text)
-        reader = DATASETS[spec.name]
-        home = Path(root or os.environ.get("LINVIT_DATA") or store / "data").expanduser()
-        with _readable():
-            return str(spec), reader(home, **check_options(spec, signature_options(reader)))
-    path = Path(source).expanduser()
+    if isinstance(source, str) and source.partition(":")[0] in DATASETS:
+        spec = parse(source)
+        name, reader = str(spec), DATASETS[spec.name]
+        place = Path(root or os.environ.get("LINVIT_DATA") or store / "data").expanduser()
+        options = check_options(spec, signature_options(reader))
+    else:
+        place, options = Path(source).expanduser(), {}
+        reader, name = _format(place), place.resolve().name
+    try:
+        return name, reader(place, **options)
+    except OSError as error:  # readers explain what they expect to go wrong; this is a folder that may not be listed
+        raise ValueError(f"{error.filename}: cannot be read ({error.strerror}): check its permissions") from None
+
+
+def _format(path: Path) -> Callable[..., Arrays | Pictures]:
+    """The reader of this kind of file."""
     try:
         path.stat()
     except OSError as error:
@@ -177,70 +158,53 @@ def _read(source: str | Path, root: str | Path | None, store: Path) -> tuple[str
             raise ValueError(f"{path}: cannot be followed ({error.strerror}): repair or remove the link") from None
         if len(path.parts) > 1 or path.suffix:
             raise ValueError(f"{path}: there is no such file or folder: check the path") from None
+        text = str(path)
         raise ValueError(f"unknown data set '{text}'" + choices(text, DATASETS.names()) + ", or a path") from None
     kind = "folder" if path.is_dir() else path.suffix.lower()
     if kind not in FORMATS:
         raise ValueError(f"{path}: is no known kind of data file" + choices(kind, FORMATS.names()))
-    with _readable():
-        return path.resolve().name, FORMATS[kind](path)
+    return FORMATS[kind]
 
 
-@contextmanager
-def _readable() -> Iterator[None]:
-    """Readers explain what they expect to go wrong; this is for the folder that may not be listed."""
-    try:
-        yield
-    except OSError as error:
-        raise ValueError(f"{error.filename}: cannot be read ({error.strerror}): check its permissions") from None
-
-
-def _fitted(arrays: Arrays, where: str, image_size: int | None, multiple_of: int, channels: int | None) -> Pixels:
+def _fitted(arrays: Arrays, where: str, wanted: Wanted) -> Pixels:
     """Arrays in the wanted size and number of channels."""
     images = arrays.images
     _, depth, height, width = images.shape
     if min(height, width) < SMALLEST:
         raise ValueError(f"{where}: images are {width} × {height} pixels, under the smallest side of {SMALLEST}")
-    size = image_size or common_size([(width, height)], multiple_of)
-    if (height, width, depth) != (size, size, channels or depth):
-        check_memory(f"{where} at {size} × {size}", len(images) * (channels or depth) * size**2)
-        images = resize(images, size, channels or depth)
-    return Pixels(images, arrays.labels, dict(arrays.counts), digest(images, arrays.labels))
+    size, channels = wanted.size_for([(width, height)]), wanted.channels or depth
+    if (height, width, depth) != (size, size, channels):
+        check_memory(f"{where} at {size} × {size}", len(images) * channels * size**2)
+        images = resize(images, size, channels)
+    return Pixels(images, arrays.labels, arrays.counts, digest(images, arrays.labels))
 
 
 def _splits(
     path: Path, strict: bool, pixels: Pixels, validation: float, seed: int, limit: int | None
 ) -> dict[str, Any]:
-    """Rows, mean and std, from the index file or chosen and stored there."""
+    """Rows, mean and std, from the index file or chosen and stored there. A caller's own file (`strict`) for other data
+    is an error, never overwritten."""
     made_by = {"content": pixels.digest, "validation_fraction": validation, "seed": seed, "limit": limit}
-    stored = _stored(path, made_by, strict)
-    if stored is None:
-        rows = splits.choose(pixels.labels, pixels.counts, validation=validation, seed=seed, limit=limit)
-        mean, std = _statistics(pixels.images, rows["train"])
-        stored = made_by | {"mean": mean, "std": std} | {name: part.tolist() for name, part in rows.items()}
-        write_atomically(path, json.dumps(stored))
+    if path.exists():
+        try:
+            stored = json.loads(path.read_text())
+            if all(stored[key] == value for key, value in made_by.items()):
+                return stored
+            why = "was made for other data, another seed, limit or validation fraction"
+        except (ValueError, KeyError, TypeError):
+            why = "is not a split file"
+        if strict:
+            raise ValueError(f"{path}: {why}: delete it or name another split_file")
+    rows = splits.choose(pixels.labels, pixels.counts, validation=validation, seed=seed, limit=limit)
+    mean, std = _statistics(pixels.images, rows["train"])
+    stored = made_by | {"mean": mean, "std": std} | {name: part.tolist() for name, part in rows.items()}
+    write_atomically(path, json.dumps(stored))
     return stored
-
-
-def _stored(path: Path, made_by: dict[str, Any], strict: bool) -> dict[str, Any] | None:
-    """The index file, if there is one for this data. A caller's file for other data is an error, never overwritten."""
-    if not path.exists():
-        return None
-    try:
-        stored = json.loads(path.read_text())
-        if all(stored[key] == value for key, value in made_by.items()):
-            return stored
-        why = "was made for other data, another seed, limit or validation fraction"
-    except (ValueError, KeyError, TypeError):
-        why = "is not a split file"
-    if strict:
-        raise ValueError(f"{path}: {why}: delete it or name another split_file")
-    return None
 
 
 def _statistics(images: np.ndarray, rows: np.ndarray) -> tuple[list[float], list[float]]:
     """Per-channel mean and standard deviation in whole numbers, so that they are the same to the last bit anywhere."""
-    total = np.zeros(images.shape[1], np.int64)
-    squares = np.zeros(images.shape[1], np.int64)
+    total, squares = np.zeros((2, images.shape[1]), np.int64)
     for start in range(0, len(rows), 256):
         chunk = images[rows[start : start + 256]]
         total += chunk.sum(axis=(0, 2, 3), dtype=np.int64)

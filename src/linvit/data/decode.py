@@ -8,6 +8,8 @@ the square rather than cropped: a crop could cut away what the label is about.
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,22 +35,15 @@ class Header:
 
 
 def read_header(name: str, source: Path | bytes) -> Header:
-    with _open(name, source) as image:
-        try:
-            return Header(image.width, image.height, _is_colour(image))
-        except Exception as error:
-            raise _bad(name, error) from None
+    with _opened(name, source) as image:
+        return Header(image.width, image.height, _is_colour(image))
 
 
 def read_image(source: Path | bytes, image_size: int, channels: int, name: str = "") -> np.ndarray:
     """uint8 (channels, image_size, image_size)."""
-    name = name or (str(source) if isinstance(source, Path) else "image")
-    with _open(name, source) as image:
-        try:
-            image.draft(None, (2 * image_size, 2 * image_size))  # a large JPEG is decoded at a fraction of its size
-            return _square(_plain(image, "L" if channels == 1 else "RGB"), image_size)
-        except Exception as error:  # Pillow's codecs raise anything from struct.error to SyntaxError on a broken file
-            raise _bad(name, error) from None
+    with _opened(name or (str(source) if isinstance(source, Path) else "image"), source) as image:
+        image.draft(None, (2 * image_size, 2 * image_size))  # a large JPEG is decoded at a fraction of its size
+        return _square(_plain(image, "L" if channels == 1 else "RGB"), image_size)
 
 
 def resize(images: np.ndarray, image_size: int, channels: int) -> np.ndarray:
@@ -68,37 +63,31 @@ def _square(image: Image.Image, size: int) -> np.ndarray:
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
-def _open(name: str, source: Path | bytes) -> Image.Image:
+@contextmanager
+def _opened(name: str, source: Path | bytes) -> Iterator[Image.Image]:
+    """The image, if its header is right; whatever goes wrong with it is a BadImage."""
+    too_large = f"; the limit is {MAX_PIXELS:,}: make it smaller or remove it"
     try:
-        image = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=CODECS)
-    except Exception as error:
-        raise _bad(name, error) from None
-    width, height = image.size
-    if width * height > MAX_PIXELS:
-        image.close()
-        raise _too_large(name, f"claims {width:,} × {height:,} pixels")
-    if min(width, height) < SMALLEST:
-        image.close()
-        raise BadImage(f"{name}: is {width} × {height} pixels, under the smallest side of {SMALLEST}: remove it")
-    return image
-
-
-def _bad(name: str, error: Exception) -> BadImage:
-    if isinstance(error, BadImage):
-        return error
-    if isinstance(error, Image.DecompressionBombError):
-        return _too_large(name, "claims more pixels than any sane image has")
-    if isinstance(error, UnidentifiedImageError):
-        why = "is not an image of a known kind (PNG, JPEG, WebP, GIF, BMP, TIFF)"
-    elif isinstance(error, OSError) and error.strerror:
-        why = f"cannot be opened ({error.strerror})"
-    else:
-        why = f"cannot be decoded ({error or type(error).__name__})".replace("\n", " ")
-    return BadImage(f"{name}: {why}: replace or remove it, or skip such images with skip_bad")
-
-
-def _too_large(name: str, what: str) -> BadImage:
-    return BadImage(f"{name}: {what}; the limit is {MAX_PIXELS:,}: make it smaller or remove it")
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=CODECS) as image:
+            width, height = image.size
+            if width * height > MAX_PIXELS:
+                raise BadImage(f"{name}: claims {width:,} × {height:,} pixels{too_large}")
+            if min(width, height) < SMALLEST:
+                too_small = f"under the smallest side of {SMALLEST}: remove it"
+                raise BadImage(f"{name}: is {width} × {height} pixels, {too_small}")
+            yield image
+    except BadImage:
+        raise
+    except Image.DecompressionBombError:
+        raise BadImage(f"{name}: claims more pixels than any sane image has{too_large}") from None
+    except Exception as error:  # Pillow's codecs raise anything from struct.error to SyntaxError on a broken file
+        if isinstance(error, UnidentifiedImageError):
+            why = "is not an image of a known kind (PNG, JPEG, WebP, GIF, BMP, TIFF)"
+        elif isinstance(error, OSError) and error.strerror:
+            why = f"cannot be opened ({error.strerror})"
+        else:
+            why = f"cannot be decoded ({error or type(error).__name__})".replace("\n", " ")
+        raise BadImage(f"{name}: {why}: replace or remove it, or skip such images with skip_bad") from None
 
 
 def _is_colour(image: Image.Image) -> bool:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from filelock import FileLock
 
@@ -53,25 +53,21 @@ def download(remote: Remote, folder: Path) -> Path:
     """Under a lock: a second process waits, and a killed one's part file is overwritten by the next."""
     target, part = folder / remote.name, folder / f"{remote.name}.part"
     with urllib.request.urlopen(remote.url, timeout=TIMEOUT) as answer, FileLock(folder / f".{remote.name}.lock"):
-        if not target.exists():
-            try:
-                _store(answer, part, remote)
-                os.replace(part, target)
-            finally:
-                part.unlink(missing_ok=True)
+        if target.exists():
+            return target
+        try:
+            with open(part, "wb+") as file:
+                shutil.copyfileobj(answer, file)
+                file.flush()
+                os.fsync(file.fileno())
+                file.seek(0)
+                md5 = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+            if md5 != remote.md5:
+                raise ValueError(
+                    f"{remote.url}: the download has MD5 {md5} instead of {remote.md5}: try again, or put the right "
+                    f"file into {folder}"
+                )
+            os.replace(part, target)
+        finally:
+            part.unlink(missing_ok=True)
     return target
-
-
-def _store(answer: IO[bytes], part: Path, remote: Remote) -> None:
-    md5 = hashlib.md5(usedforsecurity=False)
-    with open(part, "wb") as file:
-        while block := answer.read(1 << 20):
-            md5.update(block)
-            file.write(block)
-        file.flush()
-        os.fsync(file.fileno())
-    if md5.hexdigest() != remote.md5:
-        raise ValueError(
-            f"{remote.url}: the download has MD5 {md5.hexdigest()} instead of {remote.md5}: try again, or put the "
-            f"right file into {part.parent}"
-        )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,19 +22,16 @@ def folder(path: Path) -> Arrays | Pictures:
     if shards := parquet.shards(path):
         return parquet.pictures(path, shards)
     inside = _subfolders(path)
+    splits = {"train": path}
     if "train" in inside and set(inside) <= set(SPLIT_NAMES) and _subfolders(inside["train"]):
         splits = {SPLIT_NAMES[name]: sub for name, sub in inside.items()}
-    else:
-        splits = {"train": path}
     classes = sorted(_subfolders(splits["train"]))
     if not classes:
         loose = any(entry.suffix.lower() in SUFFIXES for entry in splits["train"].iterdir())
         raise ValueError(f"{splits['train']}: has {'images but no class folders' if loose else 'no images'}: {LAYOUT}")
     files = {name: _labelled(splits[name], classes) for name in SPLITS if name in splits}
-    present = {label for _, label in files["train"]}
-    for label, name in enumerate(classes):
-        if label not in present:
-            raise ValueError(f"{splits['train'] / name}: has no images: add some or remove the folder")
+    if empty := sorted(set(range(len(classes))) - {label for _, label in files["train"]}):
+        raise ValueError(f"{splits['train'] / classes[empty[0]]}: has no images: add some or remove the folder")
     counts = {name: len(pairs) for name, pairs in files.items() if pairs}
     return from_files(path, [pair for pairs in files.values() for pair in pairs], classes, counts)
 
@@ -54,9 +50,18 @@ def from_files(path: Path, files: list[tuple[Path, int]], classes: list[str], co
     return Pictures(lambda: ((str(file), file) for file, _ in files), labels, classes, counts, sha.hexdigest())
 
 
-def images_under(folder: Path) -> list[Path]:
+def images_under(folder: Path, above: tuple[str, ...] = ()) -> list[Path]:
     """Every image below a folder, in a fixed order; links are followed, and one that leads in a circle is refused."""
-    return sorted(_walk(folder, ()))
+    real = os.path.realpath(folder)
+    if real in above:
+        raise ValueError(f"{folder}: this link leads back to a folder it lies in ({real}): remove it")
+    images: list[Path] = []
+    for entry in _shown(folder):
+        if _is_folder(entry):
+            images += images_under(entry, (*above, real))
+        elif entry.suffix.lower() in SUFFIXES:
+            images.append(entry)
+    return sorted(images)
 
 
 def _labelled(folder: Path, classes: list[str]) -> list[tuple[Path, int]]:
@@ -69,11 +74,11 @@ def _labelled(folder: Path, classes: list[str]) -> list[tuple[Path, int]]:
 
 
 def _subfolders(folder: Path) -> dict[str, Path]:
-    return {entry.name: entry for entry in folder.iterdir() if not _hidden(entry.name) and _is_folder(entry)}
+    return {entry.name: entry for entry in _shown(folder) if _is_folder(entry)}
 
 
-def _hidden(name: str) -> bool:
-    return name.startswith(".") or name == "__MACOSX"
+def _shown(folder: Path) -> list[Path]:
+    return [entry for entry in folder.iterdir() if not entry.name.startswith(".") and entry.name != "__MACOSX"]
 
 
 def _is_folder(path: Path) -> bool:
@@ -81,16 +86,3 @@ def _is_folder(path: Path) -> bool:
         return os.path.isdir(path) or (path.suffix.lower() not in SUFFIXES and stat.S_ISDIR(path.stat().st_mode))
     except OSError as error:
         raise ValueError(f"{path}: cannot be followed ({error.strerror}): repair or remove the link") from None
-
-
-def _walk(folder: Path, above: tuple[str, ...]) -> Iterator[Path]:
-    real = os.path.realpath(folder)
-    if real in above:
-        raise ValueError(f"{folder}: this link leads back to a folder it lies in ({real}): remove it")
-    for entry in folder.iterdir():
-        if _hidden(entry.name):
-            continue
-        if _is_folder(entry):
-            yield from _walk(entry, (*above, real))
-        elif entry.suffix.lower() in SUFFIXES:
-            yield entry

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import struct
 import zlib
 from pathlib import Path
@@ -21,8 +22,6 @@ FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
-
-
 # of the gzipped files, in the order of FILES
 MNIST_MD5 = ("f68b3c2dcbeaaa9fbdd348bbdeb94873", "d53e105ee54ea40749a09fcbcd1e9432")
 MNIST_MD5 += ("9fb629c4189551a2d022fa330f9573f3", "ec29112dd5afa0611ce80d1b7f02629c")
@@ -43,24 +42,22 @@ def fashion_mnist(root: Path) -> Arrays:
 def _load(root: Path, dataset: str, torchvision: str, url: str, md5s: tuple[str, ...], classes: list[str]) -> Arrays:
     places = [*homes(root, dataset, torchvision), root / torchvision / "raw"]
     names = [name for pair in FILES.values() for name in pair]
-    folder = next((place for place in places if all(_find(place, name) for name in names)), places[0])
-    remotes = [Remote(f"{url}{name}.gz", md5) for name, md5 in zip(names, md5s, strict=True)]
-    fetch(dataset, folder, [remote for remote in remotes if not _find(folder, remote.name.removesuffix(".gz"))])
-    return stack({split: _pair(folder, *pair, classes) for split, pair in FILES.items()}, classes)
+    folder = next((place for place in places if all(_file(place, name).exists() for name in names)), places[0])
+    remotes = {name: Remote(f"{url}{name}.gz", md5) for name, md5 in zip(names, md5s, strict=True)}
+    fetch(dataset, folder, [remote for name, remote in remotes.items() if not (folder / name).exists()])
+    files = {split: [_file(folder, name) for name in pair] for split, pair in FILES.items()}
+    return stack({split: _pair(*pair, classes=len(classes)) for split, pair in files.items()}, classes)
 
 
-def _find(folder: Path, name: str) -> Path | None:
-    return next((path for path in (folder / name, folder / f"{name}.gz") if path.exists()), None)
+def _file(folder: Path, name: str) -> Path:
+    return folder / (name if (folder / name).exists() else f"{name}.gz")
 
 
-def _pair(folder: Path, images_name: str, labels_name: str, classes: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    images_path, labels_path = _find(folder, images_name), _find(folder, labels_name)
-    assert images_path is not None
-    assert labels_path is not None
+def _pair(images_path: Path, labels_path: Path, classes: int) -> tuple[np.ndarray, np.ndarray]:
     images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)
     if len(images) != len(labels):
         raise ValueError(f"{images_path}: has {len(images)} images, but {labels_path.name} has {len(labels)} labels")
-    check_labels(labels_path, labels.astype(np.int64), len(classes))
+    check_labels(labels_path, labels, classes)
     return images[:, None], labels
 
 
@@ -68,16 +65,13 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     """IDX: two zero bytes, the type (8 = uint8), the number of dimensions, each as a big-endian uint32, the data."""
     with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
         try:
-            header = file.read(4 + 4 * dimensions)
-            if len(header) < 4 + 4 * dimensions or header[:4] != bytes([0, 0, 8, dimensions]):
+            if file.read(4) != bytes([0, 0, 8, dimensions]):
                 raise ValueError("this is not an IDX file of the right kind")
-            shape = struct.unpack(f">{dimensions}I", header[4:])
-            size = int(np.prod(shape, dtype=object))
-            if size > LARGEST:
+            shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
+            size = math.prod(shape)
+            body = file.read(size + 1) if size <= LARGEST else b""  # one byte more than it should have
+            if len(body) != size or not size:
                 raise ValueError(f"its header promises {size:,} bytes")
-            body = file.read(size + 1)  # one byte more than it should have
-        except (OSError, EOFError, ValueError, zlib.error) as error:
+        except (OSError, EOFError, ValueError, zlib.error, struct.error) as error:
             raise ValueError(f"{path}: is corrupt ({error}): delete it to download it again") from None
-    if len(body) != size or not size:
-        raise ValueError(f"{path}: is corrupt (its header promises {size:,} bytes): delete it to download it again")
     return np.frombuffer(body, np.uint8).reshape(shape)

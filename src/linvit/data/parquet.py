@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,7 @@ def parquet(path: Path) -> Pictures:
 def shards(folder: Path) -> dict[str, list[Path]]:
     """The Parquet files of a folder by split; empty if it is no such folder."""
     for place in (folder, folder / "data"):
-        patterns = {name: (f"{name}-*.parquet", f"{name}.parquet") for name in SPLITS}
-        found = {name: sorted(f for p in pair for f in place.glob(p)) for name, pair in patterns.items()}
+        found = {name: sorted([*place.glob(f"{name}-*.parquet"), *place.glob(f"{name}.parquet")]) for name in SPLITS}
         if found["train"]:
             return {name: files for name, files in found.items() if files}
     return {}
@@ -35,7 +35,7 @@ def shards(folder: Path) -> dict[str, list[Path]]:
 
 def pictures(folder: Path, files: Mapping[str, list[Path]]) -> Pictures:
     tables = {split: [_Table(path) for path in paths] for split, paths in files.items()}
-    ordered = [table for split in SPLITS for table in tables.get(split, [])]
+    ordered = [table for part in tables.values() for table in part]
     raw = [table.labels() for table in ordered]
     names = next((found for table in ordered if (found := table.class_names())), None)
     train = np.concatenate(raw[: len(tables["train"])])
@@ -50,7 +50,7 @@ def pictures(folder: Path, files: Mapping[str, list[Path]]) -> Pictures:
         if strange := sorted({str(label) for part in raw for label in part} - set(classes)):
             raise ValueError(f"{folder}: class '{strange[0]}' is not among the training classes: add it or remove it")
         labels = np.array([index[str(label)] for part in raw for label in part], np.int64)
-    counts = {split: sum(table.rows for table in tables[split]) for split in SPLITS if split in tables}
+    counts = {split: sum(table.rows for table in part) for split, part in tables.items()}
     sha = hashlib.sha256()
     for table in ordered:
         status = table.path.stat()
@@ -66,16 +66,19 @@ class _Table:
         except ImportError:
             raise ValueError(f"{path}: reading Parquet needs pyarrow: pip install 'linvit[parquet]'") from None
         self.path, self.errors = path, (OSError, pyarrow.ArrowException)
-        try:
+        with self.whole():
             self.file = reader.ParquetFile(path)
-        except self.errors as error:
-            raise self._corrupt(error) from None
         self.schema = self.file.schema_arrow
         self.rows = self.file.metadata.num_rows
         self.image, self.label = self._column("image", IMAGE), self._column("label", LABEL)
 
-    def _corrupt(self, error: Exception) -> ValueError:
-        return ValueError(f"{self.path}: is not a readable Parquet file ({str(error).splitlines()[0]}): get it again")
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        try:
+            yield
+        except self.errors as error:
+            why = str(error).splitlines()[0]
+            raise ValueError(f"{self.path}: is not a readable Parquet file ({why}): get it again") from None
 
     def _column(self, kind: str, allowed: tuple[str, ...]) -> str:
         found = next((name for name in allowed if name in self.schema.names), None)
@@ -84,10 +87,8 @@ class _Table:
         return found
 
     def labels(self) -> np.ndarray:
-        try:
+        with self.whole():
             column: Any = self.file.read(columns=[self.label]).column(0)
-        except self.errors as error:
-            raise self._corrupt(error) from None
         if column.null_count:
             raise ValueError(f"{self.path}: column '{self.label}' has {column.null_count} empty rows: fill them")
         values = column.to_numpy()
@@ -104,12 +105,8 @@ class _Table:
             return None
 
     def read(self) -> Iterator[tuple[str, bytes]]:
-        row = 0
-        try:
-            for batch in self.file.iter_batches(batch_size=64, columns=[self.image]):
-                for value in batch.column(0).to_pylist():
-                    content = value.get("bytes") if isinstance(value, dict) else value
-                    yield f"{self.path}, row {row}", content if isinstance(content, bytes) else b""
-                    row += 1
-        except self.errors as error:
-            raise self._corrupt(error) from None
+        with self.whole():
+            batches = self.file.iter_batches(batch_size=64, columns=[self.image])
+            for row, value in enumerate(value for batch in batches for value in batch.column(0).to_pylist()):
+                content = value.get("bytes") if isinstance(value, dict) else value
+                yield f"{self.path}, row {row}", content if isinstance(content, bytes) else b""

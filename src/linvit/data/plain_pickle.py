@@ -13,31 +13,20 @@ from typing import Any
 
 import numpy as np
 
-_MARK = object()
-_ARRAY, _NDARRAY, _DTYPE = "array", "ndarray", "dtype"
-_GLOBALS = {
-    ("numpy.core.multiarray", "_reconstruct"): _ARRAY,
-    ("numpy._core.multiarray", "_reconstruct"): _ARRAY,
-    ("numpy", "ndarray"): _NDARRAY,
-    ("numpy", "dtype"): _DTYPE,
-}
+_GLOBALS = {("numpy", "ndarray"), ("numpy", "dtype")}
+_GLOBALS |= {(f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")}
 _DTYPES = {"u1", "i1", "i2", "i4", "i8"}
-_NUMBERS = {"INT", "LONG", "LONG1", "LONG4", "BININT", "BININT1", "BININT2", "FLOAT", "BINFLOAT"}
-_TEXTS = {"STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
-_BYTES = {"BINBYTES", "SHORT_BINBYTES", "BINBYTES8"}
-_CONSTANTS: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": (), "MARK": _MARK}
+_LITERALS = {"INT", "LONG", "LONG1", "LONG4", "BININT", "BININT1", "BININT2", "FLOAT", "BINFLOAT"}
+_LITERALS |= {"STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
+_LITERALS |= {"BINBYTES", "SHORT_BINBYTES", "BINBYTES8"}
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+_TAKES_ALL = {"TUPLE", "LIST", "DICT", "APPENDS", "SETITEMS"}  # down to the last mark
+_TAKES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPEND": 1, "SETITEM": 2, "STACK_GLOBAL": 2, "REDUCE": 2, "BUILD": 1}
 
 
 @dataclass
-class _Name:
-    """A global the file mentions; only ever compared."""
-
-    kind: str
-
-
-@dataclass
-class _Rebuilt:
-    """An array or dtype under construction."""
+class _FromNumPy:
+    """A name that the file mentions, or the array or dtype under construction that it stands for."""
 
     kind: str
     value: Any = None
@@ -47,108 +36,99 @@ def loads(data: bytes) -> Any:
     """The object in a pickle of plain data and NumPy arrays; ValueError for everything else."""
     try:
         return _finished(_run(data), {})
-    except ValueError:
-        raise
     except (LookupError, TypeError, AttributeError, EOFError, OverflowError, RecursionError) as error:
         raise ValueError(f"this is not a whole pickle ({type(error).__name__})") from None
 
 
 def _run(data: bytes) -> Any:
     stack: list[Any] = []
-    memo: dict[int, Any] = {}
-
-    def since_mark() -> list[Any]:
-        at = next((i for i in reversed(range(len(stack))) if stack[i] is _MARK), None)
-        if at is None:
-            raise ValueError("this is not a whole pickle (a mark is missing)")
-        items = stack[at + 1 :]
-        del stack[at:]
-        return items
-
+    below: list[list[Any]] = []  # what lies under each mark
+    memo: dict[Any, Any] = {}
     for opcode, argument, _ in pickletools.genops(data):
         name = opcode.name
-        if name in ("PROTO", "FRAME"):
-            continue
-        if name == "STOP":
-            return stack.pop()
-        if name in _NUMBERS | _TEXTS | _BYTES:
-            stack.append(argument)
-        elif name in _CONSTANTS:
-            stack.append(_CONSTANTS[name])
-        elif name in ("PUT", "BINPUT", "LONG_BINPUT"):
-            memo[int(argument or 0)] = stack[-1]
-        elif name == "MEMOIZE":
-            memo[len(memo)] = stack[-1]
-        elif name in ("GET", "BINGET", "LONG_BINGET"):
-            stack.append(memo[int(argument or 0)])
-        elif name in ("EMPTY_LIST", "EMPTY_DICT"):
-            stack.append([] if name == "EMPTY_LIST" else {})
-        elif name in ("TUPLE", "LIST"):
-            items = since_mark()
-            stack.append(tuple(items) if name == "TUPLE" else items)
-        elif name in ("TUPLE1", "TUPLE2", "TUPLE3"):
-            items = tuple(stack[-int(name[-1]) :])
-            stack[-len(items) :] = [items]
-        elif name == "DICT":
-            items = since_mark()
-            stack.append(dict(zip(items[::2], items[1::2], strict=True)))
-        elif name in ("APPEND", "APPENDS"):
-            items = [stack.pop()] if name == "APPEND" else since_mark()
-            stack[-1].extend(items)
-        elif name in ("SETITEM", "SETITEMS"):
-            items = [stack.pop(-2), stack.pop()] if name == "SETITEM" else since_mark()
-            stack[-1].update(zip(items[::2], items[1::2], strict=True))
-        elif name == "GLOBAL":
-            stack.append(_named(*str(argument).split(" ", 1)))
-        elif name == "STACK_GLOBAL":
-            attribute, module = stack.pop(), stack.pop()
-            stack.append(_named(module, attribute))
-        elif name == "REDUCE":
-            arguments, function = stack.pop(), stack.pop()
-            stack.append(_call(function, arguments))
-        elif name == "BUILD":
-            state = stack.pop()
-            _build(stack[-1], state)
+        if name in _TAKES_ALL:
+            items, stack = stack, below.pop()
         else:
-            raise ValueError(f"it contains the pickle opcode {name}, which plain data does not need")
+            items = [stack.pop() for _ in range(_TAKES.get(name, 0))][::-1]
+        match name:
+            case "PROTO" | "FRAME":
+                pass
+            case "STOP":
+                return stack.pop()
+            case "MARK":
+                below.append(stack)
+                stack = []
+            case "PUT" | "BINPUT" | "LONG_BINPUT" | "MEMOIZE":
+                memo[len(memo) if name == "MEMOIZE" else argument] = stack[-1]
+            case "GET" | "BINGET" | "LONG_BINGET":
+                stack.append(memo[argument])
+            case "EMPTY_LIST" | "LIST":
+                stack.append(items)
+            case "TUPLE" | "TUPLE1" | "TUPLE2" | "TUPLE3":
+                stack.append(tuple(items))
+            case "EMPTY_DICT" | "DICT":
+                stack.append(_dictionary(items))
+            case "APPEND" | "APPENDS":
+                stack[-1].extend(items)
+            case "SETITEM" | "SETITEMS":
+                stack[-1].update(_dictionary(items))
+            case "GLOBAL":
+                stack.append(_named(*str(argument).split(" ", 1)))
+            case "STACK_GLOBAL":
+                stack.append(_named(*items))
+            case "REDUCE":
+                stack.append(_call(*items))
+            case "BUILD":
+                _build(stack[-1], *items)
+            case _ if name in _LITERALS:
+                stack.append(argument)
+            case _ if name in _CONSTANTS:
+                stack.append(_CONSTANTS[name])
+            case _:
+                raise ValueError(f"it contains the pickle opcode {name}, which plain data does not need")
     raise ValueError("this is not a whole pickle (it has no end)")
 
 
-def _named(module: str, attribute: str) -> _Name:
+def _dictionary(items: list[Any]) -> dict[Any, Any]:
+    return dict(zip(items[::2], items[1::2], strict=True))
+
+
+def _named(module: str, attribute: str) -> _FromNumPy:
     if (module, attribute) not in _GLOBALS:
         raise ValueError(f"it would run {module}.{attribute}, which plain data does not need")
-    return _Name(_GLOBALS[module, attribute])
+    return _FromNumPy(attribute)
 
 
-def _call(function: Any, arguments: Any) -> _Rebuilt:
-    kind = function.kind if isinstance(function, _Name) else None
-    if kind == _ARRAY:
-        return _Rebuilt(_ARRAY)
-    if kind == _DTYPE and arguments[0] in _DTYPES:
-        return _Rebuilt(_DTYPE, np.dtype(arguments[0]))
+def _call(function: Any, arguments: Any) -> _FromNumPy:
+    kind = function.kind if isinstance(function, _FromNumPy) else None
+    if kind == "_reconstruct":
+        return _FromNumPy("array")
+    if kind == "dtype" and arguments[0] in _DTYPES:
+        return _FromNumPy("dtype", np.dtype(arguments[0]))
     raise ValueError("it calls something that plain data does not need")
 
 
 def _build(target: Any, state: Any) -> None:
-    if not isinstance(target, _Rebuilt):
-        raise ValueError("it sets the state of an object, which plain data does not need")
-    if target.kind == _DTYPE:
+    kind = target.kind if isinstance(target, _FromNumPy) else None
+    if kind == "dtype":
         order = state[1] if isinstance(state[1], str) else "|"
         target.value = target.value.newbyteorder(order if order in "<>" else "=")
-        return
-    _, shape, dtype, fortran, raw = state
-    if not isinstance(dtype, _Rebuilt) or dtype.kind != _DTYPE:
-        raise ValueError("it contains an array of unknown type")
-    raw = raw.encode("latin-1") if isinstance(raw, str) else raw  # Python 2 kept bytes in strings
-    target.value = np.frombuffer(raw, dtype.value).reshape(shape, order="F" if fortran else "C")
+    elif kind == "array":
+        _, shape, dtype, fortran, raw = state
+        if not isinstance(dtype, _FromNumPy) or not isinstance(dtype.value, np.dtype):
+            raise ValueError("it contains an array of unknown type")
+        raw = raw.encode("latin-1") if isinstance(raw, str) else raw  # Python 2 kept bytes in strings
+        target.value = np.frombuffer(raw, dtype.value).reshape(shape, order="F" if fortran else "C")
+    else:
+        raise ValueError("it sets the state of an object, which plain data does not need")
 
 
 def _finished(value: Any, done: dict[int, Any]) -> Any:
     """Replace rebuilt arrays by their arrays. `done` keeps shared parts shared: copies could grow without end."""
-    if isinstance(value, _Rebuilt) and isinstance(value.value, np.ndarray):
+    if isinstance(value, _FromNumPy):
+        if not isinstance(value.value, np.ndarray):
+            raise ValueError("it contains an unfinished object")
         return value.value
-    if isinstance(value, (_Rebuilt, _Name)) or value is _MARK:
-        raise ValueError("it contains an unfinished object")
     if not isinstance(value, (dict, list, tuple)):
         return value
     if id(value) not in done:

@@ -21,12 +21,10 @@ def randaugment(images: Tensor, operation: Tensor, negative: Tensor, magnitude: 
     """One operation on each image. images: uint8 (B, C, H, W); operation: [0, 1) (B,); negative: bool (B,)."""
     kind = (operation * len(OPERATIONS)).long()
     out = images.clone()
-    strength = magnitude / 30
     for number, apply in enumerate(OPERATIONS):
-        rows = (kind == number).nonzero().squeeze(1)
-        if apply is not None and len(rows):
-            sign = torch.where(negative[rows], -1.0, 1.0)
-            out[rows] = apply(images[rows], sign, strength)
+        rows = kind == number
+        if apply is not None and rows.any():
+            out[rows] = apply(images[rows], torch.where(negative[rows], -1.0, 1.0), magnitude / 30)
     return out
 
 
@@ -34,7 +32,7 @@ def grey(x: Tensor) -> Tensor:
     """int64 (B, 1, H, W)."""
     if x.shape[1] != 3:
         return x.long()
-    red, green, blue = (x[:, channel : channel + 1].long() for channel in range(3))
+    red, green, blue = x.long().split(1, 1)
     return (LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue + 32768) >> 16
 
 
@@ -43,9 +41,8 @@ def affine(x: Tensor, **map: Tensor | float) -> Tensor:
     height, width = x.shape[2:]
     y = torch.arange(height, device=x.device).view(1, -1, 1) - (height - 1) / 2
     z = torch.arange(width, device=x.device).view(1, 1, -1) - (width - 1) / 2
-    identity = {"a": 1.0, "b": 0.0, "c": 0.0, "d": 1.0, "dy": 0.0, "dx": 0.0}
-    values = (torch.as_tensor(value, device=x.device).expand(len(x)) for value in (identity | map).values())
-    a, b, c, d, dy, dx = (value.view(-1, 1, 1) for value in values)
+    values = {"a": 1.0, "b": 0.0, "c": 0.0, "d": 1.0, "dy": 0.0, "dx": 0.0} | map
+    a, b, c, d, dy, dx = (torch.as_tensor(value, device=x.device).view(-1, 1, 1) for value in values.values())
     row = ((a * y + b * z + dy) + (height - 1) / 2).round().long()
     column = ((c * y + d * z + dx) + (width - 1) / 2).round().long()
     inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)

@@ -7,10 +7,11 @@ content alone, never on the seed: five seeds are scored on one test set.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
+from linvit.data.sources import check_labels
 from linvit.randomness import permutation
 
 TEST_FRACTION = 0.2
@@ -54,15 +55,20 @@ def thin(rows: np.ndarray, labels: np.ndarray, limit: int, *key: int | str) -> n
     return np.sort(order[np.argsort(turn, kind="stable")[:limit]])
 
 
-def check_enough(where: object, labels: np.ndarray, classes: Sequence[str], *, held_out: int) -> None:
+def check(
+    where: str, labels: np.ndarray, counts: Mapping[str, int], classes: list[str], validation: float, limit: int | None
+) -> None:
     """Every class needs an image to train on and one for each split taken from train."""
-    counts = np.bincount(labels, minlength=len(classes)).tolist()
+    check_labels(where, labels, len(classes))
     if len(classes) < 2:
         raise ValueError(f"{where}: there is only one class ('{classes[0]}'), so nothing to tell apart: add a second")
-    few = counts.index(min(counts))
-    if counts[few] <= held_out:
+    held_out = ("validation" not in counts and validation > 0) + ("test" not in counts)
+    images = np.bincount(labels[: counts["train"]], minlength=len(classes)).tolist()
+    if (fewest := min(images)) <= held_out:
         raise ValueError(
-            f"{where}: class '{classes[few]}' has {counts[few]} training image{'s' * (counts[few] != 1)}, "
+            f"{where}: class '{classes[images.index(fewest)]}' has {fewest} training image{'s' * (fewest != 1)}, "
             f"but needs at least {held_out + 1}: one to train on and one for each split taken from train; "
             "add images or remove the class"
         )
+    if limit is not None and limit < len(classes):
+        raise ValueError(f"limit={limit} is too few for the {len(classes)} classes of {where}")

@@ -22,9 +22,6 @@ from linvit.randomness import generator
 from linvit.records import Record
 
 CONTROL = "uniform"
-UNITS = {"attention_entropy": "nat"} | dict.fromkeys(
-    ("attention_error", "attention_error_uniform", "output_error"), "fraction"
-)
 
 
 @torch.no_grad()
@@ -58,16 +55,9 @@ def attention_error(
 
 
 def measure(
-    specs: Iterable[str],
-    *,
-    sigmas: Sequence[float] = (0.5, 1.0, 2.0),
-    tokens: int = 256,
-    heads: int = 4,
-    head_dim: int = 64,
-    draws: int = 4,
-    seed: int = 0,
-    progress: Progress = ignore,
-) -> Iterator[Record]:
+    specs: Iterable[str], *, sigmas: Sequence[float] = (0.5, 1.0, 2.0), tokens: int = 256, heads: int = 4,
+    head_dim: int = 64, draws: int = 4, seed: int = 0, progress: Progress = ignore,
+) -> Iterator[Record]:  # fmt: skip
     """Errors for q, k ~ N(0, σ²) and v ~ N(0, 1), the same for all; a draw is a new attention with seed + 1.
 
     A record's value is the mean over draws, `low` and `high` its extremes. The control is measured always.
@@ -91,8 +81,9 @@ def measure(
         found = [attention_error(build(spec, draw), sigma * q, sigma * k, v) for draw in range(draws)]
         for metric in found[0]:
             values = [one[metric] for one in found]
+            unit = "nat" if metric == "attention_entropy" else "fraction"
             yield Record(
-                metric, statistics.fmean(values), UNITS[metric], n=draws, **common,
+                metric, statistics.fmean(values), unit, n=draws, **common,
                 tags={"attention": spec, "sigma": sigma, "tokens": tokens, "heads": heads, "head_dim": head_dim,
                       "seed": seed, "low": min(values), "high": max(values)},
             )  # fmt: skip

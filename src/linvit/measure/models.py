@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -29,16 +30,9 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def side_by_side(
-    configs: Mapping[str, ModelConfig],
-    *,
-    baselines: Mapping[str, ModelConfig],
-    device: torch.device,
-    batch: int = 64,
-    rounds: int = ROUNDS,
-    optimizer: MakeOptimizer = adamw,
-    by: str | None = None,
-    progress: Progress = ignore,
-) -> Iterator[Record]:
+    configs: Mapping[str, ModelConfig], *, baselines: Mapping[str, ModelConfig], device: torch.device, batch: int = 64,
+    rounds: int = ROUNDS, optimizer: MakeOptimizer = adamw, by: str | None = None, progress: Progress = ignore,
+) -> Iterator[Record]:  # fmt: skip
     """Times of each variant, and ratios `<task>_vs_<baseline>`: how many times faster than the baseline it is.
 
     `configs` by the variant's id, which every record carries as its tag `variant`; `baselines` by name, timed in the
@@ -77,12 +71,8 @@ def model_calls(
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
 
-    def infer(images: torch.Tensor) -> Call:
-        def call() -> object:
-            model.eval()
-            with torch.inference_mode():
-                return model(images)
+    @torch.inference_mode()
+    def infer(images: torch.Tensor) -> torch.Tensor:
+        return model.eval()(images)
 
-        return call
-
-    return dict(zip(TASKS, (step, infer(x), infer(x[:1])), strict=True))
+    return dict(zip(TASKS, (step, partial(infer, x), partial(infer, x[:1])), strict=True))

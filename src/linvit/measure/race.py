@@ -49,13 +49,9 @@ class Times(Generic[Key]):
 
 
 def race(
-    calls: Mapping[Key, Call],
-    *,
-    device: torch.device,
-    rounds: int = ROUNDS,
-    shortest: float = SHORTEST,
+    calls: Mapping[Key, Call], *, device: torch.device, rounds: int = ROUNDS, shortest: float = SHORTEST,
     progress: Progress = ignore,
-) -> Times[Key]:
+) -> Times[Key]:  # fmt: skip
     """Every call is warmed up and repeated so that one timing lasts at least `shortest` seconds by the wall's clock."""
     total = rounds * len(calls)
     progress(0, total, "warming up")

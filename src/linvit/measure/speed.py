@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,26 +56,14 @@ class Setting:
 
 
 def measure(
-    specs: Iterable[str],
-    *,
-    tokens: Sequence[int] = (64, 256, 1024, 4096),
-    heads: int = 8,
-    head_dim: int = 64,
-    prefix: int = 0,
-    batch: int = 1,
-    rounds: int = ROUNDS,
-    seed: int = 0,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
-    progress: Progress = ignore,
+    specs: Iterable[str], *, tokens: Sequence[int] = (64, 256, 1024, 4096), progress: Progress = ignore, **where: Any
 ) -> Iterator[Record]:
     """One layer of each attention and of the baselines: times and ratios at each length (its prefix included), then
     from which on it is faster than softmax. Each record carries its spec as the tag `attention`; what cannot be timed
     at a length gets one that says why. What cannot be built at the greatest is an error before anything is measured.
+    `where` are the fields of a Setting.
     """
-    setting = Setting(
-        heads=heads, head_dim=head_dim, prefix=prefix, batch=batch, rounds=rounds, seed=seed, device=device, dtype=dtype
-    )
+    setting = Setting(**where)
     specs = list(dict.fromkeys([*BASELINES, *specs]))
     for spec in specs:
         setting.attention(spec, max(tokens, default=1))
@@ -98,9 +87,8 @@ def curve(
     depth = max([1, *map(len, layers.values())])
     subjects: list[Subject] = [({"baseline": "softmax", "layers": depth}, ["softmax"] * depth)]
     subjects += [({"variant": name, "layers": len(specs)}, specs) for name, specs in layers.items() if specs]
-    for record in _records(subjects, tokens, setting, progress):
-        if record.metric in ("attention_time", "break_even_tokens"):
-            yield record
+    records = _records(subjects, tokens, setting, progress)
+    return (record for record in records if record.metric in ("attention_time", "break_even_tokens"))
 
 
 def _records(subjects: list[Subject], tokens: Sequence[int], setting: Setting, progress: Progress) -> Iterator[Record]:
@@ -186,9 +174,8 @@ def _both(attention: Attention, q: Tensor, k: Tensor, v: Tensor, gradient: Tenso
     q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
     weights = [weight for weight in attention.parameters() if weight.requires_grad]
     out = attention(q, k, v)
-    found = torch.autograd.grad(out, [q, k, v, *weights], gradient, allow_unused=True)
-    zeros = (torch.zeros_like(q) if x is None else x for x in found[:3])
-    return [out.detach(), *zeros]
+    found = torch.autograd.grad(out, [q, k, v, *weights], gradient, allow_unused=True, materialize_grads=True)
+    return [out.detach(), *found[:3]]
 
 
 def break_even(faster: Mapping[int, float]) -> float | None:

@@ -18,16 +18,7 @@ OF_STEM: dict[str, dict[str, Any]] = {  # their own options, and what those are 
     "resnet": {"trunk": (32, 64, 128)},
     "length-one": {"trunk": (64, 128, 256), "pools": 2},
 }
-OF_BLOCKS: tuple[str, ...] = (
-    "heads",
-    "head_dim",
-    "mlp_dim",
-    "qkv_bias",
-    "dropout",
-    "drop_path",
-    "layer_scale",
-    "prefix",
-)
+OF_BLOCKS = ("heads", "head_dim", "mlp_dim", "qkv_bias", "dropout", "drop_path", "layer_scale", "prefix")
 
 
 class ModelConfig(BaseModel):
@@ -82,11 +73,10 @@ class ModelConfig(BaseModel):
             raise ValueError(f"trunk has {len(self.widths):,} widths, more than the {LONGEST_TRUNK} there may be")
         for spec in parse_layers(self.attention, self.depth) or parse_layers(self.attention.split("@")[0], 1):
             check_options(spec, attention_options(spec.name))
-        if self.pool == "cls" and not (self.depth and self.prefix_tokens):
-            what = (
-                "depth=0 leaves a cls token that has seen no image" if self.prefix_tokens else "prefix=0 has no token"
-            )
-            raise ValueError(f"pool=cls: {what}: use pool=mean")
+        if self.pool == "cls" and not self.prefix_tokens:
+            raise ValueError("pool=cls: prefix=0 has no token: use pool=mean")
+        if self.pool == "cls" and not self.depth:
+            raise ValueError("pool=cls: depth=0 leaves a cls token that has seen no image: use pool=mean")
         if self.depth and self.head_dim is None and self.dim % self.heads:
             raise ValueError(f"dim={self.dim} is not a multiple of heads={self.heads}: give head_dim")
         check_fits(self)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from linvit.registry import Spec, parse_layers
+from linvit.registry import Spec, parse, parse_layers
 
 if TYPE_CHECKING:
     from linvit.models.config import ModelConfig
@@ -49,9 +50,8 @@ def check_fits(config: ModelConfig) -> None:
 def estimate(config: ModelConfig) -> Cost:
     """Of the whole model. An attention that is not known here counts as one without weights and work of its own."""
     total = frame(config)
-    for _, layers in groupby(parse_layers(config.attention, config.depth), key=str):
-        spec, *others = layers
-        total += _attention(spec, config) + _attention(spec, config, first=False) * len(others)
+    for text, count in Counter(map(str, parse_layers(config.attention, config.depth))).items():
+        total += _attention(parse(text), config) + _attention(parse(text), config, first=False) * (count - 1)
     return total
 
 

@@ -7,7 +7,6 @@ two variants with one seed start from the same weights wherever they have weight
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -86,7 +85,10 @@ class VisionTransformer(nn.Module):
         self.head = _head(config)
         self.tokens = tokens
         initialise(self, config.seed)
-        _share_layerwise(self.attentions())
+        linformers: list[Linformer] = [a for a in self.attentions() if isinstance(a, Linformer)]
+        layerwise = [a for a in linformers if a.sharing == "layerwise"]
+        for other in layerwise[1:]:  # layerwise projections belong to the model: the first layer owns them
+            other.share(layerwise[0])
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) → logits (B, classes)."""
@@ -124,9 +126,8 @@ class VisionTransformer(nn.Module):
 def _head(config: ModelConfig) -> nn.Module:
     if config.head == "linear":
         return nn.Linear(config.dim, config.classes)
-    widths = (config.dim, 2048, 1024)
-    layers = [m for a, b in pairwise(widths) for m in (nn.Linear(a, b), nn.GELU(), nn.Dropout(0.5))]
-    return nn.Sequential(*layers, nn.Linear(widths[-1], config.classes))
+    layers = [m for a, b in ((config.dim, 2048), (2048, 1024)) for m in (nn.Linear(a, b), nn.GELU(), nn.Dropout(0.5))]
+    return nn.Sequential(*layers, nn.Linear(1024, config.classes))
 
 
 def _sincos(grid: tuple[int, int], dim: int, prefix: int) -> Tensor:
@@ -134,18 +135,9 @@ def _sincos(grid: tuple[int, int], dim: int, prefix: int) -> Tensor:
     if dim % 4:
         raise ValueError(f"positions=sincos needs dim to be a multiple of 4, not {dim}")
     frequency = 10_000.0 ** (-torch.arange(dim // 4) / (dim // 4))
-    y, x = (torch.arange(n)[:, None] * frequency for n in grid)
-    y = y[:, None].expand(*grid, -1)
-    x = x[None].expand(*grid, -1)
+    y, x = (place[..., None] * frequency for place in torch.meshgrid(*map(torch.arange, grid), indexing="ij"))
     table = torch.cat([y.sin(), y.cos(), x.sin(), x.cos()], -1).flatten(0, 1)
     return F.pad(table, (0, 0, prefix, 0))[None]
-
-
-def _share_layerwise(attentions: list[Attention]) -> None:
-    """Layerwise Linformer projections belong to the model: the first layer owns them."""
-    layers: list[Linformer] = [a for a in attentions if isinstance(a, Linformer) and a.sharing == "layerwise"]
-    for other in layers[1:]:
-        other.share(layers[0])
 
 
 @torch.no_grad()
