@@ -1,13 +1,21 @@
-"""What a user is told when something is wrong: one line that names it, its value, and what would be right."""
+"""What a user is told when something is wrong: one line that names it, its value, and what would be right; and how
+much memory there is, beyond which a size is wrong."""
 
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
+
+
+try:
+    MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # of the machine, in bytes
+except (AttributeError, ValueError, OSError):  # no such call here: only what no machine has is refused
+    MEMORY = 2**50
 
 
 def choices(wanted: str, allowed: Iterable[str]) -> str:

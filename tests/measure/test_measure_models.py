@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from linvit.measure import models, race
-from linvit.measure.models import METRICS, TASKS, model_calls, side_by_side
+from linvit.measure.models import RACES, SPEEDS, model_calls, side_by_side
 from linvit.models import ModelConfig
 
 MODEL = ModelConfig(image_size=8, channels=1, classes=3, patch_size=4, dim=8, depth=1, heads=2, mlp_dim=8)
@@ -29,7 +29,7 @@ def built(monkeypatch):
 
             return work
 
-        return {task: call(share) for task, share in zip(TASKS, (1.0, 0.5, 0.1), strict=True)}
+        return {task: call(share) for task, share in zip(RACES, (1.0, 0.5, 0.1), strict=True)}
 
     monkeypatch.setattr(models, "model_calls", calls)
     monkeypatch.setattr(race, "CLOCKS", {"wall": lambda: now, "cpu": lambda: 10 * now})
@@ -42,19 +42,19 @@ def test_records_by_variant_with_ratios_to_the_baselines(built):
     records = list(side_by_side(variants, baselines=BASELINES, device=CPU, batch=12, rounds=2, by="wall"))
     assert sorted(built) == ["identity", "softmax", "uniform"]  # equal models are built and timed once
     found = {(r.tags["variant"], r.metric): r for r in records}
-    assert set(found) == {(variant, metric) for variant in variants for metric in METRICS}
+    assert set(found) == {(variant, metric) for variant in variants for metric in SPEEDS}
     values = {key: record.value for key, record in found.items()}
     assert values["mine", "train_step"] == pytest.approx(3.0)
     assert values["mine", "inference_throughput"] == pytest.approx(12 / 1.5)
     assert values["mine", "inference_latency"] == pytest.approx(0.3)
-    for task in TASKS:  # how many times faster than the baseline
+    for task in RACES:  # how many times faster than the baseline
         assert values["mine", f"{task}_vs_softmax"] == pytest.approx(2.0)
         assert values["mine", f"{task}_vs_identity"] == pytest.approx(2 / 3)
         assert values["identity", f"{task}_vs_softmax"] == 1.0
     assert {(r.tags["batch"], r.tags["clock"], r.n) for r in records} == {(12, "wall", 2)}
     assert not any("attention" in r.tags for r in records)
     units = {r.metric: r.unit for r in records}
-    assert units == {m: "×" for m in METRICS if "_vs_" in m} | {
+    assert units == {m: "×" for m in SPEEDS if "_vs_" in m} | {
         "train_step": "s", "inference_throughput": "images/s", "inference_latency": "s",
     }  # fmt: skip
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +19,7 @@ from linvit.data.cache import Pixels, Wanted, cache_root, decoded, digest
 from linvit.data.decode import LARGEST, SMALLEST, resize
 from linvit.data.sources import DATASETS, FORMATS, SPLITS, Arrays, Pictures, check_memory
 from linvit.errors import choices
-from linvit.files import write_atomically
+from linvit.files import slug, write_atomically
 from linvit.progress import Progress, ignore
 from linvit.randomness import permutation
 from linvit.registry import check_options, parse, signature_options
@@ -117,7 +116,7 @@ def load_data(
             pixels = decoded(found, where, store / "decoded", wanted, progress)
         splits.check(where, pixels.labels, pixels.counts, classes, validation, limit)  # some may have been skipped
         key = hashlib.sha256(repr((pixels.digest, validation, seed, limit)).encode()).hexdigest()[:16]
-        file_name = re.sub(r"[^\w.-]+", "-", name) + f"-{key}.json"
+        file_name = slug(name) + f"-{key}.json"
         path = Path(split_file) if split_file else store / "splits" / file_name
         stored = _splits(path, split_file is not None, pixels, validation, seed, limit)
     except OSError as error:

@@ -6,16 +6,15 @@ validation images has no such entry, and `dataset.load_data` takes them from tra
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from linvit.errors import MEMORY
 from linvit.registry import Registry
 
-MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 SPLITS = ("train", "validation", "test")
 
 # name → function(root, *, options) and file suffix (or "folder") → function(path)

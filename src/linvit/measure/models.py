@@ -17,10 +17,10 @@ from linvit.progress import Progress, ignore
 from linvit.randomness import generator
 from linvit.records import Record, Tag
 
-TASKS = ("train_step", "inference", "latency")
-METRICS = (
+RACES = ("train_step", "inference", "latency")
+SPEEDS = (
     "train_step", "inference_throughput", "inference_latency",
-    *(f"{task}_vs_{base}" for task, base in itertools.product(TASKS, BASELINES)),
+    *(f"{task}_vs_{base}" for task, base in itertools.product(RACES, BASELINES)),
 )  # fmt: skip
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
@@ -31,27 +31,35 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 def side_by_side(
     configs: Mapping[str, ModelConfig], *, baselines: Mapping[str, ModelConfig], device: torch.device, batch: int = 64,
-    rounds: int = ROUNDS, optimizer: MakeOptimizer = adamw, by: str | None = None, progress: Progress = ignore,
+    rounds: int = ROUNDS, optimizer: MakeOptimizer = adamw, others: Mapping[str, MakeOptimizer] | None = None,
+    by: str | None = None, progress: Progress = ignore,
 ) -> Iterator[Record]:  # fmt: skip
     """Times of each variant, and ratios `<task>_vs_<baseline>`: how many times faster than the baseline it is.
 
     `configs` by the variant's id, which every record carries as its tag `variant`; `baselines` by name, timed in the
-    same rounds and given no records of their own. Equal configs are timed once. `by` one clock ("wall" or "cpu"), or
-    the one that suits the device and threads. The optimizer's rate should be tiny: the steps are on random labels.
+    same rounds and given no records of their own. `others`: variants with an optimizer of their own. Equal ones are
+    timed once. `by` one clock ("wall" or "cpu"), or the one that suits the device and threads. An optimizer's rate
+    should be tiny: the steps are on random labels.
     """
-    every = dict.fromkeys([*configs.values(), *baselines.values()])
-    calls = {(c, task): call for c in every for task, call in model_calls(c, device, batch, optimizer).items()}
+    own = dict(others or {})
+    makers = {(config, None): optimizer for config in [*configs.values(), *baselines.values()]}
+    makers |= {(configs[variant], variant): make for variant, make in own.items()}
+    calls = {
+        (*key, race): call for key, make in makers.items()
+        for race, call in model_calls(key[0], device, batch, make).items()
+    }  # fmt: skip
     times = race(calls, device=device, rounds=rounds, progress=lambda i, n, what: progress(i, n, f"speed: {what}"))
     by = by or times.clock
     where = provenance(device, torch.float32)
     for variant, config in configs.items():
         tags: dict[str, Tag] = {"variant": variant, "batch": batch, "clock": by}
-        step, inference, latency = (times.of((config, task), by=by) for task in TASKS)
+        mine = config, variant if variant in own else None
+        step, inference, latency = (times.of((*mine, task), by=by) for task in RACES)
         yield over_rounds("train_step", step, "s", where, tags)
         yield over_rounds("inference_throughput", [batch / t for t in inference], "images/s", where, tags)
         yield over_rounds("inference_latency", latency, "s", where, tags)
-        for task, (name, baseline) in itertools.product(TASKS, baselines.items()):
-            found = times.ratios((baseline, task), (config, task), by)
+        for task, (name, baseline) in itertools.product(RACES, baselines.items()):
+            found = times.ratios((baseline, None, task), (*mine, task), by)
             yield over_rounds(f"{task}_vs_{name}", found, "×", where, tags)
 
 
@@ -75,4 +83,4 @@ def model_calls(
     def infer(images: torch.Tensor) -> torch.Tensor:
         return model.eval()(images)
 
-    return dict(zip(TASKS, (step, partial(infer, x), partial(infer, x[:1])), strict=True))
+    return dict(zip(RACES, (step, partial(infer, x), partial(infer, x[:1])), strict=True))

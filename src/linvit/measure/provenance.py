@@ -9,6 +9,8 @@ from typing import Any, TypedDict
 
 import torch
 
+from linvit.errors import MEMORY
+
 
 class Provenance(TypedDict):
     device: str
@@ -45,9 +47,8 @@ def wait(device: torch.device) -> None:
 def machine() -> dict[str, Any]:
     """What stands under a study or a benchmark."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None
     return {
-        "cpu": cpu_name(), "cores": os.cpu_count(), "memory": memory, "device": device,
+        "cpu": cpu_name(), "cores": os.cpu_count(), "memory": MEMORY, "device": device,
         "os": platform.platform(terse=True),
     }  # fmt: skip
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from linvit.errors import MEMORY
 from linvit.registry import Spec, parse, parse_layers
 
 if TYPE_CHECKING:
     from linvit.models.config import ModelConfig
 
-MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 BLOCK = 32 * 1024 // 4  # the Python objects of one block, as many float32 numbers
 
 

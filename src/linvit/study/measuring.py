@@ -20,7 +20,7 @@ import torch
 from linvit.data import Dataset, normalise
 from linvit.files import write_atomically
 from linvit.measure import speed
-from linvit.measure.models import METRICS, MakeOptimizer, side_by_side
+from linvit.measure.models import SPEEDS, MakeOptimizer, side_by_side
 from linvit.measure.provenance import provenance
 from linvit.measure.race import BASELINES, ROUNDS
 from linvit.measure.trained import attention_maps, trained_error
@@ -66,7 +66,7 @@ class Measuring:
 
     def all(self) -> list[str]:
         """Sentences about what could not be measured."""
-        if self.missing(*METRICS):  # ratios are measured side by side, so all are measured again
+        if self.missing(*SPEEDS):  # ratios are measured side by side, so all are measured again
             with self.attempt("Speed"):
                 self.speed()
         self.memory()
@@ -107,9 +107,16 @@ class Measuring:
         return partial(make_optimizer, base.recipe.model_copy(update={"lr": 1e-12}))
 
     def speed(self) -> None:
+        """A variant with a recipe of its own takes its training step with that; batches are the base's for all."""
+        jobs = {name: self.first[name].experiment for name in self.configs}
+        others = {
+            name: self.optimizer(job)
+            for name, job in jobs.items()
+            if job.recipe.optimizer != self.base.recipe.optimizer
+        }
         self.store(list(side_by_side(
-            self.configs, baselines=self.baselines(self.base), device=self.device, batch=self.batch,
-            rounds=ROUNDS, optimizer=self.optimizer(self.base), progress=self.progress,
+            self.configs, baselines=self.baselines(self.base), device=self.device, batch=self.batch, rounds=ROUNDS,
+            optimizer=self.optimizer(self.base), others=others, progress=self.progress,
         )))  # fmt: skip
 
     def memory(self) -> None:
