@@ -248,7 +248,7 @@ def test_missing_artefacts_are_said(copy):
     assert "How they learned" not in words
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[1, 2", b'{"matrix": [["a"]]}', b"\xff\xfe\x00"])
+@pytest.mark.parametrize("content", [b"", b"{", b"PK\x03\x04torn", b"[1, 2", b'{"matrix": [["a"]]}', b"\xff\xfe\x00"])
 def test_broken_artefacts_are_left_out(copy, content):
     for file in [*copy.rglob("*.npz"), *copy.rglob("confusion.json"), *copy.rglob("log.jsonl")]:
         file.write_bytes(content)

@@ -121,10 +121,9 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback(help=HELP)
 def _linvit(
-    version: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True)
-    ] = False,
-) -> None: ...
+    version: Annotated[bool, typer.Option(
+        "--version", help="Show the version and exit.", callback=_print_version, is_eager=True)] = False,
+) -> None: ...  # fmt: skip
 
 
 _UsageError: Any = typer.BadParameter.__base__  # click's, which typer carries under names of its own
@@ -137,10 +136,8 @@ def main(args: Sequence[str] | None = None) -> int:
         code = _keep_examples(typer.main.get_command(app)).main(words, prog_name="linvit", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
-    except _Interrupted as stop:
+    except (_Interrupted, KeyboardInterrupt) as stop:
         return _fail("interrupted" + (f": {stop}" if str(stop) else ""), 130)
-    except KeyboardInterrupt:
-        return _fail("interrupted", 130)
     except _UsageError as error:
         where = error.ctx.command_path if error.ctx else "linvit"
         return _fail(f"error: {error.format_message().rstrip('.')} (see {where} --help)", 2)
@@ -148,17 +145,11 @@ def main(args: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (ValueError, OSError) as error:
-        if isinstance(error, OSError) and error.filename is None:
+        unnamed = isinstance(error, OSError) and error.filename is None
+        if unnamed or os.environ.get("LINVIT_TRACEBACK", "") not in ("", "0"):
             raise
-        if os.environ.get("LINVIT_TRACEBACK", "") not in ("", "0"):
-            raise
-        return _fail(f"error: {_message(error)}", 2)
-
-
-def _message(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return f"{error.filename}: {error.strerror or type(error).__name__}"
-    return str(error) or type(error).__name__
+        text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        return _fail(f"error: {text or type(error).__name__}", 2)
 
 
 def _fail(message: str, code: int) -> int:

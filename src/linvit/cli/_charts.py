@@ -9,12 +9,13 @@ from typing import Any
 
 import altair as alt
 
+from linvit.cli._output import where
 from linvit.files import write_atomically
 from linvit.records import Record
 from linvit.report import theme
 
-BLUE, ORANGE = theme.PALETTE[0], theme.PALETTE[1]
-ROW = 19  # pixels per attention
+BLUE, ORANGE = theme.PALETTE[:2]
+CLOSER, NOT_CLOSER = "closer to softmax than uniform", "not closer"
 
 
 def save(chart: Any, stem: Path) -> list[Path]:
@@ -22,25 +23,25 @@ def save(chart: Any, stem: Path) -> list[Path]:
     import vl_convert
 
     chart = chart.properties(config=theme.config(page=False))
-    spec = chart.to_dict()
     menu = {"actions": {"export": True, "source": False, "compiled": False, "editor": False}}
-    page = chart.to_html(inline=True, embed_options=menu)
-    contents = {".html": page.encode(), ".png": vl_convert.vegalite_to_png(spec, scale=2)}
-    written = []
-    for suffix, content in contents.items():
-        path = stem.with_suffix(suffix)
-        write_atomically(path, content)
-        written.append(path)
-    return written
+    page, image = stem.with_suffix(".html"), stem.with_suffix(".png")
+    write_atomically(page, chart.to_html(inline=True, embed_options=menu))
+    write_atomically(image, vl_convert.vegalite_to_png(chart.to_dict(), scale=2))
+    return [page, image]
 
 
-def _where(records: list[Record]) -> str:
-    first = records[0]
-    return f"{first.device}, {first.threads} thread{'s' * (first.threads != 1)}, {first.dtype}, {first.versions}"
+def _base(rows: list[dict[str, Any]], order: list[str], first: bool, tips: list[str], form: str) -> alt.Chart:
+    """A row per attention, named at the first of several panels; `tips` and the value with its range on hover."""
+    return alt.Chart(alt.InlineData(values=rows)).encode(
+        y=alt.Y("attention:N", sort=order, title=None, axis=alt.Axis(labels=first, labelLimit=300)),
+        tooltip=[*tips, *(alt.Tooltip(f"{key}:Q", format=form) for key in ("value", "low", "high"))],
+    )
 
 
-def _heading(text: str) -> alt.TitleParams:
-    return alt.TitleParams(text, frame="group", fontSize=12)
+def _beside(panels: dict[str, alt.LayerChart], width: int, rows: int, title: str, *lines: str) -> alt.HConcatChart:
+    named = [panel.properties(width=width, height=19 * rows, title=alt.TitleParams(name, frame="group", fontSize=12))
+             for name, panel in panels.items()]  # fmt: skip
+    return alt.hconcat(*named, spacing=16, title=alt.TitleParams(title, subtitle=lines))
 
 
 def error(records: Iterable[Record]) -> alt.HConcatChart:
@@ -50,84 +51,60 @@ def error(records: Iterable[Record]) -> alt.HConcatChart:
     sigmas = sorted({row["sigma"] for row in values})
     middle = sigmas[len(sigmas) // 2]
     order = [row["attention"] for row in sorted(values, key=lambda r: r["value"]) if row["sigma"] == middle]
-    panels = []
-    for i, sigma in enumerate(sigmas):
+    colour = alt.Color("beats:N", scale=alt.Scale(domain=[CLOSER, NOT_CLOSER], range=[BLUE, ORANGE]))
+    x = alt.X("value:Q", title=None, scale=alt.Scale(domain=[0, 1], clamp=True), axis=alt.Axis(values=[0, 0.5, 1]))
+    panels = {}
+    for sigma in sigmas:
         rows = [row for row in values if row["sigma"] == sigma]
         control = next(row["value"] for row in rows if row["attention"] == "uniform")
         for row in rows:
-            row["beats"] = "closer to softmax than uniform" if row["value"] < control else "not closer"
-        axis = alt.Axis(labels=i == 0, labelLimit=300)
-        y = alt.Y("attention:N", sort=order, title=None, axis=axis)
-        colour = alt.Color(
-            "beats:N", scale=alt.Scale(domain=["closer to softmax than uniform", "not closer"], range=[BLUE, ORANGE])
-        )
-        tips = ["attention:N", "sigma:Q", *(alt.Tooltip(f"{key}:Q", format=".4f") for key in ("value", "low", "high"))]
-        base = alt.Chart(alt.InlineData(values=rows)).encode(y=y, color=colour, tooltip=tips)
-        layers = alt.layer(
-            alt.Chart(alt.InlineData(values=[{"control": control}]))
-            .mark_rule(strokeDash=[4, 3], strokeWidth=1.5)
-            .encode(x="control:Q"),
+            row["beats"] = CLOSER if row["value"] < control else NOT_CLOSER
+        base = _base(rows, order, not panels, ["attention:N", "sigma:Q"], ".4f").encode(color=colour)
+        uniform = alt.Chart(alt.InlineData(values=[{"control": control}])).encode(x="control:Q")
+        panels[f"σ = {sigma:g}"] = alt.layer(
+            uniform.mark_rule(strokeDash=[4, 3], strokeWidth=1.5),
             base.mark_rule(strokeWidth=2, clip=True).encode(x="low:Q", x2="high:Q"),
-            base.mark_point(filled=True, size=70, opacity=1).encode(
-                x=alt.X(
-                    "value:Q", title=None, scale=alt.Scale(domain=[0, 1], clamp=True), axis=alt.Axis(values=[0, 0.5, 1])
-                )
-            ),
+            base.mark_point(filled=True, size=70, opacity=1).encode(x=x),
         )
-        panels.append(layers.properties(width=190, height=ROW * len(order), title=_heading(f"σ = {sigma:g}")))
     tags = found[0].tags
-    lines = [
+    return _beside(
+        panels, 190, len(order), "Distance from exact softmax",
         f"Total variation, mean over rows; q, k ~ N(0, σ²), {tags['tokens']} tokens, head_dim {tags['head_dim']}; "
         "dashed: uniform attention.",
         f"Dot: mean of {found[0].n} draws, line: their range; learnable kernels and linformer are untrained. "
         "Rows that do not sum to one can exceed 1.",
-        _where(found),
-    ]
-    return alt.hconcat(*panels, spacing=14, title=alt.TitleParams("Distance from exact softmax", subtitle=lines))
+        where(found[0]),
+    )  # fmt: skip
 
 
 def speed(records: Iterable[Record]) -> alt.HConcatChart:
     """A cell per attention, length and mode: how many times faster than fused softmax."""
     found = [record for record in records if record.metric == "attention_vs_softmax"]
     values = [
-        {
-            **record.tags,
-            "value": record.value,
-            "shown": f"{record.value:.2g}" if record.value < 10 else f"{record.value:.0f}",
-        }
-        for record in found
-        if isinstance(record.value, (int, float)) and record.tags["attention"] != "softmax"
-    ]
+        {**record.tags, "value": value, "shown": f"{value:.2g}" if value < 10 else f"{value:.0f}",
+         "log": max(-3.0, min(3.0, math.log2(value)))}
+        for record in found if (value := record.value) and record.tags["attention"] != "softmax"
+    ]  # fmt: skip
     lengths = sorted({row["tokens"] for row in values})
     longest = {
-        row["attention"]: row["value"] for row in values if row["tokens"] == lengths[-1] and row["mode"] == "both"
+        row["attention"]: row["value"] for row in values if (row["tokens"], row["mode"]) == (lengths[-1], "both")
     }
     order = sorted({row["attention"] for row in values}, key=lambda name: -longest.get(name, 0.0))
-    for row in values:
-        row["log"] = max(-3.0, min(3.0, math.log2(row["value"])))
-    panels = []
-    for i, (mode, title) in enumerate((("forward", "inference (forward)"), ("both", "training (forward + backward)"))):
-        base = alt.Chart(alt.InlineData(values=[row for row in values if row["mode"] == mode])).encode(
-            x=alt.X("tokens:O", title="tokens", axis=alt.Axis(labelAngle=0, orient="top")),
-            y=alt.Y("attention:N", sort=order, title=None, axis=alt.Axis(labels=i == 0, labelLimit=300)),
-            tooltip=["attention:N", "tokens:O", "mode:N",
-                     *(alt.Tooltip(f"{key}:Q", format=".3g") for key in ("value", "low", "high"))],
-        )  # fmt: skip
-        colour = alt.Color(
-            "log:Q",
-            legend=None,
-            scale=alt.Scale(domain=[-3, 0, 3], range=[ORANGE, "#F6F7F9", BLUE], clamp=True, interpolate="rgb"),
+    scale = alt.Scale(domain=[-3, 0, 3], range=[ORANGE, theme.INKS["card"], BLUE], clamp=True, interpolate="rgb")
+    ink = alt.condition("abs(datum.log) > 2", alt.value("white"), alt.value(theme.INKS["ink"]))
+    panels = {}
+    for mode, title in (("forward", "inference (forward)"), ("both", "training (forward + backward)")):
+        rows = [row for row in values if row["mode"] == mode]
+        base = _base(rows, order, not panels, ["attention:N", "tokens:O", "mode:N"], ".3g").encode(
+            x=alt.X("tokens:O", title="tokens", axis=alt.Axis(labelAngle=0, orient="top")))  # fmt: skip
+        panels[title] = alt.layer(
+            base.mark_rect(stroke="white", strokeWidth=1).encode(color=alt.Color("log:Q", legend=None, scale=scale)),
+            base.mark_text(fontSize=11).encode(text="shown:N", color=ink),
         )
-        cells = base.mark_rect(stroke="white", strokeWidth=1).encode(color=colour)
-        ink = alt.condition("abs(datum.log) > 2", alt.value("white"), alt.value("#16191D"))
-        text = base.mark_text(fontSize=11).encode(text="shown:N", color=ink)
-        size = {"width": 64 * len(lengths), "height": ROW * len(order)}
-        panels.append(alt.layer(cells, text).properties(**size, title=_heading(title)))
     tags = found[0].tags
-    lines = [
+    return _beside(
+        panels, 64 * len(lengths), len(order), "How many times faster than PyTorch's fused softmax attention",
         f"softmax's time / its time, {tags['clock']} clock, median of {found[0].n} interleaved rounds; "
         f"blue is faster, orange slower.",
-        f"batch {tags['batch']}, {tags['heads']} heads, head_dim {tags['head_dim']}; {_where(found)}",
-    ]
-    title = alt.TitleParams("How many times faster than PyTorch's fused softmax attention", subtitle=lines)
-    return alt.hconcat(*panels, spacing=20, title=title)
+        f"batch {tags['batch']}, {tags['heads']} heads, head_dim {tags['head_dim']}; {where(found[0])}",
+    )  # fmt: skip

@@ -14,7 +14,6 @@ from linvit.cli._output import duration
 
 if TYPE_CHECKING:
     from linvit.study import Job
-    from linvit.train import Event
 
 PATIENCE = 2.0  # seconds before the first sign of life
 INTERVAL = 10.0  # seconds between plain lines
@@ -47,41 +46,41 @@ class Display:
         left = self._left(f"work of {total}", done / total if total else 0.0)
         self._show("progress", done, total, f"{what} ({done:,}/{total:,}{left})", ends=done >= total)
 
-    def listen(self, event: Event) -> None:
+    def listen(self, event: Any) -> None:
         """One training."""
         self.heard += 1
         kind = type(event).__name__
         if kind in ("Began", "Noted"):
-            self.say(f"linvit: {event.text}")  # type: ignore[union-attr]
+            self.say(f"linvit: {event.text}")
         elif kind in ("Stepped", "Validated"):
             if row := getattr(event, "row", None):
                 self.validation[""] = f", val {row['validation_accuracy']:.3f}"
-            epoch = f"{event.epoch:.4g}" if row else f"{int(event.epoch) + 1}"  # type: ignore[union-attr]
+            epoch = f"{event.epoch:.4g}" if row else f"{int(event.epoch) + 1}"
             text = (  # fits 80 columns
-                f"epoch {epoch}/{event.epochs:.4g}, {event.step}/{event.total}, {duration(event.seconds_left)} left, "  # type: ignore[union-attr]
-                f"loss {event.loss:.3f}, acc {event.accuracy:.3f}{self.validation.get('', '')}, "  # type: ignore[union-attr]
-                f"{event.images_per_second:.0f} img/s"  # type: ignore[union-attr]
+                f"epoch {epoch}/{event.epochs:.4g}, {event.step}/{event.total}, {duration(event.seconds_left)} left, "
+                f"loss {event.loss:.3f}, acc {event.accuracy:.3f}{self.validation.get('', '')}, "
+                f"{event.images_per_second:.0f} img/s"
             )
-            self._show("training", event.step, event.total, text, always=bool(row))  # type: ignore[union-attr]
+            self._show("training", event.step, event.total, text, always=bool(row))
 
-    def hear(self, job: Job, event: Event) -> None:
+    def hear(self, job: Job, event: Any) -> None:
         """One of a study's trainings."""
         self.heard += 1
         name, kind = job.experiment.label, type(event).__name__
         who = f"{name} seed {job.experiment.seed}"
         if kind == "Noted":
-            self.say(f"{who}: {event.text}")  # type: ignore[union-attr]
+            self.say(f"{who}: {event.text}")
         elif kind == "Diverged":
-            self.say(f"{who}: diverged at step {event.step}, in {event.layer}")  # type: ignore[union-attr]
+            self.say(f"{who}: diverged at step {event.step}, in {event.layer}")
         elif kind in ("Stepped", "Validated"):
-            step, total = event.step, event.total  # type: ignore[union-attr]
+            step, total = event.step, event.total
             if row := getattr(event, "row", None):
                 self.validation[name] = f", val {row['validation_accuracy']:.2%}"
             self.shares[job.number] = step / total
             # a job that never spoke was finished by an earlier call
             done = sum(self.shares.get(number, 1.0) for number in range(max(self.shares) + 1)) / job.jobs
             place = f"run {job.number + 1} of {job.jobs}{self._left('training', done)}"
-            text = f"{who}: {step}/{total}{self.validation.get(name, '')}, {event.images_per_second:,.0f} img/s"  # type: ignore[union-attr]
+            text = f"{who}: {step}/{total}{self.validation.get(name, '')}, {event.images_per_second:,.0f} img/s"
             self._show(name, step, total, f"{text} ({place})", always=bool(row) and step == total)
 
     def say(self, text: str) -> None:
@@ -108,7 +107,6 @@ class Display:
                 self.rows[name] = self.live.add_task("")
             self.live.update(self.rows[name], completed=done, total=total or None, description=text, visible=not ends)
             return
-        now = time.monotonic()
-        waited = PATIENCE if self.spoke == self.begun else INTERVAL
-        if always or (now - self.spoke >= waited and not ends):
+        wait = PATIENCE if self.spoke == self.begun else INTERVAL
+        if always or (time.monotonic() - self.spoke >= wait and not ends):
             self.say(text)

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from linvit.records import Record
 
 
 def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+
+
+def rows(records: Iterable[Record]) -> list[dict[str, Any]]:
+    """Records as their lines have them."""
+    return [json.loads(record.line()) for record in records]
+
+
+def where(record: Record) -> str:
+    """On what it was measured."""
+    return f"{record.device}, {record.threads} thread{'s' * (record.threads != 1)}, {record.dtype}, {record.versions}"
 
 
 def print_json(value: Any) -> None:

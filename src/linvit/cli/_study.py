@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from linvit.cli._output import print_json, print_table
 
-if TYPE_CHECKING:
-    from linvit.report import Result, Summary
 
-
-def show(summary: Summary, folder: Path, as_json: bool, quiet: bool) -> None:
-    """The recommendation and the table, as the page has them."""
+def show(studies: Path | Sequence[Path], folder: Path, as_json: bool, quiet: bool) -> None:
+    """The recommendation and the table, as the page in the folder has them."""
     from linvit import report
+    from linvit.report.tables import HEADINGS, points, shown
 
+    summary = report.summarise(report.read(studies))
     advice = report.recommend(summary)
     page = folder / "report.html"
     if as_json:
@@ -24,14 +23,12 @@ def show(summary: Summary, folder: Path, as_json: bool, quiet: bool) -> None:
         })  # fmt: skip
         return
     if not quiet:
-        rows = [_row(variant) for variant in summary.variants]
-        print_table(rows, right=[name for name in (rows[0] if rows else {}) if name not in ("variant", "verdict")])
+        rows = [
+            {"variant": v.label, "test accuracy": points(v)}
+            | {heading.lower(): shown(v, metric.name) for heading, metric in HEADINGS.items()}
+            | {"verdict": v.verdict}
+            for v in summary.variants
+        ]
+        print_table(rows, right=["test accuracy", *map(str.lower, HEADINGS)])
     print(" ".join(advice.sentences))
     print(f"Report: {page}")
-
-
-def _row(variant: Result) -> dict[str, str]:
-    from linvit.report import tables
-
-    numbers = {heading.lower(): tables.shown(variant, metric.name) for heading, metric in tables.HEADINGS.items()}
-    return {"variant": variant.label, "test accuracy": tables.points(variant)} | numbers | {"verdict": variant.verdict}

@@ -5,15 +5,13 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from linvit.cli._output import duration
+from linvit.cli._output import duration, rows
 
 if TYPE_CHECKING:
     from linvit.train import Trained
 
 
 def summary(trained: Trained) -> dict[str, Any]:
-    import json
-
     return {
         "folder": str(trained.folder),
         "test_accuracy": trained.test_accuracy,
@@ -21,7 +19,7 @@ def summary(trained: Trained) -> dict[str, Any]:
         "validation_accuracy": trained.value("validation_accuracy"),
         "diverged": trained.diverged or None,
         "skipped": trained.data.skipped,
-        "records": [json.loads(record.line()) for record in trained.records],
+        "records": rows(trained.records),
     }
 
 
@@ -58,10 +56,11 @@ def explain_divergence(trained: Trained) -> int:
     return 1
 
 
-def settings(pairs: list[str], flags: dict[str, Any]) -> dict[str, Any]:
-    """`key=value` texts beside the flags; a value with commas is a list. What they mean is checked by the library."""
-    chosen = dict(flags)
-    for pair in pairs:
+def settings(pairs: list[str] | None, **flags: Any) -> dict[str, Any]:
+    """The flags that were given and the texts `key=value`, where a value with commas is a list. What they mean is
+    checked by the library."""
+    chosen = {key: value for key, value in flags.items() if value is not None}
+    for pair in pairs or []:
         key, equals, value = pair.partition("=")
         key = key.strip().replace("-", "_")
         if not (key and equals and value):
@@ -80,14 +79,6 @@ ELSEWHERE = (
     "data", "attention", "attentions", "seed", "seeds", "image_size", "limit", "skip_bad", "out", "device", "data_root",
     "budget", "match", "jobs", "threads", "controls",
 )  # fmt: skip
-NOT_OPTIONS = (
-    "progress",
-    "listeners",
-    "checkpoint_seconds",
-    "command",
-    "hear",
-    "test",
-    "variants",
-    "source",
-    "start",
-)  # of the functions
+NOT_OPTIONS = (  # but arguments of the functions
+    "progress", "listeners", "checkpoint_seconds", "command", "hear", "test", "variants", "source", "start",
+)  # fmt: skip

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from linvit.cli import _options as options
 
 if TYPE_CHECKING:
-    from linvit.progress import Progress
     from linvit.records import Record
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -30,14 +30,15 @@ def bench() -> None:
         linvit bench error --out runs/error
         linvit bench speed --tokens 1024 --tokens 4096 -a performer-exp:m=128 -a linformer:k=64
     """
+    # Before torch is imported: threads that wait must sleep, or CPU time counts them as work.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 @app.command()
 def error(
     attention: options.Attentions = None,
-    sigma: Annotated[
-        list[float] | None, typer.Option(help="Deviation of q and k; repeat it. [default: 0.5 1 2]")
-    ] = None,
+    sigma: Annotated[list[float] | None, typer.Option(
+        help="Deviation of q and k; repeat it. [default: 0.5 1 2]")] = None,
     tokens: Annotated[int, typer.Option(min=2, help="Sequence length N.")] = 256,
     heads: Heads = 4,
     head_dim: HeadDim = 64,
@@ -47,7 +48,7 @@ def error(
     out: options.Out = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
-) -> None:
+) -> None:  # fmt: skip
     """Distance from exact softmax for random q and k, with uniform attention as the control.
 
     Total variation of a row (0 equal, 1 disjoint), its entropy, and the relative error of the output. An attention
@@ -58,25 +59,19 @@ def error(
         linvit bench error
         linvit bench error -a performer-exp:m=64 -a performer-exp:m=256 -a performer-hyp --sigma 1 --out runs/error
     """
-    _set_threads(threads)
     from linvit.attention import attention_names
-    from linvit.measure import error as library
+    from linvit.measure.error import measure
 
-    def work(progress: Progress) -> Iterator[Record]:
-        return library.measure(
-            attention or attention_names(), sigmas=sigma or (0.5, 1.0, 2.0), tokens=tokens, heads=heads,
-            head_dim=head_dim, draws=draws, seed=seed, progress=progress,
-        )  # fmt: skip
-
+    work = partial(measure, attention or attention_names(), sigmas=sigma or (0.5, 1.0, 2.0), tokens=tokens, heads=heads,
+                   head_dim=head_dim, draws=draws, seed=seed)  # fmt: skip
     _run("error", work, _error_table, out, json, quiet)
 
 
 @app.command()
 def speed(
     attention: options.Attentions = None,
-    tokens: Annotated[
-        list[int] | None, typer.Option(min=1, help="Sequence length N; repeat it. [default: 64 256 1024 4096]")
-    ] = None,
+    tokens: Annotated[list[int] | None, typer.Option(
+        min=1, help="Sequence length N; repeat it. [default: 64 256 1024 4096]")] = None,
     heads: Heads = 8,
     head_dim: HeadDim = 64,
     prefix: Annotated[int, typer.Option(min=0, help="How many of the N tokens come before the image's (CLS).")] = 0,
@@ -89,7 +84,7 @@ def speed(
     out: options.Out = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
-) -> None:
+) -> None:  # fmt: skip
     """Time of forward and forward+backward, as ratios to PyTorch's fused softmax in the same run.
 
     An attention whose output or gradients are wrong is not timed. softmax and identity (returns v, the speed limit)
@@ -100,42 +95,22 @@ def speed(
         linvit bench speed --threads 2 --out runs/speed
         linvit bench speed --tokens 1024 --rounds 10 -a performer-relu:m=64 -a efficient
     """
-    _set_threads(threads)
     import torch
 
     from linvit.attention import attention_names
-    from linvit.measure import speed as library
     from linvit.measure.provenance import pick_device
+    from linvit.measure.speed import measure
 
-    place = pick_device(device)
-
-    def work(progress: Progress) -> Iterator[Record]:
-        return library.measure(
-            attention or attention_names(), tokens=tokens or (64, 256, 1024, 4096), heads=heads, head_dim=head_dim,
-            prefix=prefix, batch=batch, rounds=rounds, seed=seed, device=place, dtype=getattr(torch, dtype),
-            progress=progress,
-        )  # fmt: skip
-
+    work = partial(measure, attention or attention_names(), tokens=tokens or (64, 256, 1024, 4096), heads=heads,
+                   head_dim=head_dim, prefix=prefix, batch=batch, rounds=rounds, seed=seed, device=pick_device(device),
+                   dtype=getattr(torch, dtype))  # fmt: skip
     _run("speed", work, _speed_tables, out, json, quiet)
 
 
-def _set_threads(threads: int) -> None:
-    """Before torch is imported: threads that wait must sleep, or CPU time counts them as work."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    import torch
-
-    if threads:
-        torch.set_num_threads(threads)
-
-
 def _run(
-    name: str,
-    work: Callable[[Progress], Iterator[Record]],
-    show: Callable[[list[Record]], None],
-    out: Path | None,
-    json: bool,
-    quiet: bool,
-) -> None:
+    name: str, work: Callable[..., Iterator[Record]], show: Callable[[list[Record]], None],
+    out: Path | None, json: bool, quiet: bool,
+) -> None:  # fmt: skip
     from linvit.cli import _output
     from linvit.cli._display import Display
     from linvit.records import Records
@@ -144,12 +119,12 @@ def _run(
         out.mkdir(parents=True, exist_ok=True)  # fails now rather than after minutes of work
     records: list[Record] = []
     with Display(quiet) as display:
-        for record in work(display.progress):
+        for record in work(progress=display.progress):
             records.append(record)
             if out is not None:
                 Records(out / "records.jsonl").append([record])
     if json:
-        _output.print_json([_flat(record) for record in records])
+        _output.print_json(_output.rows(records))
     elif not quiet:
         show(records)
     if out is not None:
@@ -158,12 +133,6 @@ def _run(
         charts = _charts.save(getattr(_charts, name)(records), out / name)
         if not (json or quiet):
             print("wrote " + ", ".join(str(path) for path in [out / "records.jsonl", *charts]))
-
-
-def _flat(record: Record) -> dict[str, Any]:
-    import json
-
-    return json.loads(record.line())
 
 
 HEADINGS = {"attention_error": "TV", "attention_entropy": "H", "output_error": "out"}
@@ -196,7 +165,7 @@ def _error_table(records: list[Record]) -> None:
 
 
 def _speed_tables(records: list[Record]) -> None:
-    from linvit.cli._output import print_table
+    from linvit.cli._output import print_table, where
 
     found = {(r.metric, r.tags["mode"], r.tags.get("tokens"), r.tags["attention"]): r for r in records}
     lengths = sorted({int(r.tags["tokens"]) for r in records if r.metric == "attention_time"})  # type: ignore[arg-type]
@@ -222,8 +191,7 @@ def _speed_tables(records: list[Record]) -> None:
         f"×softmax: how many times faster than fused softmax, by {clocks['attention_vs_softmax']} time; "
         f"median ± half the interquartile range of {first.n} interleaved rounds. "
         f"ms: {clocks['attention_time']} time, median.",
-        f"batch {first.tags['batch']}, {first.tags['heads']} heads, head_dim {first.tags['head_dim']}; "
-        f"{first.device}, {first.threads} threads, {first.dtype}, {first.versions}.",
+        f"batch {first.tags['batch']}, {first.tags['heads']} heads, head_dim {first.tags['head_dim']}; {where(first)}.",
     ]
     print_table([], notes=notes)
 

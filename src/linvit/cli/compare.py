@@ -11,46 +11,32 @@ from linvit.cli import _options as options
 
 def run(
     ctx: typer.Context,
-    data: Annotated[
-        str, typer.Argument(help="A data set's name, or the path of an image folder, .npz or .parquet.")
-    ] = "digits",
-    attention: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--attention",
-            "-a",
-            metavar="SPEC",
-            help="A variant; repeat it. Default: softmax, performer-exp, -relu and -theta with m=32, linformer:k=16.",
-        ),
-    ] = None,
-    epochs: Annotated[
-        float | None, typer.Option(min=0, help="Epochs of every run; default: the data set's own.")
-    ] = None,
-    budget: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Time for all of it, e.g. 10m: as many equal steps as fit.")
-    ] = None,
+    data: options.Data = "digits",
+    attention: Annotated[list[str] | None, typer.Option(
+        "--attention", "-a", metavar="SPEC", help="A variant; repeat it. "
+        "Default: softmax, performer-exp, -relu and -theta with m=32, linformer:k=16.")] = None,
+    epochs: Annotated[float | None, typer.Option(
+        min=0, help="Epochs of every run; default: the data set's own.")] = None,
+    budget: Annotated[str | None, typer.Option(
+        metavar="TIME", help="Time for all of it, e.g. 10m: as many equal steps as fit.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each variant, with seeds SEED … SEED+K−1.")] = 3,
     seed: options.Seed = 0,
-    size: Annotated[str | None, typer.Option(help="A model size by name; see `linvit list sizes`.")] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any other option of the model or the recipe; repeat it."),
-    ] = None,
-    image_size: Annotated[int | None, typer.Option(min=4, help="Resize images to this side.")] = None,
-    limit: Annotated[int | None, typer.Option(min=2, help="At most so many images in each split.")] = None,
+    size: options.Size = None,
+    settings: options.Settings = None,
+    image_size: options.ImageSize = None,
+    limit: options.Limit = None,
     match: Annotated[bool, typer.Option(help="Match parameters by the width of the MLP.")] = True,
-    skip_bad: Annotated[bool, typer.Option(help="Leave unreadable images out and count them.")] = False,
+    skip_bad: options.SkipBad = False,
     controls: Annotated[bool, typer.Option(help="Train `uniform` too, which tells what attention is worth.")] = True,
     out: options.Out = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Trainings at a time. [default: the faster way, which is measured]")
-    ] = None,
+    jobs: Annotated[int | None, typer.Option(
+        min=1, help="Trainings at a time. [default: the faster way, which is measured]")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of each training.")] = None,
     device: options.Device = "auto",
     data_root: options.DataRoot = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
-) -> None:
+) -> None:  # fmt: skip
     """Train several attentions on your images and say which to use.
 
     Every variant gets the same data, steps and parameters; accuracy, speed and memory are measured here. The same
@@ -64,15 +50,11 @@ def run(
 
         linvit compare cifar10 -a softmax -a performer-relu:m=32,dwc=5 -a linformer:k=32 --epochs 10 --seeds 5
     """
-    from linvit import report
-    from linvit.cli import _output
+    from linvit.cli import _output, _study, _training
     from linvit.cli._display import Display
-    from linvit.cli._study import show
-    from linvit.cli._training import settings
     from linvit.study import compare
 
-    flags = {"epochs": epochs, "size": size}
-    extra = settings(set_ or [], {key: value for key, value in flags.items() if value is not None})
+    extra = _training.settings(settings, epochs=epochs, size=size)
     again = options.again(ctx)
     with Display(quiet or json) as display, _output.warnings_in_one_line():
         try:
@@ -83,4 +65,4 @@ def run(
             )  # fmt: skip
         except KeyboardInterrupt as stop:
             raise KeyboardInterrupt(f"nothing that was trained is lost; go on with: {again}") from stop
-    show(report.summarise(report.read(folder)), folder, json, quiet)
+    _study.show(folder, folder, json, quiet)

@@ -12,9 +12,8 @@ from linvit.cli import _options as options
 
 def run(
     model: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run, or of a model (…/best).")],
-    data: Annotated[
-        str | None, typer.Argument(metavar="[DATA]", help="A data set's name or a path. [default: as in training]")
-    ] = None,
+    data: Annotated[str | None, typer.Argument(
+        metavar="[DATA]", help="A data set's name or a path. [default: as in training]")] = None,
     split: Annotated[Literal["test", "validation"], typer.Option(help="Which images.")] = "test",
     confusion: Annotated[bool, typer.Option("--confusion", help="Show the confusion matrix too.")] = False,
     limit: options.Limit = None,
@@ -24,7 +23,7 @@ def run(
     device: options.Device = "auto",
     json: options.Json = False,
     quiet: options.Quiet = False,
-) -> None:
+) -> None:  # fmt: skip
     """Accuracy of a trained model, in all and per class.
 
     Examples:
@@ -33,15 +32,11 @@ def run(
         linvit evaluate runs/photos more-photos/ --confusion
         linvit evaluate runs/photos/last --split validation --json
     """
-    import torch
-
     from linvit.cli import _output
     from linvit.cli._display import Display
     from linvit.measure.accuracy import wilson
     from linvit.train.use import evaluate_folder
 
-    if threads:
-        torch.set_num_threads(threads)
     with Display(quiet) as display, _output.warnings_in_one_line():
         done = evaluate_folder(
             model, data, split=split, device=device, data_root=data_root, limit=limit, skip_bad=skip_bad,
@@ -76,6 +71,6 @@ def run(
     _output.print_table(rows, notes=notes, right=["images", "precision", "recall", "f1"])
     if confusion:
         names = result.classes
-        table = [{"true \\ predicted": a, **{b: int(c) for b, c in zip(names, counts[i], strict=True)}}
-                 for i, a in enumerate(names)]  # fmt: skip
+        table = [{"true \\ predicted": name} | dict(zip(names, row, strict=True))
+                 for name, row in zip(names, counts.tolist(), strict=True)]  # fmt: skip
         _output.print_table(table, right=names)

@@ -28,15 +28,11 @@ def run(
         linvit predict cat.jpg --model runs/photos
         linvit predict holiday/ more/*.png --model runs/photos --top 1 --json
     """
-    import torch
-
     from linvit.cli import _output
     from linvit.cli._display import Display
     from linvit.train import load, pick_device
     from linvit.train.use import find_images, predict
 
-    if threads:
-        torch.set_num_threads(threads)
     paths = find_images(images)
     with _output.warnings_in_one_line():
         ready = load(model).to(pick_device(device))
@@ -47,15 +43,12 @@ def run(
     for message in skipped:
         print(f"linvit: skipped: {message}", file=sys.stderr)
     if json:
-        _output.print_json(
-            [
-                {"image": one.image, "top": [{"class": name, "probability": value} for name, value in one.top]}
-                for one in found
-            ]
-        )
+        _output.print_json([
+            {"image": one.image, "top": [{"class": name, "probability": value} for name, value in one.top]}
+            for one in found
+        ])  # fmt: skip
         return
-    rows = [
+    _output.print_table([
         {"image": one.image} | {f"{i}.": f"{name} {value:.1%}" for i, (name, value) in enumerate(one.top, 1)}
         for one in found
-    ]
-    _output.print_table(rows)
+    ])  # fmt: skip

@@ -27,5 +27,4 @@ def run(
     from linvit import report
     from linvit.cli._study import show
 
-    page = report.build(folders, out)
-    show(report.summarise(report.read(folders)), page.parent, json, quiet)
+    show(folders, report.build(folders, out).parent, json, quiet)

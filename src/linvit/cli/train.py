@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -13,12 +13,11 @@ from linvit.cli import _options as options
 def run(
     ctx: typer.Context,
     data: options.Data = "digits",
-    attention: Annotated[
-        str | None, typer.Option("--attention", "-a", metavar="SPEC", help="One spec, or one per layer: a@2+b@4.")
-    ] = None,
+    attention: Annotated[str | None, typer.Option(
+        "--attention", "-a", metavar="SPEC", help="One spec, or one per layer: a@2+b@4.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Passes over the training images.")] = None,
     steps: Annotated[int | None, typer.Option(help="Steps, instead of epochs.")] = None,
-    size: Annotated[str | None, typer.Option(metavar="NAME", help="A named size: nano, tiny, 001-I, …")] = None,
+    size: options.Size = None,
     stem: Annotated[str | None, typer.Option(help="patch, conv, resnet or pixel.")] = None,
     patch_size: Annotated[int | None, typer.Option(help="Side of a patch, with --stem patch.")] = None,
     dim: Annotated[int | None, typer.Option(help="Width of the tokens.")] = None,
@@ -33,24 +32,20 @@ def run(
     patience: Annotated[int | None, typer.Option(help="Stop after so many epochs without a lower loss.")] = None,
     amp: Annotated[str | None, typer.Option(help="off, bf16 or fp16.")] = None,
     compile: Annotated[bool, typer.Option("--compile", help="torch.compile: slow to start, then faster.")] = False,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any other option of model or recipe; repeat it."),
-    ] = None,
+    settings: options.Settings = None,
     image_size: options.ImageSize = None,
     limit: options.Limit = None,
     skip_bad: options.SkipBad = False,
     data_root: options.DataRoot = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of this experiment. [default: runs/DATA-id]")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(
+        metavar="DIR", help="Folder of this experiment. [default: runs/DATA-id]")] = None,
     seed: options.Seed = 0,
     threads: options.Threads = 0,
     device: options.Device = "auto",
     save_every: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Time between checkpoints.")] = 30.0,
     json: options.Json = False,
     quiet: options.Quiet = False,
-) -> None:
+) -> None:  # fmt: skip
     """Train a vision transformer on a data set or a folder of images.
 
     What is not said is chosen for the data. The same command again goes on where it was stopped, at any moment. The
@@ -66,24 +61,16 @@ def run(
     from linvit.cli import _output, _training
     from linvit.cli._display import Display
 
-    flags: dict[str, Any] = {
-        "epochs": epochs, "steps": steps, "size": size, "stem": stem, "patch_size": patch_size, "dim": dim,
-        "depth": depth, "heads": heads, "batch_size": batch_size, "optimizer": optimizer, "lr": lr,
-        "schedule": schedule, "weight_decay": weight_decay, "ema": ema, "patience": patience, "amp": amp,
-        "compile": compile or None,
-    }  # fmt: skip
-    chosen = _training.settings(settings or [], {key: value for key, value in flags.items() if value is not None})
-    if attention is not None:
-        chosen["attention"] = attention
+    chosen = _training.settings(
+        settings, attention=attention, epochs=epochs, steps=steps, size=size, stem=stem, patch_size=patch_size, dim=dim,
+        depth=depth, heads=heads, batch_size=batch_size, optimizer=optimizer, lr=lr, schedule=schedule,
+        weight_decay=weight_decay, ema=ema, patience=patience, amp=amp, compile=compile or None,
+    )  # fmt: skip
     if "steps" in chosen and "epochs" in chosen:
         raise ValueError("give --epochs or --steps, not both")
 
-    import torch
+    from linvit.train import train  # takes seconds: what is wrong above is said at once
 
-    from linvit.train import train
-
-    if threads:
-        torch.set_num_threads(threads)
     with Display(quiet) as display, _output.warnings_in_one_line():
         try:
             trained = train(

@@ -15,26 +15,28 @@ import altair as alt
 from linvit import metrics
 from linvit.metrics import Metric
 from linvit.report import curves, tables, theme
+from linvit.report.curves import Rows
 from linvit.report.summary import Result, Summary
-
-Rows = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Chart:
     name: str  # of the figure file
     title: str
-    spec: alt.LayerChart | alt.FacetChart
+    height: int
+    layers: list[alt.Chart]
     note: str = ""
 
-    # Not validated here, which takes longer than all else: the tests do it.
     def page(self) -> dict[str, Any]:
-        spec = self.spec.properties(width="container", autosize=alt.AutoSizeParams(type="fit-x"))
-        return spec.to_dict(validate=False) | {"config": theme.config(page=True)}
+        return self._spec(True, width="container", autosize=alt.AutoSizeParams(type="fit-x"))
+
+    def _spec(self, page: bool, **properties: Any) -> dict[str, Any]:
+        """Not validated here, which takes longer than all else: the tests do it."""
+        spec = alt.layer(*self.layers).properties(height=self.height, **properties)
+        return spec.to_dict(validate=False) | {"config": theme.config(page)}
 
     def figure(self) -> dict[str, Any]:
-        spec: dict[str, Any] = self.spec.properties(width=640, title=self.title).to_dict(validate=False)
-        spec["config"] = theme.config(page=False)
+        spec = self._spec(False, width=640, title=self.title)
         for layer in spec["layer"]:
             if "name" in layer:  # the points that answer the pointer: no file needs those that are not seen
                 layer["transform"] = [{"filter": "datum.marked"}]
@@ -60,22 +62,15 @@ def _data(rows: Iterable[dict[str, Any]]) -> alt.Chart:
     return alt.Chart(alt.InlineData(values=list(rows)))
 
 
-def _colour(summary: Summary) -> alt.Color:
-    return alt.Color("variant:N", scale=alt.Scale(domain=[v.label for v in summary.variants]))
-
-
-def _shape(summary: Summary) -> alt.Shape:
+def _looks(summary: Summary, *channels: str) -> dict[str, Any]:
+    """What tells a variant from the others, the same in every chart; ranges that are too short begin again."""
     names = [v.label for v in summary.variants]
-    return alt.Shape("variant:N", scale=alt.Scale(domain=names, range=_cycle(theme.SHAPES, len(names))))
-
-
-def _dash(summary: Summary) -> alt.StrokeDash:
-    names = [v.label for v in summary.variants]
-    return alt.StrokeDash("variant:N", scale=alt.Scale(domain=names, range=_cycle(theme.DASHES, len(names))))
-
-
-def _cycle(values: Any, count: int) -> list[Any]:
-    return [values[i % len(values)] for i in range(count)]
+    every = {
+        "color": alt.Color("variant:N", scale=alt.Scale(domain=names)),
+        "shape": alt.Shape("variant:N", scale=alt.Scale(domain=names, range=list(theme.SHAPES))),
+        "strokeDash": alt.StrokeDash("variant:N", scale=alt.Scale(domain=names, range=list(theme.DASHES))),
+    }
+    return {channel: every[channel] for channel in channels}
 
 
 def _span(values: Iterable[float], room: float = 0.12) -> list[float]:
@@ -114,21 +109,25 @@ def pareto(summary: Summary, chosen: str | None) -> Chart | None:
               axis=alt.Axis(tickCount=6, format="~r" if beside else "~s"))  # fmt: skip
     y = alt.Y("accuracy:Q", title="Test accuracy", axis=alt.Axis(format="~%", tickCount=6),
               scale=alt.Scale(domain=[max(0, ends[0]), min(1, ends[1])], nice=False, zero=False))  # fmt: skip
-    tips = [alt.Tooltip("variant:N"), alt.Tooltip("shown:N", title="test accuracy"),
-            alt.Tooltip("pace:N", title="inference"), alt.Tooltip("verdict:N")]  # fmt: skip
+    tips = [
+        "variant:N",
+        alt.Tooltip("shown:N", title="test accuracy"),
+        alt.Tooltip("pace:N", title="inference"),
+        "verdict:N",
+    ]
     base = _data(rows).encode(x=x, y=y)
     layers = [
         _data(_front(rows)).mark_line(strokeDash=[4, 4], strokeWidth=1.5, strokeOpacity=0.7, style="quiet").encode(
             x=x, y=y, order="speed:Q"),
         base.mark_rule(strokeWidth=2, strokeOpacity=0.55).encode(
-            y=alt.Y("low:Q", title="Test accuracy"), y2="high:Q", color=_colour(summary), tooltip=tips),
+            y=alt.Y("low:Q", title="Test accuracy"), y2="high:Q", **_looks(summary, "color"), tooltip=tips),
         base.mark_point(size=620, strokeWidth=1.5, style="quiet", filled=False).transform_filter(
             "datum.chosen"),
         base.mark_point(size=170, filled=True).encode(
-            color=_colour(summary), shape=_shape(summary), tooltip=tips,
+            **_looks(summary, "color", "shape"), tooltip=tips,
             opacity=alt.when("datum.sound").then(alt.value(1)).otherwise(alt.value(0.35))),
     ]  # fmt: skip
-    return Chart("pareto", "Accuracy and inference speed", alt.layer(*layers).properties(height=340),
+    return Chart("pareto", "Accuracy and inference speed", 340, layers,
                  "Bars are 95 % intervals over seeds; the dashed line joins variants that none beats in both; "
                  "the ring marks the recommendation.")  # fmt: skip
 
@@ -142,41 +141,34 @@ def _front(rows: Rows) -> Rows:
 
 
 def bars(summary: Summary, metric: Metric) -> Chart | None:
-    rows = [(v, value) for v in summary.variants if (value := v.get(metric.name)) is not None]
-    softmax = next((value for v, value in rows if v.attention == "softmax"), None)
-    found = [
+    softmax = next((v.get(metric.name) for v in summary.variants if v.attention == "softmax"), None)
+    rows = [
         {"variant": v.label, "value": value, "shown": metric.show(value),
          "beside": f"{value / softmax:.0%}" if softmax else "–"}
-        for v, value in rows
+        for v in summary.variants if (value := v.get(metric.name)) is not None
     ]  # fmt: skip
-    if not found:
+    if not rows:
         return None
-    top = max(value for _, value in rows) or 1
-    tips = [
-        "variant:N",
-        alt.Tooltip("shown:N", title=metric.bar.lower()),
-        alt.Tooltip("beside:N", title="of softmax's"),
-    ]
+    top = max(row["value"] for row in rows) or 1
     x = alt.X("value:Q", title=None, scale=alt.Scale(domain=[0, top * 1.22], nice=False), axis=None)
-    base = _data(found).encode(y=_rows(), tooltip=tips)
-    layers = alt.layer(
-        base.mark_bar(cornerRadiusEnd=3, height=14, yOffset=8).encode(x=x, color=_colour(summary)),
-        base.mark_text(align="left", dx=8, dy=9, fontWeight=600).encode(x=x, text="shown:N"),
-        _labels(base),
-    )
-    return Chart(metric.name, metric.bar, layers.properties(height=ROW * len(found)))
+    tips = [alt.Tooltip("shown:N", title=metric.bar.lower()), alt.Tooltip("beside:N", title="of softmax's")]
+    return Chart(metric.name, metric.bar, ROW * len(rows), _bars(_by_row(rows, tips), x, summary))
 
 
 ROW = 44
 
 
-def _rows() -> alt.Y:
-    return alt.Y("variant:N", sort=None, title=None, axis=None)
+def _by_row(rows: Rows, tips: list[alt.Tooltip]) -> alt.Chart:
+    return _data(rows).encode(y=alt.Y("variant:N", sort=None, title=None, axis=None), tooltip=["variant:N", *tips])
 
 
-def _labels(base: alt.Chart) -> alt.Chart:
-    """The variant's name above its bar, where it has the whole width of a phone."""
-    return base.mark_text(align="left", dy=-9, style="quiet").encode(x=alt.value(0), text="variant:N")
+def _bars(base: alt.Chart, x: alt.X, summary: Summary) -> list[alt.Chart]:
+    """A variant's bar, its number behind it and its name above it, where it has the whole width of a phone."""
+    return [
+        base.mark_bar(cornerRadiusEnd=3, height=14, yOffset=8).encode(x=x, **_looks(summary, "color")),
+        base.mark_text(align="left", dx=8, dy=9, fontWeight=600).encode(x=x, text="shown:N"),
+        base.mark_text(align="left", dy=-9, style="quiet").encode(x=alt.value(0), text="variant:N"),
+    ]
 
 
 def _nearest(rows: Rows, x: Any, y: Any, tips: list[Any], summary: Summary) -> alt.Chart:
@@ -185,7 +177,7 @@ def _nearest(rows: Rows, x: Any, y: Any, tips: list[Any], summary: Summary) -> a
     return (
         _data(rows)
         .mark_point(filled=True, size=70)
-        .encode(x=x, y=y, color=_colour(summary), shape=_shape(summary), tooltip=tips,
+        .encode(x=x, y=y, **_looks(summary, "color", "shape"), tooltip=tips,
                 opacity=alt.when(hover | alt.datum.marked).then(alt.value(1)).otherwise(alt.value(0)))
         .add_params(hover)
     )  # fmt: skip
@@ -202,16 +194,14 @@ def scaling(summary: Summary, mode: str) -> Chart | None:
               axis=alt.Axis(values=_decades([row["seconds"] for row in rows]),
                             labelExpr="format(datum.value, '~s') + 's'"))  # fmt: skip
     tips = ["variant:N", alt.Tooltip("tokens:Q", title="tokens"), alt.Tooltip("shown:N", title="time")]
-    lines = _data(rows).mark_line(strokeWidth=2).encode(x=x, y=y, color=_colour(summary), strokeDash=_dash(summary))
-    layers = [lines, _nearest(rows, x, y, tips, summary)]
-    if breaks:
-        rule = _data(breaks).mark_rule(strokeWidth=1.5, strokeOpacity=0.5, strokeDash=[2, 3]).encode(
-            x=alt.X("tokens:Q"), color=_colour(summary),
-            tooltip=["variant:N", alt.Tooltip("tokens:Q", title="faster than softmax from N =", format=".0f")],
-        )  # fmt: skip
-        layers.insert(0, rule)
+    lines = _data(rows).mark_line(strokeWidth=2).encode(x=x, y=y, **_looks(summary, "color", "strokeDash"))
+    rule = _data(breaks).mark_rule(strokeWidth=1.5, strokeOpacity=0.5, strokeDash=[2, 3]).encode(
+        x=alt.X("tokens:Q"), **_looks(summary, "color"),
+        tooltip=["variant:N", alt.Tooltip("tokens:Q", title="faster than softmax from N =", format=".0f")],
+    )  # fmt: skip
+    layers = [*([rule] if breaks else []), lines, _nearest(rows, x, y, tips, summary)]
     note = "Vertical lines: the number of tokens from which a variant is faster than softmax." if breaks else ""
-    return Chart(f"scaling-{mode}", title, alt.layer(*layers).properties(height=300), note)
+    return Chart(f"scaling-{mode}", title, 300, layers, note)
 
 
 CURVES = [
@@ -227,21 +217,19 @@ def learning(summary: Summary, key: str, title: str, label: str, form: str) -> C
         return None
     last = int(max(row["epoch"] for row in rows))
     whole = list(range(0, last + 1, max(1, round(last / 6)))) if last > 1 else alt.Undefined
-    x = alt.X(
-        "epoch:Q", title="Epoch", axis=alt.Axis(values=whole, format="~f", grid=False), scale=alt.Scale(nice=False)
-    )
+    x = alt.X("epoch:Q", title="Epoch", scale=alt.Scale(nice=False),
+              axis=alt.Axis(values=whole, format="~f", grid=False))  # fmt: skip
     y = alt.Y("mean:Q", title=label, axis=alt.Axis(format=form, tickCount=5), scale=alt.Scale(zero=False))
     shown = ".1%" if form == "~%" else ".4g"
     tips = ["variant:N", alt.Tooltip("epoch:Q"), alt.Tooltip("mean:Q", title=title.lower(), format=shown),
             alt.Tooltip("low:Q", title="lowest seed", format=shown),
             alt.Tooltip("high:Q", title="highest seed", format=shown)]  # fmt: skip
-    base = _data(rows).encode(x=x, y=y, color=_colour(summary))
-    layers = alt.layer(
+    base = _data(rows).encode(x=x, y=y, **_looks(summary, "color"))
+    return Chart(f"learning-{key.replace('_', '-')}", title, 280, [
         base.mark_area(fillOpacity=0.12).encode(y=alt.Y("low:Q", title=label), y2="high:Q"),
-        base.mark_line(strokeWidth=2).encode(strokeDash=_dash(summary)),
+        base.mark_line(strokeWidth=2).encode(**_looks(summary, "strokeDash")),
         _nearest(rows, x, y, tips, summary),
-    )
-    return Chart(f"learning-{key.replace('_', '-')}", title, layers.properties(height=280))
+    ])  # fmt: skip
 
 
 def confusion(summary: Summary, variant: Result) -> Chart | None:
@@ -256,16 +244,14 @@ def confusion(summary: Summary, variant: Result) -> Chart | None:
                  alt.Tooltip("share:Q", title="of the true class", format=".1%")],
     )  # fmt: skip
     opacity = alt.FillOpacity("share:Q", legend=None, scale=alt.Scale(type="sqrt", domain=[0, 1], range=[0.03, 0.95]))
-    name = alt.Color("variant:N", legend=None, scale=alt.Scale(domain=[v.label for v in summary.variants]))
-    layers = [base.mark_rect().encode(color=name, fillOpacity=opacity)]
+    layers = [base.mark_rect().encode(color=_looks(summary, "color")["color"].legend(None), fillOpacity=opacity)]
     if len(names) <= 10:
         digits = base.transform_filter("datum.share >= 0.005").encode(text=alt.Text("share:Q", format=".0%"))
         layers += [
             digits.transform_filter("datum.share < 0.5").mark_text(fontSize=9),
             digits.transform_filter("datum.share >= 0.5").mark_text(fontSize=9, style="paper", fontWeight=600),
         ]
-    height = min(420, max(200, 30 * len(names)))
-    return Chart(f"confusion-{variant.index}", variant.label, alt.layer(*layers).properties(height=height))
+    return Chart(f"confusion-{variant.index}", variant.label, min(420, max(200, 30 * len(names))), layers)
 
 
 def classes(summary: Summary) -> Chart | None:
@@ -277,19 +263,19 @@ def classes(summary: Summary) -> Chart | None:
     x = alt.X("f1:Q", title="F1", axis=alt.Axis(format="~%", tickCount=5), scale=alt.Scale(zero=False))
     tips = ["variant:N", "class:N", *(alt.Tooltip(f"{key}:Q", format=".1%") for key in ("f1", "precision", "recall"))]
     base = _data(rows)
-    layers = alt.layer(
+    layers = [
         base.mark_rule(strokeWidth=1, strokeOpacity=0.5).encode(y=y, x=alt.X("min(f1):Q", title="F1"), x2="max(f1):Q"),
         base.mark_point(size=90, filled=True, fillOpacity=0.9).encode(
-            x=x, y=y, color=_colour(summary), shape=_shape(summary), tooltip=tips),
-    )  # fmt: skip
+            x=x, y=y, **_looks(summary, "color", "shape"), tooltip=tips),
+    ]  # fmt: skip
     note = "Hardest class first, mean over seeds." + (f" The {len(names)} hardest of {cut} classes." if cut else "")
-    return Chart("classes", "F1 by class", layers.properties(height=26 * len(names)), note)
+    return Chart("classes", "F1 by class", 26 * len(names), layers, note)
 
 
 def scores(summary: Summary, chosen: str | None) -> Chart | None:
     """Precision, recall and F1 of the recommended variant, class by class."""
     rows, names, _ = curves.classes(summary)
-    kinds = ("precision", "recall", "f1")
+    kinds = ["precision", "recall", "f1"]
     label = next((v.label for v in summary.variants if v.id == chosen), "")
     found = [{"variant": label, "class": row["class"], "metric": kind, "value": row[kind]}
              for row in rows if row["variant"] == label for kind in kinds if row.get(kind) is not None]  # fmt: skip
@@ -297,15 +283,15 @@ def scores(summary: Summary, chosen: str | None) -> Chart | None:
         return None
     spec = _data(found).mark_bar(cornerRadiusEnd=2).encode(
         y=alt.Y("class:N", scale=alt.Scale(domain=names), title=None, axis=alt.Axis(labelLimit=120, grid=False)),
-        yOffset=alt.YOffset("metric:N", sort=list(kinds)),
+        yOffset=alt.YOffset("metric:N", sort=kinds),
         x=alt.X("value:Q", title="Precision, recall, F1 (top to bottom)", axis=alt.Axis(format="~%", tickCount=5),
                 scale=alt.Scale(domain=[0, 1])),
-        fillOpacity=alt.FillOpacity("metric:O", legend=None, scale=alt.Scale(domain=list(kinds), range=[0.45, 0.7, 1])),
-        color=_colour(summary),
+        fillOpacity=alt.FillOpacity("metric:O", legend=None, scale=alt.Scale(domain=kinds, range=[0.45, 0.7, 1])),
+        **_looks(summary, "color"),
         tooltip=["class:N", "metric:N", alt.Tooltip("value:Q", format=".1%")],
     )  # fmt: skip
     height = max(160, 36 * len({row["class"] for row in found}))
-    return Chart("class-scores", f"Precision, recall and F1 of {label}", alt.layer(spec).properties(height=height))
+    return Chart("class-scores", f"Precision, recall and F1 of {label}", height, [spec])
 
 
 def error(summary: Summary) -> Chart | None:
@@ -317,21 +303,16 @@ def error(summary: Summary) -> Chart | None:
     ]  # fmt: skip
     if not rows:
         return None
-    tips = ["variant:N", alt.Tooltip("shown:N", title="distance to softmax"),
+    tips = [alt.Tooltip("shown:N", title="distance to softmax"),
             alt.Tooltip("uniform:Q", title="uniform's distance", format=".3f"),
             alt.Tooltip("entropy:Q", title="entropy", format=".3f")]  # fmt: skip
-    base = _data(rows).encode(y=_rows(), tooltip=tips)
-    top = 1.12 * max([row["error"] for row in rows] + [row["uniform"] or 0 for row in rows] + [0.1])
-    x = alt.X("error:Q", title="Total variation to softmax (0 = equal)", axis=alt.Axis(tickCount=5),
-              scale=alt.Scale(domain=[0, top], nice=False))  # fmt: skip
-    layers = alt.layer(
-        base.mark_bar(cornerRadiusEnd=3, height=14, yOffset=8).encode(x=x, color=_colour(summary)),
-        base.mark_text(align="left", dx=8, dy=9, fontWeight=600).encode(x=x, text="shown:N"),
-        base.transform_filter("datum.uniform != null").mark_tick(thickness=2.5, size=24, yOffset=8).encode(
-            x=alt.X("uniform:Q", title="Total variation to softmax (0 = equal)")),
-        _labels(base),
-    )  # fmt: skip
-    return Chart("attention-error", "Distance from softmax", layers.properties(height=ROW * len(rows)),
+    title = "Total variation to softmax (0 = equal)"
+    top = 1.12 * max(0.1, *(max(row["error"], row["uniform"] or 0) for row in rows))
+    x = alt.X("error:Q", title=title, axis=alt.Axis(tickCount=5), scale=alt.Scale(domain=[0, top], nice=False))
+    base = _by_row(rows, tips)
+    uniform = base.transform_filter("datum.uniform != null").encode(x=alt.X("uniform:Q", title=title))
+    layers = [*_bars(base, x, summary), uniform.mark_tick(thickness=2.5, size=24, yOffset=8)]
+    return Chart("attention-error", "Distance from softmax", ROW * len(rows), layers,
                  "The mark is uniform attention on the same queries and keys: a bar beyond it is further from softmax "
                  "than giving every patch the same weight. Bars end at 1, more than which only rows with a sum other "
                  "than one can differ.")  # fmt: skip

@@ -2,42 +2,41 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from linvit.files import read_lines
 from linvit.metrics import seconds as in_seconds
 from linvit.records import Record
-from linvit.report.evidence import read_json, read_lines
 from linvit.report.summary import Result, Summary, number
 
 Rows = list[dict[str, Any]]
 POINTS = 120  # of one learning curve
 MARKS = 5  # shapes along it
 CLASSES = 20  # of one per-class chart, or one confusion matrix
+SCORES = ("f1", "precision", "recall")
 
 
 def scaling(summary: Summary, mode: str) -> tuple[Rows, Rows]:
     """Time over tokens, and where each variant becomes faster than softmax."""
     rows: Rows = []
-    labels = {v.id: v.label for v in summary.variants}
-    for r in summary.study.of("attention_time", mode=mode):
-        if str(r.tags.get("variant")) not in labels:
-            continue
-        seconds, tokens = number(r.value), number(r.tags.get("tokens"))
-        if seconds and tokens and seconds > 0 and tokens > 0:
-            rows.append({"variant": labels[str(r.tags["variant"])], "tokens": tokens, "seconds": seconds,
-                         "shown": in_seconds(seconds), "marked": True})  # fmt: skip
-    if not rows:
-        return [], []
-    low, high = min(r["tokens"] for r in rows), max(r["tokens"] for r in rows)
     breaks: Rows = []
-    for r in summary.study.of("break_even_tokens"):
-        tokens = number(r.value)
-        if r.tags.get("mode", mode) == mode and tokens is not None and low <= tokens <= high:
-            breaks.append({"variant": labels.get(str(r.tags.get("variant")), ""), "tokens": tokens})
-    return sorted(rows, key=lambda r: (r["variant"], r["tokens"])), breaks
+    for v in summary.variants:
+        for r in summary.study.of("attention_time", mode=mode, variant=v.id):
+            if (seconds := number(r.value)) and (tokens := number(r.tags.get("tokens"))):
+                rows.append({"variant": v.label, "tokens": tokens, "seconds": seconds, "shown": in_seconds(seconds),
+                             "marked": True})  # fmt: skip
+        for r in summary.study.of("break_even_tokens", variant=v.id):
+            if r.tags.get("mode", mode) == mode and (tokens := number(r.value)):
+                breaks.append({"variant": v.label, "tokens": tokens})
+    low, high = (end((row["tokens"] for row in rows), default=0) for end in (min, max))
+    rows.sort(key=lambda row: (row["variant"], row["tokens"]))
+    return rows, [row for row in breaks if low <= row["tokens"] <= high]
 
 
 def break_even(summary: Summary, variant: Result) -> str:
@@ -74,7 +73,7 @@ def learning(summary: Summary, key: str) -> Rows:
     for variant in summary.variants:
         seen: dict[float, list[float]] = defaultdict(list)
         for record in _whole(summary, variant):
-            for line in read_lines(record):
+            for line in read_lines(Path(record.artefact), skip_bad=True):
                 epoch, value = number(line.get("epoch")), number(line.get(key))
                 if epoch is not None and value is not None:
                     seen[epoch].append(value)
@@ -92,70 +91,53 @@ def learning(summary: Summary, key: str) -> Rows:
     return rows
 
 
-def _matrix(summary: Summary, variant: Result) -> np.ndarray | None:
-    """Test images by (true, predicted) class, summed over seeds."""
-    total: np.ndarray | None = None
+def _matrix(summary: Summary, variant: Result) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Test images by (true, predicted) class, summed over seeds; their shares of the true class; the classes, a
+    different name for each, whatever the study calls them."""
+    found = []
     for record in summary.study.of("confusion", variant=variant.id):
-        if record.tags.get("selection", "best") != "best":
-            continue
-        found = read_json(record)
-        try:
-            matrix = np.asarray(found["matrix"], dtype=float)
-        except (KeyError, TypeError, ValueError):
-            continue
-        if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not np.isfinite(matrix).all():
-            continue
-        if total is None:
-            total = matrix
-        elif total.shape == matrix.shape:
-            total = total + matrix
-    return total
-
-
-def _names(summary: Summary, count: int) -> list[str]:
-    """A different name for each class, whatever the study calls them."""
-    known = summary.study.classes
-    names = [known[i] if i < len(known) else str(i) for i in range(count)]
-    return [name if names.count(name) == 1 else f"{name} ({i})" for i, name in enumerate(names)]
+        if record.tags.get("selection", "best") == "best":
+            with suppress(OSError, ValueError, KeyError, TypeError):  # a file that is missing or broken
+                found.append(np.asarray(json.loads(Path(record.artefact).read_bytes())["matrix"], dtype=float))
+    matrix = np.sum(found, axis=0) if found else np.zeros((0, 0))
+    known = summary.study.classes or [str(i) for i in range(len(matrix))]
+    names = [name if known.count(name) == 1 else f"{name} ({i})" for i, name in enumerate(known)]
+    return matrix, matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1), names
 
 
 def confusion(summary: Summary, variant: Result) -> tuple[Rows, list[str]]:
-    matrix = _matrix(summary, variant)
-    if matrix is None or len(matrix) > CLASSES:
+    matrix, share, names = _matrix(summary, variant)
+    if len(matrix) > CLASSES:
         return [], []
-    names = _names(summary, len(matrix))
-    share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-    rows = [{"variant": variant.label, "true": t, "predicted": p, "count": int(matrix[i, j]),
-             "share": round(share[i, j], 5)} for i, t in enumerate(names) for j, p in enumerate(names)]  # fmt: skip
+    rows = [{"variant": variant.label, "true": names[i], "predicted": names[j], "count": int(count),
+             "share": round(float(share[i, j]), 5)} for (i, j), count in np.ndenumerate(matrix)]  # fmt: skip
     return rows, names
 
 
 def confused(summary: Summary, variant: Result, most: int = 8) -> Rows:
     """The pairs of classes most often confused: what a matrix of many classes cannot show."""
-    matrix = _matrix(summary, variant)
-    if matrix is None or len(matrix) <= CLASSES:
+    _, share, names = _matrix(summary, variant)
+    if len(share) <= CLASSES:
         return []
-    names = _names(summary, len(matrix))
-    share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     np.fill_diagonal(share, 0)
-    order = np.argsort(-share, axis=None, kind="stable")[:most]
-    cells = [divmod(int(k), len(matrix)) for k in order]
-    return [{"true": names[i], "predicted": names[j], "share": float(share[i, j])} for i, j in cells if share[i, j] > 0]
+    cells = [divmod(int(place), len(share)) for place in np.argsort(-share, axis=None, kind="stable")[:most]]
+    return [{"true": names[i], "predicted": names[j], "share": share[i, j]} for i, j in cells if share[i, j] > 0]
 
 
 def classes(summary: Summary) -> tuple[Rows, list[str], int]:
     """F1, precision and recall by variant and class; the classes, hardest first; how many there are if some are cut."""
     labels = {v.id: v.label for v in summary.variants}
     seen: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for metric in ("f1", "precision", "recall"):
+    for metric in SCORES:
         for r in summary.study.of(metric):
-            value = number(r.value)
-            if value is not None and r.tags.get("class") is not None and r.tags.get("selection", "best") == "best":
-                seen[labels.get(str(r.tags.get("variant")), ""), str(r.tags["class"])][metric].append(value)
-    means = {key: {m: sum(v) / len(v) for m, v in found.items()} for key, found in seen.items() if "f1" in found}
-    names = list(dict.fromkeys(name for _, name in means))
-    score = {name: np.mean([found["f1"] for (_, own), found in means.items() if own == name]) for name in names}
-    names.sort(key=lambda name: score[name])
+            value, name = number(r.value), r.tags.get("class")
+            if value is not None and name is not None and r.tags.get("selection", "best") == "best":
+                seen[labels.get(str(r.tags.get("variant")), ""), str(name)][metric].append(value)
+    rows = [{"variant": label, "class": name} | {metric: sum(values) / len(values) for metric, values in found.items()}
+            for (label, name), found in seen.items() if "f1" in found]  # fmt: skip
+    scores = defaultdict(list)
+    for row in rows:
+        scores[row["class"]].append(row["f1"])
+    names = sorted(scores, key=lambda name: np.mean(scores[name]))
     kept = names[:CLASSES]
-    rows = [{"variant": label, "class": name, **found} for (label, name), found in means.items() if name in kept]
-    return rows, kept, len(names) if len(names) > len(kept) else 0
+    return [row for row in rows if row["class"] in kept], kept, len(names) if len(names) > len(kept) else 0

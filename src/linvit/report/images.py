@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from linvit.report.evidence import read_arrays
-from linvit.report.summary import Summary, number
+from linvit.report.summary import Result, Summary, number
 
 EXAMPLES = 12
 SIDE, THUMB = 160, 72  # longest side of a stored image, and of one behind a map, in pixels
@@ -47,34 +46,27 @@ def heat(attention: np.ndarray) -> str:
 
 def examples(summary: Summary) -> list[dict[str, Any]]:
     """Test images with what each variant said, those that most variants got wrong first."""
-    for record in summary.study.of("examples"):
-        arrays = read_arrays(record)
-        pictures, labels = _pictures(arrays.get("images"), 4), arrays.get("labels")
-        if pictures is None or labels is None or len(labels) != len(pictures):
-            continue
-        said = {v.id: arrays.get(f"predictions/{v.id}") for v in summary.variants}
-        told = [(v, x) for v in summary.variants if (x := said[v.id]) is not None and x.shape == labels.shape]
-        wrong = sum((x != labels).astype(int) for _, x in told) + np.zeros(len(labels), int)
-        return [
-            {
-                "image": uri(pictures[i]), "thumb": uri(pictures[i], THUMB), "label": _name(summary, labels[i]),
-                "wrong": int(wrong[i]), "of": len(told),
-                "answers": [_answer(summary, arrays, v, x, labels, i) for v, x in told],
-            }
-            for i in map(int, np.argsort(-wrong, kind="stable")[:EXAMPLES])
-        ]  # fmt: skip
-    return []
+    arrays = summary.study.arrays("examples")
+    pictures, labels = _pictures(arrays.get("images"), 4), arrays.get("labels")
+    if pictures is None or labels is None or len(labels) != len(pictures):
+        return []
+    told = [v for v in summary.variants if f"predictions/{v.id}" in arrays]
+    wrong = sum((arrays[f"predictions/{v.id}"] != labels for v in told), np.zeros(len(labels), int))
 
+    def answer(variant: Result, i: int) -> dict[str, Any]:
+        said = arrays[f"predictions/{variant.id}"][i]
+        sure, maps = arrays.get(f"confidence/{variant.id}"), arrays.get(f"maps/{variant.id}")
+        return {
+            "variant": variant, "said": _name(summary, said), "right": said == labels[i],
+            "confidence": None if sure is None else number(float(sure[i])),
+            "map": "" if maps is None else heat(maps[i]),
+        }  # fmt: skip
 
-def _answer(summary: Summary, arrays: dict[str, np.ndarray], variant: Any, said: Any, labels: Any, i: int) -> dict:
-    sure, maps = arrays.get(f"confidence/{variant.id}"), arrays.get(f"maps/{variant.id}")
-    return {
-        "variant": variant,
-        "said": _name(summary, said[i]),
-        "right": bool(said[i] == labels[i]),
-        "confidence": number(float(sure[i])) if sure is not None and len(sure) == len(labels) else None,
-        "map": heat(maps[i]) if maps is not None and maps.ndim == 3 and len(maps) == len(labels) else "",
-    }
+    return [
+        {"image": uri(pictures[i]), "thumb": uri(pictures[i], THUMB), "label": _name(summary, labels[i]),
+         "wrong": int(wrong[i]), "of": len(told), "answers": [answer(v, i) for v in told]}
+        for i in np.argsort(-wrong, kind="stable")[:EXAMPLES]
+    ]  # fmt: skip
 
 
 def _name(summary: Summary, label: Any) -> str:
@@ -84,20 +76,16 @@ def _name(summary: Summary, label: Any) -> str:
 
 def illustration(summary: Summary) -> dict[str, Any]:
     """An image, its patches as the model sees them, its colour channels, and its augmentations."""
-    for record in summary.study.of("illustration"):
-        arrays = read_arrays(record)
-        original = _pictures(arrays.get("original"), 3)
-        if original is None:
-            continue
-        augmented = _pictures(arrays.get("augmented"), 4)
-        found: dict[str, Any] = {"original": uri(original), "channels": channels(original)}
-        found["patches"], found["grid"] = "", []
-        found["augmented"] = [] if augmented is None else [uri(picture) for picture in augmented[:10]]
-        grid = arrays.get("grid", np.zeros(0)).ravel()
-        if len(grid) == 2 and all(0 < side <= 64 for side in grid):
-            found["patches"], found["grid"] = patches(original, int(grid[0]), int(grid[1])), [int(n) for n in grid]
-        return found
-    return {}
+    arrays = summary.study.arrays("illustration")
+    original, augmented = _pictures(arrays.get("original"), 3), _pictures(arrays.get("augmented"), 4)
+    if original is None:
+        return {}
+    grid = arrays.get("grid", np.zeros(0)).ravel().tolist()
+    return {
+        "original": uri(original), "channels": channels(original), "grid": grid,
+        "patches": patches(original, *grid) if len(grid) == 2 and all(0 < side <= 64 for side in grid) else "",
+        "augmented": [] if augmented is None else [uri(picture) for picture in augmented[:10]],
+    }  # fmt: skip
 
 
 def patches(original: np.ndarray, rows: int, columns: int) -> str:
@@ -107,16 +95,11 @@ def patches(original: np.ndarray, rows: int, columns: int) -> str:
         return ""
     zoom = max(1, SIDE // max(original.shape[:2]) - 1)
     gap = max(1, height * zoom // 6)
-    size = (rows * (height * zoom + gap) - gap, columns * (width * zoom + gap) - gap, 4)
-    sheet = np.zeros(size, np.uint8)
-    for r in range(rows):
-        for c in range(columns):
-            patch = original[r * height : (r + 1) * height, c * width : (c + 1) * width]
-            patch = np.broadcast_to(patch, (height, width, 3)).repeat(zoom, axis=0).repeat(zoom, axis=1)
-            top, left = r * (height * zoom + gap), c * (width * zoom + gap)
-            sheet[top : top + height * zoom, left : left + width * zoom, :3] = patch
-            sheet[top : top + height * zoom, left : left + width * zoom, 3] = 255
-    return uri(sheet)
+    colours = np.broadcast_to(original, (*original.shape[:2], 3))
+    opaque = np.pad(colours, ((0, 0), (0, 0), (0, 1)), constant_values=255)[: rows * height, : columns * width]
+    cells = opaque.repeat(zoom, axis=0).repeat(zoom, axis=1).reshape(rows, height * zoom, columns, width * zoom, 4)
+    apart = np.pad(cells, ((0, 0), (0, gap), (0, 0), (0, gap), (0, 0)))
+    return uri(apart.reshape(rows * (height * zoom + gap), columns * (width * zoom + gap), 4)[:-gap, :-gap])
 
 
 def channels(original: np.ndarray) -> list[dict[str, Any]]:
@@ -124,9 +107,7 @@ def channels(original: np.ndarray) -> list[dict[str, Any]]:
     if original.shape[-1] != 3:
         return []
     found = []
-    for i, name in enumerate(("red", "green", "blue")):
-        alone = np.zeros_like(original)
-        alone[..., i] = original[..., i]
-        bins = np.histogram(original[..., i], bins=32, range=(0, 256))[0]
-        found.append({"name": name, "image": uri(alone), "bins": (bins / max(1, bins.max())).round(3).tolist()})
+    for name, only in zip(("red", "green", "blue"), np.eye(3, dtype=np.uint8), strict=True):
+        bins = np.histogram(original @ only, bins=32, range=(0, 256))[0]
+        found.append({"name": name, "image": uri(original * only), "bins": (bins / bins.max()).round(3).tolist()})
     return found

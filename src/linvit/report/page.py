@@ -23,7 +23,7 @@ from linvit import metrics
 from linvit.files import write_atomically
 from linvit.report import charts, curves, images, tables, theme
 from linvit.report.charts import Chart
-from linvit.report.evidence import Evidence, read
+from linvit.report.evidence import Evidence, as_paths, read
 from linvit.report.recommendation import Recommendation, recommend
 from linvit.report.summary import Summary, number, summarise
 
@@ -34,7 +34,7 @@ def build(folders: Path | str | Sequence[Path | str], out: Path | str | None = N
     """Write the report of one study, or of several merged, into `out` (default: the first folder) → report.html.
 
     `figures=False` leaves the figure files out."""
-    paths = [Path(folders)] if isinstance(folders, (str, Path)) else [Path(folder) for folder in folders]
+    paths = as_paths(folders)
     study = read(paths)
     if out is None and len(paths) > 1:
         raise ValueError("several studies are merged into a folder of their own: give --out")
@@ -92,15 +92,14 @@ def render(summary: Summary, advice: Recommendation, sections: dict[str, list[Ch
     }  # fmt: skip
     chosen = next((v for v in summary.variants if v.id == advice.variant), None)
     return environment.get_template("page.html").render(
-        summary=summary, advice=advice, chosen=chosen, sections=sections,
-        points=tables.points, shown=tables.shown, below=tables.below,
-        breaks=curves.break_even, untimed=curves.not_timed(summary), behind=tables.behind, headings=tables.HEADINGS,
-        examples=images.examples(summary), illustration=images.illustration(summary),
+        summary=summary, advice=advice, chosen=chosen, sections=sections, tables=tables,
+        breaks=curves.break_even, untimed=curves.not_timed(summary), examples=images.examples(summary),
+        illustration=images.illustration(summary),
         confused={v.label: found for v in summary.variants if (found := curves.confused(summary, v))},
         facts=facts(summary.study), colours=len(theme.PALETTE), shapes=theme.SHAPES,
         specs=script_json({c.name: c.page() for found in sections.values() for c in found}),
-        style=Markup(theme.css() + _text("page.css")),
-        library=Markup(_library()), script=Markup(_text("page.js")),
+        style=Markup(theme.css() + (HERE / "page.css").read_text(encoding="utf-8")), library=Markup(_library()),
+        script=Markup((HERE / "page.js").read_text(encoding="utf-8")),
     )  # fmt: skip
 
 
@@ -117,40 +116,33 @@ def parts(spec: str) -> Markup:
     return Markup("{}<small>{}</small>").format(name, Markup(" <wbr>").join(options.split(",")))
 
 
-def _text(name: str) -> str:
-    return (HERE / name).read_text(encoding="utf-8")
-
-
 def facts(study: Evidence) -> list[tuple[str, str]]:
     """What was run, where and with what."""
     info, data = study.info, study.dataset
-    counts = [f"{data[part]:,} {part}" for part in ("train", "validation", "test") if isinstance(data.get(part), int)]
+    counts = [f"{data[part]:,} {part}" for part in ("train", "validation", "test") if part in data]
     side = data.get("image_size")
-    shape = f"{side}×{side}" if isinstance(side, int) else "×".join(map(str, side)) if isinstance(side, list) else ""
+    shape = f"{side}×{side} px" if side else ""
     classes = f"{len(study.classes)} classes" if study.classes else ""
-    model, recipe, machine = (_dict(info.get(key)) for key in ("model", "recipe", "machine"))
-    machine.pop("device", None)  # named below, as it was used
-    if isinstance(machine.get("memory"), (int, float)):
-        machine["memory"] = metrics.size(machine["memory"])
-    for planned in ("epochs", "steps"):  # what was made of it stands under Training
-        recipe.pop(planned, None)
+    model, recipe, machine = (info.get(key) or {} for key in ("model", "recipe", "machine"))
+    if isinstance(memory := machine.get("memory"), int):
+        machine = machine | {"memory": metrics.size(memory)}
     spent = {name: sum(number(r.value) or 0 for r in study.of(f"{name}_seconds")) for name in ("train", "test")}
-    spent["measure"] = number(_dict(info.get("seconds")).get("measuring")) or 0
+    spent["measure"] = (info.get("seconds") or {}).get("measuring", 0)
     speeds = study.of("train_step")
     clocks = {"cpu": "CPU time", "wall": "wall time"}
     found = [
-        ("Data", ", ".join(filter(None, [str(data.get("name", "")), classes, shape and f"{shape} px", *counts]))),
+        ("Data", ", ".join(filter(None, [data.get("name"), classes, shape, *counts]))),
         ("Seeds", ", ".join(map(str, info.get("seeds") or []))),
         ("Training", _pairs({key: info.get(key) for key in ("epochs", "steps", "budget")})),
-        ("Parameters matched", {True: "yes", False: "no"}.get(info.get("match"), "")),  # type: ignore
+        ("Parameters matched", {True: "yes", False: "no", None: ""}[info.get("match")]),
         ("Model", _pairs(model)),
-        ("Recipe", _pairs(recipe)),
+        ("Recipe", _pairs(recipe, without=("epochs", "steps"))),  # what was made of them stands under Training
         ("Speeds", ", ".join(filter(None, [
             _all(clocks.get(str(r.tags.get("clock")), "") for r in speeds), _all(f"{r.n} rounds" for r in speeds),
             _all(f"batch {r.tags['batch']}" for r in speeds if "batch" in r.tags)]))),
-        ("Machine", _pairs(machine)),
+        ("Machine", _pairs(machine, without=("device",))),  # named below, as it was used
         ("Device", _all(r.device for r in study.records)),
-        ("Trainings", _placing(_dict(info.get("placing")))),
+        ("Trainings", _placing(info.get("placing"))),
         ("Threads", _all(str(r.threads or "") for r in study.records)),
         ("Precision", _all(r.dtype for r in study.of("test_accuracy"))),
         ("Versions", _all(r.versions for r in study.records)),
@@ -162,31 +154,26 @@ def facts(study: Evidence) -> list[tuple[str, str]]:
     return [(name, text) for name, text in found if text]
 
 
-def _placing(placing: dict[str, Any]) -> str:
+def _placing(placing: dict[str, Any] | None) -> str:
     """How trainings were placed, and what was measured of the ways."""
     if not placing:
         return ""
-    jobs, threads = placing.get("jobs", 1), placing.get("threads", 1)
-    how = f"{jobs} at a time" if jobs > 1 else "one at a time"
-    speeds = ", ".join(f"{name} {rate:g} steps/s" for name, rate in _dict(placing.get("measured")).items())
-    return f"{how}, {threads} thread{'s' * (threads != 1)} each" + (f" (measured: {speeds})" if speeds else "")
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return dict(value) if isinstance(value, dict) else {}
+    jobs, threads = placing["jobs"], placing["threads"]
+    speeds = ", ".join(f"{name} {rate:g} steps/s" for name, rate in placing["measured"].items())
+    return (f"{jobs if jobs > 1 else 'one'} at a time, {threads} thread{'s' * (threads != 1)} each"
+            + (f" (measured: {speeds})" if speeds else ""))  # fmt: skip
 
 
 def _all(values: Iterable[str]) -> str:
     return ", ".join(sorted({value for value in values if value}))
 
 
-def _pairs(value: dict[str, Any]) -> str:
+def _pairs(values: dict[str, Any], without: tuple[str, ...] = ()) -> str:
     """`name value, …` without what is off."""
-    shown = {key: f"{item:g}" if isinstance(item, float) else item for key, item in value.items() if item}
-    return ", ".join(str(key).replace("_", " ") + ("" if item is True else f" {item}") for key, item in shown.items())
+    shown = {key: f"{value:g}" if isinstance(value, float) else value for key, value in values.items()
+             if value and key not in without}  # fmt: skip
+    return ", ".join(key.replace("_", " ") + ("" if value is True else f" {value}") for key, value in shown.items())
 
 
-def _when(value: Any) -> str:
-    if isinstance(value, (int, float)):
-        return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(value))
-    return str(value) if value else ""
+def _when(seconds: float | None) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds)) if seconds else ""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from linvit.metrics import percent
 from linvit.report import statistics
 from linvit.report.statistics import WORSE
-from linvit.report.summary import Result, Summary
+from linvit.report.summary import Result, Summary, count_seeds
 
 TIE = 1.05  # a speed difference below 5 % is no reason
 SMALL, LARGE = 0.01, 0.03  # accuracies one may give up and still be sure, or fairly sure
 
-HIGH, MODERATE, UNSURE, LOW, ALONE = "sure", "fairly sure", "not sure", statistics.UNKNOWN, "not compared"
 SPEEDS = {"inference_vs_softmax": "inference throughput beside softmax", "inference_throughput": "inference throughput"}
 TEST = "a paired t-test over seeds (Holm-corrected, 95\N{NO-BREAK SPACE}%)"
 
@@ -26,9 +26,8 @@ class Recommendation:
 
 
 def recommend(summary: Summary) -> Recommendation:
-    able = {
-        v.id: v for v in summary.variants if v.best and not v.diverged and not v.control and v.column != "published"
-    }
+    able = {v.id: v for v in summary.variants
+            if v.best and not v.diverged and not v.control and v.column != "published"}  # fmt: skip
     if not able:
         why = "every variant diverged" if any(v.diverged for v in summary.variants) else "no test accuracy was measured"
         return Recommendation(
@@ -42,8 +41,8 @@ def recommend(summary: Summary) -> Recommendation:
         beside = "Beside it there were only controls and runs that diverged" if len(summary.variants) > 1 else ""
         return Recommendation(
             best.id,
-            (_lead(best, summary), f"{beside or 'No other variant was trained'}: it was compared with none."), ALONE,
-            "It is the only variant that can be recommended.",
+            (_lead(best, summary), f"{beside or 'No other variant was trained'}: it was compared with none."),
+            "not compared", "It is the only variant that can be recommended.",
         )  # fmt: skip
     unknown = statistics.UNKNOWN in (verdicts.of[name] for name in able)
     if len(best.scores) < statistics.ENOUGH or unknown or any(math.isinf(verdicts.loss(name)) for name in able):
@@ -51,7 +50,8 @@ def recommend(summary: Summary) -> Recommendation:
             best.id,
             (f"{best.label} is the most accurate so far, {_right(best)} in {_seeds(best)}{_speed(best)}.",
              "Whether another is as good cannot be told yet: every variant needs the same three seeds or more."),
-            LOW, "With fewer than three shared seeds the most accurate is named, and nothing is claimed of the others.",
+            statistics.UNKNOWN,
+            "With fewer than three shared seeds the most accurate is named, and nothing is claimed of the others.",
         )  # fmt: skip
     equal = [v for v in able.values() if verdicts.of[v.id] != statistics.WORSE]
     metric = next((m for m in SPEEDS if all(v.get(m) for v in equal)), None) if len(equal) > 1 else None
@@ -65,7 +65,7 @@ def recommend(summary: Summary) -> Recommendation:
     return Recommendation(
         chosen.id,
         (_what(chosen, best, metric, summary), _how_sure(loss, summary, aside)),
-        HIGH if loss <= SMALL else MODERATE if loss <= LARGE else UNSURE,
+        "sure" if loss <= SMALL else "fairly sure" if loss <= LARGE else "not sure",
         _reason(metric, len(equal), aside),
     )
 
@@ -75,7 +75,7 @@ def _accuracy(variant: Result) -> float:
 
 
 def _percent(variant: Result) -> str:
-    return f"{100 * _accuracy(variant):.1f}\N{NO-BREAK SPACE}%"
+    return percent(_accuracy(variant))
 
 
 def _right(variant: Result) -> str:
@@ -83,7 +83,7 @@ def _right(variant: Result) -> str:
 
 
 def _seeds(variant: Result) -> str:
-    return "one seed" if len(variant.scores) == 1 else f"{len(variant.scores)} seeds"
+    return count_seeds(len(variant.scores))
 
 
 def _speed(variant: Result) -> str:
@@ -111,9 +111,8 @@ def _what(chosen: Result, best: Result, metric: str | None, summary: Summary) ->
     if chosen is not best:
         text = f"Use {chosen.label}: {_right(chosen)}, which {_seeds(best)} cannot tell from the most accurate, "
         return f"{text}{best.label} ({_percent(best)}){_speed(chosen)}."
-    if metric:
-        return _lead(chosen, summary)[:-1] + "; none that equals it is more than 5 % faster."
-    return _lead(chosen, summary)
+    lead = _lead(chosen, summary)
+    return lead[:-1] + "; none that equals it is more than 5 % faster." if metric else lead
 
 
 def _how_sure(loss: float, summary: Summary, aside: str) -> str:
@@ -130,8 +129,6 @@ def _reason(metric: str | None, equal: int, aside: str) -> str:
     if equal == 1:
         return f"{TEST[0].upper()}{TEST[1:]} finds none{aside} as accurate, so speed did not have to decide."
     rule = f"Among the variants that {TEST} cannot tell from the most accurate"
-    if metric:
-        return (
-            f"{rule}, the one with the highest {SPEEDS[metric]}; within 5\N{NO-BREAK SPACE}% of it, the more accurate."
-        )
-    return f"{rule}, the most accurate; there was no speed to decide between them."
+    if metric is None:
+        return f"{rule}, the most accurate; there was no speed to decide between them."
+    return f"{rule}, the one with the highest {SPEEDS[metric]}; within 5\N{NO-BREAK SPACE}% of it, the more accurate."

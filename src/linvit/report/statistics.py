@@ -38,14 +38,14 @@ class Interval:
     n: int
 
 
-def interval(values: Iterable[float], confidence: float = 1 - LEVEL) -> Interval | None:
-    x = np.asarray([value for value in values if value is not None and np.isfinite(value)], dtype=float)
+def interval(values: Iterable[float]) -> Interval | None:
+    x = np.asarray([value for value in values if np.isfinite(value)], dtype=float)
     if not len(x):
         return None
     mean = float(x.mean())
     if len(x) < 2:
         return Interval(mean, None, None, 1)
-    half = float(stdtrit(len(x) - 1, (1 + confidence) / 2) * x.std(ddof=1) / np.sqrt(len(x)))
+    half = float(stdtrit(len(x) - 1, 1 - LEVEL / 2) * x.std(ddof=1) / np.sqrt(len(x)))
     return Interval(mean, mean - half, mean + half, len(x))
 
 
@@ -69,7 +69,6 @@ class Comparison:
 def compare(scores: np.ndarray, resolution: float = 0.0) -> Comparison:
     """`scores` is (variants, seeds), NaN where a seed is missing. No deviation between seeds smaller than `resolution`,
     one test image, is believed."""
-    scores = np.asarray(scores, dtype=float)
     count = len(scores)
     difference, margin, p = np.zeros((count, count)), np.full((count, count), np.inf), np.ones((count, count))
     np.fill_diagonal(margin, 0)
@@ -120,11 +119,11 @@ class Verdicts:
     best: str | None
     of: dict[str, str]
     names: tuple[str, ...]  # those compared, in the comparison's order
-    comparison: Comparison | None
+    comparison: Comparison
 
     def against(self, name: str, other: str) -> tuple[float, float] | None:
         """The difference in accuracy and its corrected p; None if the two were not compared."""
-        if self.comparison is None or name == other or not {name, other} <= set(self.names):
+        if name == other or not {name, other} <= set(self.names):
             return None
         at = self.names.index(name), self.names.index(other)
         if np.isinf(self.comparison.margin[at]):
@@ -136,14 +135,13 @@ class Verdicts:
 
     def loss(self, name: str) -> float:
         """How much accuracy choosing `name` may give up at most (95 %, over all comparisons)."""
-        if self.comparison is None or len(self.names) < 2:
+        if len(self.names) < 2:
             return float("inf")
         i = self.names.index(name)
         found = self.comparison
         difference, margin, p = found.difference[:, i], found.margin[:, i], found.p[:, i]
         known = (p <= LEVEL) & (difference < 0)  # by Holm, which may know more than the margins, Bonferroni's
-        worst = np.where(known, 0.0, difference + margin)
-        return max(0.0, float(np.delete(worst, i).max()))
+        return max(0.0, float(np.where(known, 0.0, difference + margin).max()))
 
 
 def verdicts(
@@ -153,7 +151,7 @@ def verdicts(
     of = {name: DIVERGED if name in diverged else MISSING for name in scores}
     names = tuple(name for name in scores if scores[name] and name not in diverged)
     if not names:
-        return Verdicts(None, of, (), None)
+        return Verdicts(None, of, (), compare(np.empty((0, 0))))
     seeds = sorted({seed for name in names for seed in scores[name]}, key=str)
     table = np.array([[scores[name].get(seed, np.nan) for seed in seeds] for name in names])
     comparison = compare(table, resolution)
@@ -162,7 +160,6 @@ def verdicts(
         if comparison.p[i, top] <= LEVEL and i != top:
             of[name] = WORSE if comparison.difference[i, top] < 0 else BETTER
         else:
-            shared = np.isfinite(table[i] - table[top]).sum()
-            of[name] = SAME if shared >= ENOUGH else UNKNOWN
+            of[name] = SAME if np.isfinite(table[i] - table[top]).sum() >= ENOUGH else UNKNOWN
     of[names[top]] = BEST
     return Verdicts(names[top], of, names, comparison)

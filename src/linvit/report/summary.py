@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,19 +15,14 @@ from linvit.report.statistics import WORSE, Interval, Verdicts
 
 
 @dataclass
-class Result:
+class Result(Asked):
     """What is known of one variant. `numbers` holds the metrics that are numbers, means over seeds where there are."""
 
-    id: str
-    label: str
-    attention: str
-    index: int  # its place decides colour, shape and dash in every chart
-    column: str = "fair"
+    index: int = 0  # its place decides colour, shape and dash in every chart
     scores: dict[int, float] = field(default_factory=dict)  # seed → test accuracy of the validation-selected model
     best: Interval | None = None
     final: Interval | None = None
     numbers: dict[str, float] = field(default_factory=dict)
-    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)  # metric → quartiles
     diverged: list[str] = field(default_factory=list)  # one line for each seed
     failed: list[str] = field(default_factory=list)
     verdict: str = statistics.MISSING
@@ -44,7 +40,7 @@ class Result:
 class Summary:
     study: Evidence
     variants: list[Result]
-    verdicts: Verdicts = field(default_factory=lambda: Verdicts(None, {}, (), None))
+    verdicts: Verdicts = field(default_factory=lambda: statistics.verdicts({}))
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -96,51 +92,35 @@ def summarise(study: Evidence) -> Summary:
 
 def _result(study: Evidence, asked: Asked, index: int) -> Result:
     mine = [r for r in study.records if r.tags.get("variant") == asked.id]
-    accuracy = [r for r in mine if r.metric == "test_accuracy"]
-    best = _by_seed([r for r in accuracy if r.tags.get("selection", "best") == "best"])
-    final = _by_seed([r for r in accuracy if r.tags.get("selection") == "final"])
-    found = Result(asked.id, asked.label, asked.attention, index, asked.column, best, _fraction(best), _fraction(final))
-    for metric in metrics.TABLE:
-        rows = [r for r in mine if r.metric == metric.name and r.tags.get("mode", "forward") == "forward"]
-        values = [x for r in rows if (x := number(r.value)) is not None]
-        if values:
-            found.numbers[metric.name] = sum(values) / len(values)
-        for row in rows:
-            low, high = number(row.tags.get("low")), number(row.tags.get("high"))
-            if low is not None and high is not None:
-                found.ranges[metric.name] = (low, high)
-    found.diverged = _divergences(mine, accuracy)
-    done = {*best, *(r.tags.get("seed") for r in mine if r.metric == "diverged")}
-    found.failed = [f"seed {r.tags.get('seed')}: {r.tags.get('why')}" for r in mine
-                    if r.metric == "failed" and r.tags.get("seed") not in done]  # fmt: skip
-    return found
+    accuracies: dict[Any, dict[Any, float]] = defaultdict(dict)  # selection → seed → accuracy
+    seen: dict[str, list[float]] = defaultdict(list)
+    diverged: dict[Any, str] = {}  # seed → what happened, from its own record or from an accuracy that is no number
+    for r in mine:
+        seed, value = r.tags.get("seed", 0), number(r.value)
+        if value is not None and r.tags.get("mode", "forward") == "forward":
+            seen[r.metric].append(value)
+        if r.metric == "diverged":
+            where = f" in {r.tags['layer']}" if r.tags.get("layer") else ""
+            diverged[seed] = f"seed {seed} diverged{where}" + (f" at step {value:.0f}" if value is not None else "")
+        elif r.metric == "test_accuracy" and value is not None:
+            accuracies[r.tags.get("selection", "best")][seed] = value
+        elif r.metric == "test_accuracy":
+            diverged.setdefault(seed, f"seed {seed} has no finite accuracy")
+    scores, final = accuracies["best"], accuracies["final"]
+    failed = {r.tags.get("seed", 0): r.tags.get("why") for r in mine if r.metric == "failed"}
+    return Result(
+        **vars(asked), index=index, scores=scores, best=_fraction(scores), final=_fraction(final),
+        numbers={metric: sum(values) / len(values) for metric, values in seen.items()},
+        diverged=list(diverged.values()),
+        failed=[f"seed {seed}: {why}" for seed, why in failed.items() if seed not in scores | diverged],
+    )  # fmt: skip
 
 
-def _by_seed(records: list[Record]) -> dict[int, float]:
-    return {r.tags.get("seed", 0): x for r in records if (x := number(r.value)) is not None}  # type: ignore[misc]
-
-
-def _fraction(scores: dict[int, float]) -> Interval | None:
+def _fraction(scores: dict[Any, float]) -> Interval | None:
     found = statistics.interval(scores.values())
     if found is None or found.low is None or found.high is None:
         return found
     return Interval(found.mean, max(0.0, found.low), min(1.0, found.high), found.n)
-
-
-def _divergences(mine: list[Record], accuracy: list[Record]) -> list[str]:
-    """One line for each seed that diverged, from its own record or from an accuracy that is not a number."""
-    found: dict[Any, str] = {}
-    for r in mine:
-        if r.metric == "diverged":
-            step = number(r.value)
-            where = f" in {r.tags['layer']}" if r.tags.get("layer") else ""
-            found[r.tags.get("seed")] = f"seed {r.tags.get('seed')} diverged{where}" + (
-                f" at step {step:.0f}" if step is not None else ""
-            )
-    for r in accuracy:
-        if number(r.value) is None:
-            found.setdefault(r.tags.get("seed"), f"seed {r.tags.get('seed')} has no finite accuracy")
-    return list(found.values())
 
 
 def _doubts(summary: Summary) -> list[str]:
@@ -155,7 +135,8 @@ def _doubts(summary: Summary) -> list[str]:
         if v.failed:
             found.append(f"{v.label} failed: {'; '.join(v.failed)}. The same command tries it again.")
     if measured and (most := max(len(v.scores) for v in measured)) < statistics.ENOUGH:
-        found.append(f"{_seeds(most)}: that is not enough to tell variants apart; use --seeds 3 or more.")
+        seeds = count_seeds(most).capitalize()
+        found.append(f"{seeds}: that is not enough to tell variants apart; use --seeds 3 or more.")
     if len({frozenset(v.scores) for v in measured if not v.diverged}) > 1:
         found.append("Not every variant was trained with the same seeds; pairs are compared over the seeds they share.")
     sizes = {v.label: p for v in measured if (p := v.get("parameters"))}
@@ -165,8 +146,7 @@ def _doubts(summary: Summary) -> list[str]:
         found.append(f"Parameters are not matched: {large} has {ratio:.0%} more than {small}.")
     for what, of in (("devices", "device"), ("numbers of threads", "threads"), ("data types", "dtype"),
                      ("versions of linvit", "commit")):  # fmt: skip
-        values = _mixed(study.records, of)
-        if values:
+        if values := _mixed(study.records, of):
             found.append(f"Measured with different {what}: {', '.join(values)}.")
     best = summary.verdicts.best
     for v in measured:
@@ -179,16 +159,13 @@ def _doubts(summary: Summary) -> list[str]:
 def _mixed(records: list[Record], of: str) -> list[str]:
     """Values of a field that differ within a metric: like is then not compared with like. An accuracy may come from
     another number of threads or another day's version than a speed."""
-    found: dict[str, set[str]] = {}
+    timed = {metric.name for metric in metrics.TABLE if metric.timed}
+    found: dict[str, set[str]] = defaultdict(set)
     for record in records:
-        if (value := getattr(record, of)) and (of != "threads" or _timed(record.metric)):
-            found.setdefault(record.metric, set()).add(str(value))
+        if (value := getattr(record, of)) and (of != "threads" or record.metric in timed):
+            found[record.metric].add(str(value))
     return sorted(set().union(*(values for values in found.values() if len(values) > 1)))
 
 
-def _timed(name: str) -> bool:
-    return name in metrics.METRICS and metrics.METRICS[name].timed
-
-
-def _seeds(count: int) -> str:
-    return {1: "One seed"}.get(count, f"{count} seeds")
+def count_seeds(count: int) -> str:
+    return "one seed" if count == 1 else f"{count} seeds"

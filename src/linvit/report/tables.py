@@ -8,29 +8,21 @@ import re
 from pathlib import Path
 
 from linvit.files import write_atomically
-from linvit.metrics import METRICS, TABLE
+from linvit.metrics import METRICS, TABLE, percent
 from linvit.report.recommendation import Recommendation
 from linvit.report.summary import Result, Summary
 
-COLUMNS = {metric.column: metric.name for metric in TABLE if metric.column}
 HEADINGS = {metric.heading: metric for metric in TABLE if metric.heading}
 
 
 def row(variant: Result) -> dict[str, object]:
     best, final = variant.best, variant.final
-    cells: dict[str, object] = {
-        "attention": variant.attention,
-        "test_accuracy": best and best.mean,
-        "test_accuracy_low": best and best.low,
-        "test_accuracy_high": best and best.high,
-        "seeds": best.n if best else 0,
-        "final_accuracy": final and final.mean,
-        "verdict": variant.verdict,
-        "behind_best": variant.behind and variant.behind[0],
-        "p": variant.behind and variant.behind[1],
-    }
-    cells |= {column: variant.get(metric) for column, metric in COLUMNS.items()}
-    return cells | {
+    behind, p = variant.behind or (None, None)
+    return {
+        "attention": variant.attention, "test_accuracy": best and best.mean, "test_accuracy_low": best and best.low,
+        "test_accuracy_high": best and best.high, "seeds": len(variant.scores),
+        "final_accuracy": final and final.mean, "verdict": variant.verdict, "behind_best": behind, "p": p,
+        **{metric.column: variant.get(metric.name) for metric in TABLE if metric.column},
         "variant": variant.id, "label": variant.label, "column": variant.column,
         "diverged": "; ".join(variant.diverged), "failed": "; ".join(variant.failed),
     }  # fmt: skip
@@ -40,9 +32,8 @@ def write_csv(summary: Summary, path: Path) -> None:
     """One row per variant. A text that a spreadsheet would run as a formula gets a leading apostrophe."""
     file = io.StringIO(newline="")
     writer = csv.writer(file, lineterminator="\n")
-    rows = [row(variant) for variant in summary.variants]
-    writer.writerow(rows[0] if rows else row(Result("", "", "", 0)))
-    writer.writerows([_cell(value) for value in cells.values()] for cells in rows)
+    writer.writerow(row(Result("", "", "")))
+    writer.writerows(map(_cell, row(variant).values()) for variant in summary.variants)
     write_atomically(path, file.getvalue())
 
 
@@ -58,12 +49,10 @@ def _cell(value: object) -> str:
 def points(variant: Result, which: str = "best") -> str:
     """`97.8 ± 0.4 %`, the sign never alone on a line."""
     found = variant.best if which == "best" else variant.final
-    if found is None:
-        return "–"
-    half = ""
-    if found.low is not None and found.high is not None:  # the interval is cut at 0 and 1; show the wider side
-        half = f" ± {100 * max(found.high - found.mean, found.mean - found.low):.1f}"
-    return f"{100 * found.mean:.1f}{half}\N{NO-BREAK SPACE}%"
+    if found is None or found.low is None or found.high is None:
+        return METRICS["test_accuracy"].show(found and found.mean)
+    half = max(found.high - found.mean, found.mean - found.low)  # the interval is cut at 0 and 1; show the wider side
+    return f"{100 * found.mean:.1f} ± {percent(half)}"
 
 
 def behind(variant: Result) -> str:
@@ -102,7 +91,7 @@ def write_markdown(
     lines += ["## Results", "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for v in summary.variants:
         numbers = (shown(v, metric.name) for metric in HEADINGS.values())
-        cells = (escape(v.label), points(v), points(v, "final"), v.best.n if v.best else 0, *numbers, v.verdict)
+        cells = (escape(v.label), points(v), points(v, "final"), len(v.scores), *numbers, v.verdict)
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     lines += ["", "Mean and 95 % t-interval over seeds; speeds are beside softmax, above 1 is faster; verdicts are "
               "against the most accurate.", ""]  # fmt: skip
