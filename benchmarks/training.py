@@ -26,7 +26,8 @@ from linvit.measure.race import quartiles, ratios, timed
 from linvit.models import VisionTransformer
 from linvit.records import commit
 from linvit.train import Event, design, run
-from linvit.train.recipe import make_optimizer
+from linvit.train.events import Stepped
+from linvit.train.optimizers import make_optimizer
 
 CASES = {  # name → data set, options over its defaults
     "digits": ("digits", {}),
@@ -45,7 +46,7 @@ class Twin:
         self.recipe, config = experiment.recipe, experiment.model
         self.model = VisionTransformer(config)
         self.optimizer = make_optimizer(self.recipe.model_copy(update={"lr": 1e-12}), self.model)
-        images, labels = dataset.train.batch(slice(0, experiment.plan(len(dataset.train))[0]))
+        images, labels = dataset.train.batch(slice(0, experiment.length(len(dataset.train)).batch))
         augment = dataset.augment(**self.recipe.augmentation())
         self.x, self.y = augment(images, labels, torch.arange(len(labels)), 0, 0)
         self.augment = lambda: augment(images, labels, torch.arange(len(labels)), 0, 0)
@@ -63,7 +64,7 @@ class Twin:
 
     def __call__(self, event: Event) -> None:
         now = time.perf_counter()
-        if event.row is None and not event.message:  # an epoch's end validates: that is no step
+        if type(event) is Stepped:  # an epoch's end validates: that is no step
             self.spent, self.steps = self.spent + now - self.start, self.steps + 1
         if self.steps == GROUP:
             self.mine.append(timed(self.step, GROUP, CPU)["wall"])
@@ -84,7 +85,7 @@ def measure(name: str, options: dict, seconds: float) -> str:
             raise TimeoutError
 
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(TimeoutError):
-        run(experiment, dataset, Path(folder) / "run", device=CPU, progress=watch)
+        run(experiment, dataset, Path(folder) / "run", device=CPU, listeners=[watch])
     mine, theirs, augmenting = twin.mine[1:], twin.theirs[1:], twin.augmenting[1:]  # the first group warms up
     low, middle, high = quartiles(ratios(mine, theirs))
     share = statistics.median(ratios(augmenting, theirs))

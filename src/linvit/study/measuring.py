@@ -109,11 +109,8 @@ class Measuring:
     def speed(self) -> None:
         """A variant with a recipe of its own takes its training step with that; batches are the base's for all."""
         jobs = {name: self.first[name].experiment for name in self.configs}
-        others = {
-            name: self.optimizer(job)
-            for name, job in jobs.items()
-            if job.recipe.optimizer != self.base.recipe.optimizer
-        }
+        usual = self.base.recipe.optimizer
+        others = {name: self.optimizer(job) for name, job in jobs.items() if job.recipe.optimizer != usual}
         self.store(list(side_by_side(
             self.configs, baselines=self.baselines(self.base), device=self.device, batch=self.batch, rounds=ROUNDS,
             optimizer=self.optimizer(self.base), others=others, progress=self.progress,
