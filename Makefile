@@ -13,7 +13,7 @@ setup: .venv/.done
 	touch $@
 
 demo: setup
-	$(BIN)/linvit compare digits --epochs 14 --threads 1 --out runs/demo
+	$(BIN)/linvit compare digits --epochs 14 --out runs/demo
 
 # Two workers share the cores: threads that wait must not spin.
 test test-all: export OMP_WAIT_POLICY ?= passive

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from linvit.attention import Attention, create_attention
-from linvit.attention.linear import BLOCK
+from linvit.attention.pieces import BLOCK
 from linvit.measure.provenance import cpu_name
 from linvit.measure.race import Call, Times, quartiles, race
 from linvit.measure.speed import wrong

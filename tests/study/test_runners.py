@@ -82,7 +82,7 @@ def crew(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_worker_that_dies_is_one_failed_job_and_is_tried_again(tmp_path: Path, crew: None) -> None:
-    words = WORDS | {"epochs": 60}
+    words = WORDS | {"epochs": 40}
     doom = Doomed("performer-relu:m=8")
     folder = compare(DATA, jobs=2, out=tmp_path / "x", hear=doom, **words | {"seeds": 1})
     failed = [r for r in Records(folder / "records.jsonl") if r.metric == "failed"]
@@ -105,7 +105,7 @@ import sys, json
 from linvit.study import compare
 compare(sys.argv[1], jobs=2, out=sys.argv[2], **json.loads(sys.argv[3]))
 """
-    words = WORDS | {"epochs": 100, "seeds": 1}
+    words = WORDS | {"epochs": 40, "seeds": 1}
     out = tmp_path / "x"
     process = subprocess.Popen([sys.executable, "-c", code, DATA, str(out), json.dumps(words)])
     deadline = time.monotonic() + 100
