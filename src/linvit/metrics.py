@@ -157,6 +157,6 @@ def problems(record: Record) -> list[str]:
         found.append(f"{record.metric} has the tag '{tag}', which its row does not name")
     if bool(record.artefact) != bool(metric.artefact):
         found.append(f"{record.metric} has {'an' if record.artefact else 'no'} artefact")
-    if "seed" in metric.per and metric.per[: len(RUN)] == RUN and "seed" not in record.tags:
+    if "seed" in metric.per and metric.per[: len(RUN)] == RUN and record.experiment and "seed" not in record.tags:
         found.append(f"{record.metric} has no seed")
     return found

@@ -320,6 +320,17 @@ def test_merging(tmp_path):
     assert build(first, os.path.relpath(first)).samefile(first / "report.html")
 
 
+def test_other_protocols_are_other_variants(tmp_path):
+    """Twenty epochs and one are not six seeds of one variant."""
+    folders = [study(tmp_path / name, attentions=("softmax",), artefacts=False) for name in ("long", "short")]
+    info = json.loads((folders[1] / "study.json").read_text())
+    (folders[1] / "study.json").write_text(json.dumps(info | {"steps": 21}))
+    build(folders, tmp_path / "both")
+    assert [(row["variant"], row["seeds"]) for row in rows(tmp_path / "both")] == [
+        ("softmax (long)", "3"), ("softmax (short)", "3"),
+    ]  # fmt: skip
+
+
 def test_the_same_name_is_not_the_same_data(tmp_path):
     folders = [study(tmp_path / name, artefacts=False) for name in ("v1", "v2")]
     for folder in folders:

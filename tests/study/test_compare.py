@@ -165,10 +165,10 @@ def test_variants_differ_in_any_part(dataset: data.Dataset, tmp_path: Path, no_m
     ]
     folder = compare(DATA, variants=variants, seeds=1, epochs=1, out=tmp_path / "x", **QUICK)
     table = {row["variant"]: row for row in rows(folder)}
-    start = f"from {best.parent.name}"
+    start = f"from {best.parent.name} ({start_from(best).sha256[:6]})"
     assert [row["label"] for row in table.values()] == [
         "softmax", "softmax, lr 0.0001, dropout 0.1", "softmax, image_size 16", f"performer-relu:m=8, {start}",
-        "uniform, literal", "softmax, published",
+        "uniform, literal", "softmax, published, p. 4",
     ]  # fmt: skip
     assert [row["column"] for row in table.values()] == ["fair"] * 4 + ["literal", "published"]
     assert float(table["paper"]["test_accuracy"]) == 0.983
@@ -196,6 +196,34 @@ def test_names_show_what_differs_and_nothing_else() -> None:
     with pytest.raises(ValueError, match="two variants are called 'a'"):
         named([Variant(id="a"), Variant(id="a", attention="uniform")])
     assert len(named([Variant(), Variant()])) == 1
+
+
+def test_no_variant_is_lost(tmp_path: Path, dataset: data.Dataset) -> None:
+    """Whatever differs is a variant of its own; one name for two is an error, now and when a study is extended."""
+    from linvit.train import Start
+
+    printed = {"column": "published", "published": {"test_accuracy": 0.9}}
+    same = [Variant(), Variant(task="other"), Variant(place="a", **printed), Variant(place="b", **printed),
+            *(Variant(start=Start(folder="/models/best", sha256=sha * 32)) for sha in ("ab", "cd"))]  # fmt: skip
+    assert len({variant.id for variant in named(same)}) == len({variant.label for variant in named(same)}) == 6
+    words = {"seeds": 1, "epochs": 1, "out": tmp_path / "x", **QUICK}
+    with pytest.raises(ValueError, match="unknown task 'other'"):
+        compare(dataset, variants=[Variant(task="other")], **words)
+    with pytest.raises(ValueError, match="unknown option 'img_size'"):
+        compare(DATA, variants=[Variant(data={"img_size": 16})], **words)
+    for bad in ({"column": "published"}, {"published": {"test_accuracy": 0.9}}):
+        with pytest.raises(ValueError, match="if, and only if, its column is published"):
+            Variant(**bad)
+    with pytest.raises(ValueError, match="did you mean 'test_accuracy'"):
+        Variant(column="published", published={"test_acuracy": 0.9})
+    assert not (tmp_path / "x").exists()
+
+
+def test_another_variant_of_the_same_name_is_refused(study: Path, dataset: data.Dataset) -> None:
+    before = (study / "study.json").read_bytes()
+    with pytest.raises(ValueError, match="another variant called 'softmax'"):
+        compare(dataset, variants=[Variant(id="softmax", options={"dim": 32})], epochs=2, out=study, **QUICK)
+    assert (study / "study.json").read_bytes() == before
 
 
 def test_what_cannot_be_measured_is_said_and_the_rest_goes_on(
@@ -388,7 +416,7 @@ def test_examples_show_where_variants_differ() -> None:
 def test_compare_and_report_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The command that is stored is the one that was given, whatever started the process."""
     sets = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
-    words = ["compare", DATA, "-a", "softmax", "--epochs", "1", "--seeds", "1", "--threads", "1", *sets]
+    words = ["compare", DATA, "-a", "softmax", "--epochs", "1", "--seeds", "1", "--threads", "1", "--no-match", *sets]
     assert cli.main([*words, "--out", str(tmp_path / "x")]) == 0
     out = capsys.readouterr().out
     assert out.splitlines()[0].split()[:3] == ["variant", "test", "accuracy"]
@@ -396,6 +424,7 @@ def test_compare_and_report_on_the_command_line(tmp_path: Path, capsys: pytest.C
     assert "uniform" in out
     (command,) = Study.read(tmp_path / "x" / "study.json").commands
     assert command.startswith("linvit compare --attention softmax --epochs 1")
+    assert " --no-match " in command
     (tmp_path / "x" / "report.html").unlink()
     assert cli.main(["report", str(tmp_path / "x"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["recommendation"] == "softmax"

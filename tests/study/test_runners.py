@@ -145,7 +145,7 @@ def test_the_faster_way_is_measured_once_and_stored(tmp_path: Path, monkeypatch:
     asked: list[str] = []
 
     def rate(name: str, value: float):
-        def measured(self: Runner, job: Job, seconds: float) -> float:
+        def measured(self: Runner, job: Job, seconds: float, also: object = ()) -> float:
             asked.append(name)
             return value
 
@@ -164,10 +164,96 @@ def test_the_faster_way_is_measured_once_and_stored(tmp_path: Path, monkeypatch:
         assert (placing.runner, placing.measured) == (faster, {"here": 5.0, "processes": there})
 
 
+def test_no_more_workers_than_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixty-four cores are of no use to two runs: what is measured is what could run."""
+    crews: list[int] = []
+
+    def measured(self: Runner, job: Job, seconds: float, also: object = ()) -> float:
+        crews.append(self.jobs)
+        return 1.0
+
+    monkeypatch.setattr(compare_module.os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
+    for name in ("here", "processes"):
+        monkeypatch.setattr(RUNNERS[name], "steps_per_second", measured)
+    compare(DATA, out=tmp_path / "x", **WORDS | {"epochs": 1, "seeds": 1})
+    assert crews == [1, 2]
+
+
+def test_what_only_this_process_knows_is_done_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from linvit.attention import ATTENTIONS
+    from linvit.attention.exact import Identity
+
+    class Half(Identity):
+        def attend(self, q, k, v, mask):
+            return v / 2
+
+    ATTENTIONS.register("half-of-it")(Half)
+    monkeypatch.setattr(compare_module.os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    monkeypatch.setattr(compare_module, "PROBE", 0.01)
+    words = WORDS | {"attentions": ["softmax", "half-of-it"], "epochs": 1, "seeds": 1}
+    try:
+        folder = compare(DATA, out=tmp_path / "x", **words)
+        placing = Study.read(folder / "study.json").placing
+        assert placing is not None
+        assert placing.runner == "here"
+        assert not [r for r in Records(folder / "records.jsonl") if r.metric == "failed"]
+        with pytest.raises(ValueError, match=r"a worker cannot do this job: .*half-of-it"):
+            compare(DATA, jobs=2, out=tmp_path / "y", **words)
+    finally:
+        del ATTENTIONS._entries["half-of-it"]
+
+
+def one_job(folder: Path, **options: object) -> Job:
+    source = Source.of(DATA)
+    experiment = design(source.open(), "softmax", source=source, **SMALL | options)
+    return Job(number=0, jobs=1, variant="softmax", experiment=experiment, folder=str(folder))
+
+
+def test_what_a_library_prints_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN writes to the process's standard output, past Python's."""
+    monkeypatch.setenv("ONEDNN_VERBOSE", "1")
+    job = one_job(tmp_path / "run", steps=3)
+    runner = RUNNERS["processes"](1, {})
+    try:
+        ((_, records),) = runner.run([job], lambda job, event: None)
+    finally:
+        runner.close()
+    assert any(r.metric == "test_accuracy" for r in records)
+
+
+def test_a_worker_whose_study_is_gone_begins_nothing(tmp_path: Path) -> None:
+    """The job and the end of input are both there before the worker has even started."""
+    line = json.dumps({"job": one_job(tmp_path / "run", epochs=500).model_dump(mode="json")}) + "\n"
+    call = [sys.executable, "-m", "linvit.study.runners.processes"]
+    done = subprocess.run(call, input=line, capture_output=True, text=True, timeout=60)
+    assert done.returncode in (0, -signal.SIGTERM)  # its own, if it was just about to begin
+    assert done.stdout == ""
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_worker_that_died_idle_costs_no_job(tmp_path: Path) -> None:
+    runner = RUNNERS["processes"](1, {})
+    try:
+        first = one_job(tmp_path / "a", steps=1)
+        list(runner.run([first], lambda job, event: None))
+        runner.workers[0].process.kill()  # type: ignore[attr-defined]
+        runner.workers[0].process.wait()  # type: ignore[attr-defined]
+        ((_, records),) = runner.run([one_job(tmp_path / "b", steps=1)], lambda job, event: None)
+    finally:
+        runner.close()
+    assert any(r.metric == "test_accuracy" for r in records)
+
+
 def test_jobs_need_images_that_a_worker_can_find(tmp_path: Path) -> None:
     dataset = data.load_data(DATA)
     with pytest.raises(ValueError, match="jobs=2 needs images that workers can find"):
         compare(dataset, jobs=2, out=tmp_path / "x", **WORDS)
+    with pytest.raises(ValueError, match="needs images that workers can find"):
+        compare(dataset, runner="processes", out=tmp_path / "x", **WORDS)
+    with pytest.raises(ValueError, match="jobs=4 cannot be done at a time by the runner 'here'"):
+        compare(dataset, runner="here", jobs=4, out=tmp_path / "x", **WORDS)
+    with pytest.raises(ValueError, match="unknown runner 'ther'"):
+        compare(DATA, runner="ther", out=tmp_path / "x", **WORDS)
     assert not (tmp_path / "x").exists()
 
 

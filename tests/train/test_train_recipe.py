@@ -173,7 +173,23 @@ def test_no_option_is_both_the_models_and_the_recipes():
     assert not set(Recipe.model_fields) & set(ModelConfig.model_fields)
 
 
-@pytest.mark.parametrize("name", ["muon", "adamw"])
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"momentum": 0.5}, "momentum=0.5 has no effect: it is of optimizer=sgd"),
+        ({"optimizer": "sgd", "betas": (0.8, 0.9)}, "betas=.* has no effect"),
+        ({"step_epochs": 3}, "step_epochs=3 has no effect"),
+        ({"restart_epochs": 3}, "restart_epochs=3 has no effect"),
+        ({"schedule": "constant", "final_lr": 0.1}, "final_lr=0.1 has no effect"),
+    ],
+    ids=str,
+)
+def test_options_without_effect_are_refused(digits, options, says):
+    with pytest.raises(ValueError, match=says):
+        design(digits, "softmax", **options)
+
+
+@pytest.mark.parametrize("name", ["muon", "adam", "adamw", "sgd"])
 def test_an_overflow_in_half_precision_is_skipped(name):
     model = torch.nn.Linear(32, 32)
     optimizer = make_optimizer(create_recipe(optimizer=name), model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 
@@ -13,6 +14,7 @@ import torch
 import linvit
 from linvit.train import Event
 from linvit.train.events import Stepped
+from linvit.train.files import load_tensors, save_tensors
 
 DATA = "synthetic:images=72,size=8"
 
@@ -133,6 +135,35 @@ def test_a_polite_stop_saves_and_says_so(tmp_path, number):
     run(tmp_path / "run", epochs=2)
     run(tmp_path / "whole", epochs=2)
     killable.same(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_stop_during_the_last_validation_is_heard(tmp_path):
+    """What is trained is saved, but nothing is begun after it: neither the test nor another run."""
+
+    def listener(event: Event) -> None:
+        if isinstance(event, Stepped) and event.step == event.total:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        linvit.train(DATA, out=tmp_path / "run", epochs=2, listeners=[listener], **killable.TINY)
+    assert not (tmp_path / "run" / "records.jsonl").exists()
+    run(tmp_path / "run", epochs=2)
+    run(tmp_path / "whole", epochs=2)
+    killable.same(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_best_model_of_a_lost_timeline_is_told_as_it_is(tmp_path):
+    """Killed after a best model was kept and before the next checkpoint; then going on comes out otherwise."""
+    with pytest.raises(Killed):
+        run(tmp_path / "run", epochs=6, stop_at=17, every=1e9, lr=0.02)
+    best = tmp_path / "run" / "best" / "model.safetensors"
+    tensors, facts = load_tensors(best)
+    save_tensors(best, tensors, **facts | {"best": [2.0, 0.0], "best_row": {"loss": 0.0, "accuracy": 2.0}})
+    with pytest.raises(Killed):  # a checkpoint from before that model
+        run(tmp_path / "other", epochs=6, stop_at=2, lr=0.02)
+    shutil.copytree(tmp_path / "other" / "last", tmp_path / "run" / "last", dirs_exist_ok=True)
+    trained = run(tmp_path / "run", epochs=6, lr=0.02)
+    assert trained.value("validation_accuracy") == 2.0  # of the model that is there, which nothing beat
 
 
 def test_a_kill_while_going_on_keeps_the_log(tmp_path, monkeypatch):

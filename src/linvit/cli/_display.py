@@ -54,7 +54,7 @@ class Display:
             self.say(f"linvit: {event.text}")
         elif kind in ("Stepped", "Validated"):
             if row := getattr(event, "row", None):
-                self.validation[""] = f", val {row['validation_accuracy']:.3f}"
+                self.validation[""] = f", val {row.get('validation_accuracy', row['validation_loss']):.3f}"
             epoch = f"{event.epoch:.4g}" if row else f"{int(event.epoch) + 1}"
             text = (  # fits 80 columns
                 f"epoch {epoch}/{event.epochs:.4g}, {event.step}/{event.total}, {duration(event.seconds_left)} left, "
@@ -75,7 +75,7 @@ class Display:
         elif kind in ("Stepped", "Validated"):
             step, total = event.step, event.total
             if row := getattr(event, "row", None):
-                self.validation[name] = f", val {row['validation_accuracy']:.2%}"
+                self.validation[name] = f", val {row.get('validation_accuracy', row['validation_loss']):.3f}"
             self.shares[job.number] = step / total
             # a job that never spoke was finished by an earlier call
             done = sum(self.shares.get(number, 1.0) for number in range(max(self.shares) + 1)) / job.jobs

@@ -52,8 +52,8 @@ def again(ctx: typer.Context) -> str:
         values = [str(one) for one in value] if isinstance(value, (list, tuple)) else [str(value)]
         if parameter.param_type_name == "argument":
             last += values
-        elif value is True:
-            words.append(parameter.opts[0])
+        elif isinstance(value, bool):
+            words.append((parameter.opts if value else parameter.secondary_opts)[0])
         else:
             words += [word for one in values for word in (parameter.opts[0], one)]
     return shlex.join(words + (["--", *last] if any(word.startswith("-") for word in last) else last))

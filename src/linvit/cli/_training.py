@@ -77,8 +77,9 @@ def settings(pairs: list[str] | None, **flags: Any) -> dict[str, Any]:
 
 ELSEWHERE = (
     "data", "attention", "attentions", "seed", "seeds", "image_size", "limit", "skip_bad", "out", "device", "data_root",
-    "budget", "match", "jobs", "threads", "controls",
+    "budget", "match", "jobs", "threads", "controls", "runner",
 )  # fmt: skip
 NOT_OPTIONS = (  # but arguments of the functions
-    "progress", "listeners", "checkpoint_seconds", "command", "hear", "test", "variants", "source", "start",
+    "progress", "listeners", "checkpoint_seconds", "command", "hear", "test", "variants", "source", "start", "task",
+    "dataset",
 )  # fmt: skip

@@ -82,6 +82,8 @@ def read(folders: Path | str | Sequence[Path | str]) -> Evidence:
     for what in ("identity", "classes"):
         if len({json.dumps(part.dataset[what]) for part in parts if part.dataset.get(what)}) > 1:
             raise ValueError("studies of different data cannot be merged: their images or classes are not the same")
+    if len({_protocol(part) for part in parts}) > 1:  # equal names are then different experiments
+        parts = [_apart(part, path.resolve().name) for part, path in zip(parts, paths, strict=True)]
     records = sorted((r for part in parts for r in part.records), key=lambda r: r.time)
     newest = {metrics.key(record): record for record in records}
     every = {key: [item for part in parts for item in part.info.get(key) or []]
@@ -93,6 +95,18 @@ def read(folders: Path | str | Sequence[Path | str]) -> Evidence:
                  if len({json.dumps(part.info.get(key), sort_keys=True) for part in parts}) > 1]  # fmt: skip
     warnings = every["warnings"] + differing + [text for part in parts for text in part.warnings]
     return Evidence(info, list(newest.values()), list(dict.fromkeys(warnings)))
+
+
+def _protocol(part: Evidence) -> str:
+    return json.dumps([part.info.get(key) for key in ("steps", "model", "recipe", "match")], sort_keys=True)
+
+
+def _apart(part: Evidence, name: str) -> Evidence:
+    """Its variants under names that say which study they are of."""
+    rows = [row | {"id": f"{row['id']} ({name})", "label": f"{row.get('label') or row['id']} ({name})"}
+            for row in part.info.get("variants") or []]  # fmt: skip
+    records = [r.tagged(variant=f"{r.tags['variant']} ({name})") if "variant" in r.tags else r for r in part.records]
+    return replace(part, info=part.info | {"variants": rows}, records=records)
 
 
 def _folder(path: Path) -> Evidence:

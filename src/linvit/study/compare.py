@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 
 from linvit import metrics, report
 from linvit.data import Dataset
+from linvit.errors import clear
 from linvit.files import remove_parts, slug
 from linvit.locks import claimed, locked
 from linvit.measure.models import side_by_side
@@ -77,6 +79,7 @@ def compare(
     """
     begun = time.perf_counter()
     _check(seeds, epochs, budget, jobs, options)
+    before = torch.get_num_threads()
     if threads is not None:
         torch.set_num_threads(threads)  # for what is measured here, too
     wanted = [Variant(attention=spec) for spec in attentions or (() if variants else ATTENTIONS)]
@@ -116,6 +119,7 @@ def compare(
             report.build(folder)
     finally:
         crew.close()
+        torch.set_num_threads(before)
     return folder
 
 
@@ -153,8 +157,13 @@ class Protocol:
         return design(self.dataset, "softmax", self.seed, source=self.source, **self.options)
 
     @cached_property
+    def opened(self) -> dict[Source, Dataset]:
+        """Of variants that want other images than the base."""
+        return {}
+
+    @property
     def datasets(self) -> dict[str, Dataset]:
-        return {self.dataset.identity: self.dataset}
+        return {data.identity: data for data in (self.dataset, *self.opened.values())}
 
     def config(self, variant: Variant) -> ModelConfig:
         return self.experiment(variant).model
@@ -185,9 +194,13 @@ class Protocol:
             return self.dataset, self.source
         if self.source is None:
             raise ValueError(f"variant '{variant.id}' wants data options, but the images were given as they are")
-        source = self.source.model_copy(update=variant.data)
-        dataset = source.open()
-        return self.datasets.setdefault(dataset.identity, dataset), source
+        try:
+            source = Source(**self.source.model_dump() | variant.data)
+        except ValidationError as error:
+            raise clear(error) from None
+        if source not in self.opened:
+            self.opened[source] = source.open()
+        return self.opened[source], source
 
     def jobs(self, study: Study, folder: Path, device: torch.device) -> list[Job]:
         """One for each variant and seed, each in a folder of its own."""
@@ -212,13 +225,15 @@ class Crew:
         self, protocol: Protocol, study: Study, device: torch.device, runner: str | None, jobs: int | None,
         threads: int | None,
     ):  # fmt: skip
-        self.protocol, self.device, self.runs = protocol, device, len(study.runs())
+        self.protocol, self.device, self.study = protocol, device, study
         self.runner: Runner | None = None
         whole = threads or torch.get_num_threads()
-        if jobs is not None and jobs > 1 and protocol.source is None:
-            raise ValueError(f"jobs={jobs} needs images that workers can find: give a name or a path, not a Dataset")
         if runner is None and jobs is not None and jobs > 1:
             runner = "processes"
+        if runner == "here" and jobs not in (None, 1):
+            raise ValueError(f"jobs={jobs} cannot be done at a time by the runner 'here'")
+        if runner not in (None, "here") and protocol.source is None:
+            raise ValueError(f"jobs={jobs} needs images that workers can find: give a name or a path, not a Dataset")
         if runner is not None and RUNNERS[runner] is not RUNNERS["here"]:
             self.known: Placing | None = Placing(runner=runner, jobs=jobs or 1, threads=threads or 1)
         elif runner or jobs == 1 or threads is not None or protocol.source is None or device.type != "cpu":
@@ -235,24 +250,30 @@ class Crew:
         return self.known
 
     def _measured(self, progress: Progress) -> Placing:
-        """One job on all cores, or a job on each: whichever trains faster."""
+        """One job on all cores, or as many at a time as there are cores and runs: whichever trains faster. What workers
+        cannot do, such as an attention that only this process knows, is done here."""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        whole = torch.get_num_threads()
-        if cores == 1 or self.runs == 1:
+        whole, jobs, every = torch.get_num_threads(), min(cores, len(self.study.runs())), self.study.variants
+        if jobs == 1:
             return Placing(runner="here", threads=whole)
-        job = Job(number=0, jobs=1, variant="", experiment=self.protocol.base, folder="", threads=whole)
-        here, apart = RUNNERS["here"](1, self.protocol.datasets), RUNNERS["processes"](cores, self.protocol.datasets)
+        able = [self.protocol.experiment(variant) for variant in every if not variant.published]
+        tries = [Job(number=0, jobs=1, variant="", experiment=one, folder="") for one in [self.protocol.base, *able]]
+        here, self.runner = (
+            RUNNERS["here"](1, self.protocol.datasets),
+            RUNNERS["processes"](jobs, self.protocol.datasets),
+        )
         progress(0, 2, "trying one training at a time")
-        measured = {"here": round(here.steps_per_second(job, PROBE), 2)}
-        progress(1, 2, f"trying {cores} trainings at a time")
-        alone = job.model_copy(update={"threads": 1})
-        measured["processes"] = round(apart.steps_per_second(alone, PROBE), 2)
+        measured = {"here": round(here.steps_per_second(tries[0].model_copy(update={"threads": whole}), PROBE), 2)}
+        progress(1, 2, f"trying {jobs} trainings at a time")
+        try:
+            measured["processes"] = round(self.runner.steps_per_second(tries[0], PROBE, tries[1:]), 2)
+        except ValueError:
+            measured["processes"] = 0.0
         progress(2, 2, "done")
-        if measured["here"] >= measured["processes"]:
-            apart.close()
-            return Placing(runner="here", threads=whole, measured=measured)
-        self.runner = apart
-        return Placing(runner="processes", jobs=cores, threads=1, measured=measured)
+        if measured["here"] < measured["processes"]:
+            return Placing(runner="processes", jobs=jobs, threads=1, measured=measured)
+        self.close()
+        return Placing(runner="here", threads=whole, measured=measured)
 
     def speedup(self, progress: Progress) -> float:
         """How much faster jobs get on than one at a time on all cores; 1 where that was not measured."""
@@ -274,20 +295,19 @@ class Crew:
     def close(self) -> None:
         if self.runner is not None:
             self.runner.close()
+            self.runner = None
 
 
 def _train(records: Records, jobs: list[Job], crew: Crew, hear: Hear) -> None:
     """Do the jobs, and copy their records into the study's, once; what they name lies in their folders."""
-    there = {metrics.key(record) for record in records if record.metric != "failed"}
+    there = {(record.experiment, *metrics.key(record)) for record in records if record.metric != "failed"}
     for job, found in crew.run(jobs, hear):
         place = Path(job.folder).name
         mine = [
             replace(r, artefact=f"{place}/{r.artefact}" if r.artefact else "").tagged(variant=job.variant)
             for r in found
         ]
-        records.append(
-            record for record in mine if metrics.key(record) not in there
-        )  # a kill may have cut the last append
+        records.append(r for r in mine if (r.experiment, *metrics.key(r)) not in there)  # a kill may have cut the last
     crew.close()
 
 
@@ -310,9 +330,11 @@ def _measure(
 
 
 def _published(study: Study) -> list[Record]:
-    tags: dict[str, Tag] = {"dataset": study.dataset.name, "selection": "best"}
+    tags: dict[str, Tag] = {"dataset": study.dataset.name}
+    best: dict[str, Tag] = {"selection": "best"}
     return [
-        Record(metric, value, metrics.METRICS[metric].unit, tags=tags | {"variant": v.id, "attention": v.attention})
+        Record(metric, value, (known := metrics.METRICS[metric]).unit,
+               tags=tags | {"variant": v.id, "attention": v.attention} | (best if "selection" in known.per else {}))
         for v in study.variants for metric, value in v.published.items()
     ]  # fmt: skip
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from linvit.data import Dataset
-from linvit.errors import clear
+from linvit.errors import choices, clear
 from linvit.files import write_atomically
-from linvit.metrics import CONTROLS
+from linvit.metrics import CONTROLS, METRICS
 from linvit.models import ModelConfig
 from linvit.train import Recipe, Source, Start
 
@@ -48,9 +48,23 @@ class Variant(BaseModel):
     def parts(self) -> dict[str, str]:
         """All that may tell it from others, in words."""
         given = {**self.options, **self.data}
-        start = {} if self.start is None else {"start": f"from {Path(self.start.folder).parent.name}"}
-        column = {} if self.column == "fair" else {"column": self.column}
-        return {"attention": self.attention} | {key: f"{key} {given[key]}" for key in given} | start | column
+        found = {"attention": self.attention} | {key: f"{key} {value}" for key, value in given.items()}
+        if self.start is not None:
+            found["start"] = f"from {Path(self.start.folder).parent.name} ({self.start.sha256[:6]})"
+        if self.task != "classification":
+            found["task"] = self.task
+        if self.column != "fair":
+            found["column"] = self.column
+        return found | ({"place": self.place} if self.place else {})
+
+    @model_validator(mode="after")
+    def _is_run_or_printed(self) -> Self:
+        if bool(self.published) != (self.column == "published"):
+            raise ValueError("a variant has published numbers if, and only if, its column is published")
+        for metric in self.published:
+            if metric not in METRICS:
+                raise ValueError(f"unknown metric '{metric}'" + choices(metric, METRICS))
+        return self
 
 
 def named(variants: Sequence[Variant]) -> list[Variant]:
@@ -66,9 +80,9 @@ def named(variants: Sequence[Variant]) -> list[Variant]:
     for variant, parts in zip(variants, every, strict=True):
         name = variant.id or ", ".join(parts.values())
         label = variant.label or ", ".join(parts[key] for key in differ if key in parts)
-        if name in found and found[name].parts() != parts:
+        mine = variant.model_copy(update={"id": name, "label": label})
+        if found.setdefault(name, mine) != mine:
             raise ValueError(f"two variants are called '{name}'")
-        found[name] = variant.model_copy(update={"id": name, "label": label})
     return list(found.values())
 
 
@@ -151,8 +165,11 @@ class Study(BaseModel):
 
     def extended(self, other: Study) -> Study:
         """With the other's variants and seeds, and the command that asked for them."""
-        have = {variant.id for variant in self.variants}
-        variants = [*self.variants, *(variant for variant in other.variants if variant.id not in have)]
+        have = {variant.id: variant for variant in self.variants}
+        for variant in other.variants:
+            if have.setdefault(variant.id, variant).model_copy(update={"label": variant.label}) != variant:
+                raise ValueError(f"this study has another variant called '{variant.id}': give it another id")
+        variants = list(have.values())
         seeds = sorted({*self.seeds, *other.seeds})
         new = (len(variants), seeds) != (len(self.variants), self.seeds)
         commands = list(dict.fromkeys([*self.commands, *(other.commands if new else [])]))

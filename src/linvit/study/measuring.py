@@ -119,7 +119,7 @@ class Measuring:
     def memory(self) -> None:
         """Each in a process of its own, as many at a time as there are cores."""
         names = self.missing("peak_memory")
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        with ThreadPoolExecutor(1 if self.device.type == "cuda" else min(4, os.cpu_count() or 1)) as pool:
             recipes = {name: self.first[name].experiment.recipe for name in names}
             found = {
                 name: pool.submit(peak_memory, self.configs[name], recipes[name], self.device, self.batch)

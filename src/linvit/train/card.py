@@ -13,7 +13,11 @@ def model_card(experiment: Experiment, dataset: Dataset, facts: dict[str, Any]) 
     shown = dataset.classes[:20]
     more = f" and {len(dataset.classes) - 20} more" if len(dataset.classes) > 20 else ""
     length = f"{recipe.epochs:g} epochs" if recipe.steps is None else f"{recipe.steps} steps"
-    numbers = "\n".join(f"| {key.replace('_', ' ')} | {_number(value)} |" for key, value in facts.items())
+    numbers = "\n".join(
+        f"| {key.replace('_', ' ')} | {_number(value)} |"
+        for key, value in facts.items()
+        if key not in ("best", "best_row")
+    )
     chosen = "Chosen on validation data" if "validation_accuracy" in facts else "As it was after the last step"
     tested = f"| test images | {len(dataset.test)} |\n" if "test_accuracy" in facts else ""
     seen = "were seen once" if "test_accuracy" in facts else "have not been seen"

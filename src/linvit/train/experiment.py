@@ -19,7 +19,7 @@ from linvit.models import ModelConfig, model_config, without_effect
 from linvit.records import Record
 from linvit.train.defaults import defaults
 from linvit.train.optimizers import OPTIMIZERS
-from linvit.train.recipe import Recipe, create_recipe
+from linvit.train.recipe import Recipe, create_recipe, idle
 from linvit.train.source import Source
 
 FORMAT = 2  # goes up when a default changes: ids leave defaults out
@@ -135,14 +135,17 @@ def design(
         sizes = range(1, tuned["patch_size"] + 1)
         tuned["patch_size"] = max(p for p in sizes if dataset.image_size % p == 0)
     tuned = {key: value for key, value in tuned.items() if key not in without_effect(tuned | given)}
-    if given.get("optimizer") in OPTIMIZERS:
+    if isinstance(given.get("optimizer"), str) and given["optimizer"] in OPTIMIZERS:
         tuned |= OPTIMIZERS[given["optimizer"]].options
     merged = tuned | given
     facts = {"image_size": dataset.image_size, "channels": dataset.channels, "classes": len(dataset.classes)}
     shape = {key: value for key, value in merged.items() if key in ModelConfig.model_fields}
+    recipe = create_recipe(**{key: value for key, value in merged.items() if key in Recipe.model_fields})
+    for name, why in idle(recipe).items():
+        if name in given:
+            raise ValueError(f"{name}={given[name]} has no effect: {why}: leave it out")
     return Experiment(
         data=Images(name=dataset.name, identity=dataset.identity),
         model=model_config(size, **shape | facts | {"attention": attention, "seed": seed}),
-        recipe=create_recipe(**{key: value for key, value in merged.items() if key in Recipe.model_fields}),
-        seed=seed, task=task, start=start, label=attention, source=source,
+        recipe=recipe, seed=seed, task=task, start=start, label=attention, source=source,
     )  # fmt: skip

@@ -62,18 +62,25 @@ def checksum(tensors: Mapping[str, Tensor]) -> str:
 def interrupted() -> Iterator[Callable[[], bool]]:
     """Hold back Ctrl-C and a polite kill until the step is whole; a second Ctrl-C is not held back."""
     asked: list[int] = []
+    told: list[bool] = [False]
 
     def note(number: int, frame: Any) -> None:
         if asked:
             raise KeyboardInterrupt
         asked.append(number)
 
+    def heard() -> bool:
+        told.append(bool(asked))
+        return told[-1]
+
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
     old = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: bool(asked)
+        yield heard
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
+    if asked and not told[-1]:  # it came after the last question: nobody has heard of it yet
+        raise KeyboardInterrupt

@@ -28,11 +28,12 @@ from linvit.train.card import model_card
 from linvit.train.checkpoint import load_checkpoint, save_checkpoint, save_config, save_model, started
 from linvit.train.events import Began, Diverged, Listener, Noted, Stepped, Validated, tell
 from linvit.train.experiment import Experiment
-from linvit.train.files import interrupted
+from linvit.train.files import interrupted, load_tensors
 from linvit.train.optimizers import make_optimizer
 from linvit.train.recipe import learning_rate
 from linvit.train.tasks import TASKS
 
+LEAST_SCALE = 1e-4  # of gradients in half precision: it halves with each step that overflows, from 65,536
 READ = 10  # steps between two looks at what the device has summed up
 
 
@@ -45,7 +46,6 @@ class Tally:
     sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])  # of this epoch: loss, right, images
     best: list[float] = field(default_factory=list)  # the best validation, as the task selects
     best_row: dict[str, float] = field(default_factory=dict)
-    best_step: int = 0
     lowest_loss: float = math.inf
     stale: int = 0  # validations since the lowest loss
     stopped: bool = False
@@ -122,6 +122,7 @@ class Training:
         else:
             facts, complaints = found
             self.tally = Tally(**facts)
+            self._know_best(folder / "best" / "model.safetensors")
             if self.tally.scaler:
                 self.scaler.load_state_dict(self.tally.scaler)
             for complaint in complaints:
@@ -133,6 +134,13 @@ class Training:
         write_atomically(log, "".join(json.dumps(row) + "\n" for row in rows))  # without what will be done again
         for name in ("best", "last"):
             save_config(folder / name, self.experiment.model, self.dataset)
+
+    def _know_best(self, path: Path) -> None:
+        """A best model may be newer than the checkpoint. Where steps repeat to the bit it will be made again; where
+        not, what is said of the best model must still be said of the one that is there."""
+        facts: dict[str, Any] = load_tensors(path)[1] if path.exists() else {}
+        if facts.get("step", 0) > self.tally.step:
+            self.tally.best, self.tally.best_row = facts["best"], facts["best_row"]
 
     def _batches(self) -> Iterator[Batch]:
         """From the next step to the last; copied to a GPU from pinned memory, without waiting."""
@@ -187,8 +195,10 @@ class Training:
     def _read(self) -> bool:
         """Bring the sums here, and say whether all is finite; this is where the device is waited for."""
         *self.tally.sums, bad = torch.cat([self.sums, self.bad_step[None]]).tolist()
+        if bad < 0 and self.recipe.amp == "fp16" and self.scaler.get_scale() < LEAST_SCALE:
+            self._diverge(self.tally.step, "the gradient, at any scale,")
         if bad < 0:
-            return True
+            return self.diverged is None
         step, epoch = int(bad), int(bad) // self.per_epoch
         order = self.dataset.train.order(epoch, self.experiment.seed)
         with watched(self.model) as found:
@@ -219,9 +229,9 @@ class Training:
         tally.sums = [0.0, 0.0, 0.0]
         self.sums.zero_()
         if self.task.select(result) > tuple(tally.best):
-            tally.best, tally.best_row, tally.best_step = [*self.task.select(result)], dict(found), tally.step
+            tally.best, tally.best_row = [*self.task.select(result)], dict(found)
             facts = {"step": tally.step} | {f"validation_{name}": value for name, value in found.items()}
-            save_model(folder / "best", self.averaged, **facts)
+            save_model(folder / "best", self.averaged, **facts, best=tally.best, best_row=tally.best_row)
             write_atomically(folder / "best" / "README.md", model_card(self.experiment, self.dataset, facts))
         tally.stale = 0 if found["loss"] < tally.lowest_loss else tally.stale + 1
         tally.lowest_loss = min(found["loss"], tally.lowest_loss)

@@ -58,6 +58,19 @@ class Recipe(BaseModel):
         return self.model_dump(include={"pad_crop", "flip", "cutout", "mixup", "cutmix", "randaugment"})
 
 
+def idle(recipe: Recipe) -> dict[str, str]:
+    """Options that change nothing in this recipe, and why."""
+    sgd, steps = recipe.optimizer == "sgd", recipe.schedule
+    found = {"betas": f"optimizer={recipe.optimizer} has none"} if sgd else {"momentum": "it is of optimizer=sgd"}
+    if steps != "step":
+        found |= dict.fromkeys(("step_epochs", "step_factor"), "they are of schedule=step")
+    if steps != "restarts":
+        found["restart_epochs"] = "it is of schedule=restarts"
+    if steps in ("constant", "step"):
+        found["final_lr"] = f"schedule={steps} does not end anywhere"
+    return found
+
+
 def create_recipe(base: Recipe | None = None, **options: Any) -> Recipe:
     """A recipe with these options over the base, checked."""
     if unknown := set(options) - set(Recipe.model_fields):

@@ -22,8 +22,9 @@ class Runner(ABC):
         """Each job with its records, in the order of the jobs, as soon as that order allows. A job whose process dies
         yields its `failed` record, and the others go on. A user's error (ValueError, OSError) ends it all."""
 
-    def steps_per_second(self, job: Job, seconds: float) -> float:
-        """Of all jobs together, when so many like this one run at a time."""
+    def steps_per_second(self, job: Job, seconds: float, also: Sequence[Job] = ()) -> float:
+        """Of all jobs together, when so many like this one run at a time; a ValueError if it, or one of `also`, cannot
+        be done there."""
         raise NotImplementedError
 
     def close(self) -> None:  # noqa: B027 (most have nothing to end)

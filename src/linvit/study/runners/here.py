@@ -19,5 +19,5 @@ class Here(Runner):
             except (RuntimeError, MemoryError) as error:  # out of memory, as a rule; a bug shows in its record too
                 yield job, job.failed(str(error).strip().partition("\n")[0] or type(error).__name__)
 
-    def steps_per_second(self, job: Job, seconds: float) -> float:
+    def steps_per_second(self, job: Job, seconds: float, also: Sequence[Job] = ()) -> float:
         return steps_per_second(job, seconds)

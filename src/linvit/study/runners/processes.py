@@ -20,7 +20,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
+from pydantic import ValidationError
+
 from linvit.data import Dataset
+from linvit.errors import clear
 from linvit.records import Record
 from linvit.study.jobs import Hear, Job, steps_per_second
 from linvit.study.runners import RUNNERS, Runner
@@ -46,7 +49,8 @@ class Worker:
     def _listen(self, answers: queue.Queue[tuple[Worker, dict[str, Any] | None]]) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            answers.put((self, json.loads(line)))
+            with contextlib.suppress(ValueError):  # cut short by a kill: its end comes next
+                answers.put((self, json.loads(line)))
         answers.put((self, None))
 
     def send(self, job: Job, **more: Any) -> None:
@@ -77,6 +81,7 @@ class Processes(Runner):
 
     def _idle(self, wanted: int) -> Iterator[Worker]:
         """Workers without a job, started as they are needed."""
+        self.workers = [worker for worker in self.workers if worker.job or worker.process.poll() is None]
         self.workers += [Worker(self.answers) for _ in range(min(wanted, self.jobs) - len(self.workers))]
         return (worker for worker in self.workers if worker.job is None)
 
@@ -95,8 +100,7 @@ class Processes(Runner):
         """Wait for one answer of any worker: the number of its job, and its records if it is done."""
         worker, answer = self.answers.get()
         job = worker.job
-        if job is None:  # an idle one has ended: a new one takes its place when there is work
-            self.workers = [other for other in self.workers if other is not worker]
+        if job is None or worker not in self.workers:  # an idle one has ended, and another has taken its place
             return -1, None
         if answer is None:
             self.workers.remove(worker)
@@ -109,13 +113,14 @@ class Processes(Runner):
             raise ValueError(answer["error"])
         return job.number, [Record.of(row) for row in answer["records"]]
 
-    def steps_per_second(self, job: Job, seconds: float) -> float:
+    def steps_per_second(self, job: Job, seconds: float, also: Sequence[Job] = ()) -> float:
         """All workers at once; each begins when all are there."""
         crew = list(self._idle(self.jobs))
-        for worker in crew:
-            worker.send(job, seconds=0.0)
-        for _ in crew:
-            self._rate()
+        for first in [job, *also]:  # what a worker does not know, registered only here, is an error before it is chosen
+            for worker in crew:
+                worker.send(first, seconds=0.0)
+            for _ in crew:
+                self._rate()
         for worker in crew:
             worker.send(job, seconds=seconds)
         return sum(self._rate() for _ in crew)
@@ -123,8 +128,8 @@ class Processes(Runner):
     def _rate(self) -> float:
         worker, answer = self.answers.get()
         worker.job = None
-        if answer is None:
-            raise ValueError(f"a worker could not be started: {worker.last_words()}")
+        if answer is None or "error" in answer:
+            raise ValueError(answer["error"] if answer else f"a worker could not be started: {worker.last_words()}")
         return float(answer["rate"])
 
     def close(self) -> None:
@@ -138,13 +143,15 @@ class Processes(Runner):
 
 def main() -> None:
     """A worker: jobs from stdin until it ends."""
-    answers, sys.stdout = sys.stdout, sys.stderr  # what a library prints is no answer
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints is no answer
     jobs: queue.Queue[str | None] = queue.Queue()
-    busy = threading.Event()
+    busy, ended = threading.Event(), threading.Event()
 
     def read(source: IO[str]) -> None:
         for line in source:
             jobs.put(line)
+        ended.set()
         jobs.put(None)
         if busy.is_set():  # the study is gone, or wants to end: save what is under way
             os.kill(os.getpid(), signal.SIGTERM)
@@ -161,12 +168,18 @@ def main() -> None:
 
     while (line := jobs.get()) is not None:
         busy.set()
+        if ended.is_set():  # the study has gone before this was begun
+            break
         asked = json.loads(line)
-        job = Job.model_validate(asked["job"])
-        if "seconds" in asked:
-            answer({"rate": steps_per_second(job, asked["seconds"]) if asked["seconds"] else 0.0})
+        try:
+            job = Job.model_validate(asked["job"])
+        except ValidationError as error:
+            answer({"error": f"a worker cannot do this job: {clear(error)}"})
         else:
-            _do(job, datasets, answer)
+            if "seconds" in asked:
+                answer({"rate": steps_per_second(job, asked["seconds"]) if asked["seconds"] else 0.0})
+            else:
+                _do(job, datasets, answer)
         busy.clear()
 
 
