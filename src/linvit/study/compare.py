@@ -79,9 +79,6 @@ def compare(
     """
     begun = time.perf_counter()
     _check(seeds, epochs, budget, jobs, options)
-    before = torch.get_num_threads()
-    if threads is not None:
-        torch.set_num_threads(threads)  # for what is measured here, too
     wanted = [Variant(attention=spec) for spec in attentions or (() if variants else ATTENTIONS)]
     wanted += variants
     if controls and not any(variant.control for variant in wanted):
@@ -100,8 +97,9 @@ def compare(
         protocol.config(variant)  # a bad option is an error before anything is written
     folder = Path(out) if out is not None else Path("runs") / f"compare-{slug(dataset.name)}"
     study = _with_earlier(folder, study)
-    crew = Crew(protocol, study, place, runner, jobs, threads)
+    crew, before = Crew(protocol, study, place, runner, jobs, threads), torch.get_num_threads()
     try:
+        torch.set_num_threads(threads or before)  # for what is measured here, too
         if study.steps is None:
             study.steps = protocol.base.length(len(dataset.train)).total
             if budget is not None:
