@@ -96,6 +96,7 @@ def _race(task: str, title: str, own: str) -> list[Metric]:
 
 TABLE = (
     Metric("test_accuracy", "fraction", MODEL, "test images right; selection=best: chosen on validation data", 1),
+    Metric("half_accuracy", "fraction", RUN, "test_accuracy after half of the steps, with a schedule of its own", 1),
     Metric("validation_accuracy", "fraction", RUN, "of the model chosen on it", 1),
     Metric("test_loss", "nat", MODEL, "cross-entropy on test images", -1),
     *(Metric(name, "fraction", (*MODEL, "class"), f"{name} of one class on test images", 1)

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from linvit import cli
-from linvit.cli import _display, _output
+from linvit.cli import _display
+from linvit.progress import duration
 from linvit.records import Records
 
 TINY = {
@@ -96,4 +97,4 @@ def test_progress_in_a_pipe_is_lines_with_the_time_left(capsys, monkeypatch):
     ("seconds", "text"), [(0, "0s"), (59.4, "59s"), (61, "1m01s"), (3600, "1h00m"), (7384, "2h03m")]
 )
 def test_duration(seconds, text):
-    assert _output.duration(seconds) == text
+    assert duration(seconds) == text

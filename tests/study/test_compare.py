@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -17,15 +16,13 @@ import numpy as np
 import pytest
 
 from linvit import cli, data, metrics
-from linvit.measure import race
 from linvit.measure.race import BASELINES
+from linvit.progress import seconds
 from linvit.records import Record, Records
 from linvit.report import page
 from linvit.study import Study, Variant, compare, measuring
-from linvit.study.compare import seconds
 from linvit.study.design import named
 
-compare_module = sys.modules["linvit.study.compare"]
 DATA = "synthetic:classes=3,images=96,size=8,channels=1"
 SMALL = {
     "stem": "patch",
@@ -74,11 +71,15 @@ def study(whole: Path, tmp_path: Path) -> Path:
 
 
 class Heard(list):
-    """Which trainings told of themselves."""
+    """Which whole trainings told of themselves."""
 
     def __call__(self, job, event) -> None:
-        if (job.variant, job.experiment.seed) not in self:
+        if not job.half and (job.variant, job.experiment.seed) not in self:
             self.append((job.variant, job.experiment.seed))
+
+
+def whole_runs(folder: Path) -> list[Path]:
+    return [file for file in folder.glob("*/experiment.json") if "-half-" not in file.parent.name]
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -114,7 +115,8 @@ def test_every_record_is_as_the_table_of_metrics_says(whole: Path) -> None:
 def test_a_study_is_read_back(whole: Path) -> None:
     study = Study.read(whole / "study.json")
     assert [variant.id for variant in study.variants] == ["softmax", "performer-relu:m=8"]
-    assert (study.model.dim, study.recipe.batch_size, study.seeds) == (16, 16, [0, 1])
+    assert (study.model.dim, study.recipe.batch_size) == (16, 16)
+    assert study.seeds == {"softmax": [0, 1], "performer-relu:m=8": [0, 1]}
     assert study.placing is not None
     assert (study.placing.runner, study.placing.threads) == ("here", 1)
     study.save(whole.parent)
@@ -131,7 +133,7 @@ def test_runs_take_turns_share_their_recipe_and_match_in_parameters(
                      out=tmp_path / "x", hear=heard, **QUICK | {"dim": 32, "mlp_dim": 256})  # fmt: skip
     assert heard == [("softmax", 0), ("performer-theta:m=8", 0), ("uniform", 0),
                      ("performer-theta:m=8", 1), ("uniform", 1), ("softmax", 1)]  # fmt: skip
-    experiments = [json.loads(file.read_text()) for file in folder.glob("*/experiment.json")]
+    experiments = [json.loads(file.read_text()) for file in whole_runs(folder)]
     assert len({json.dumps([e["recipe"], e["data"]], sort_keys=True) for e in experiments}) == 1
     counts = {r.tags["variant"]: r.value for r in Records(folder / "records.jsonl") if r.metric == "parameters"}
     assert (max(counts.values()) <= 1.02 * min(counts.values())) == match
@@ -152,7 +154,7 @@ def test_a_control_is_trained_beside_the_others(dataset: data.Dataset, tmp_path:
 def test_variants_differ_in_any_part(dataset: data.Dataset, tmp_path: Path, no_memory: None) -> None:
     """Recipe, model, data, start and column: each is trained as it says, named by what differs, and has its row."""
     teacher = compare(DATA, attentions=["softmax"], seeds=1, epochs=1, out=tmp_path / "teacher", **QUICK)
-    (best,) = teacher.glob("softmax-*/best")
+    (best,) = teacher.glob("softmax-seed*/best")
     from linvit.train import start_from
 
     variants = [
@@ -173,7 +175,7 @@ def test_variants_differ_in_any_part(dataset: data.Dataset, tmp_path: Path, no_m
     assert [row["column"] for row in table.values()] == ["fair"] * 4 + ["literal", "published"]
     assert float(table["paper"]["test_accuracy"]) == 0.983
     assert all(row["test_accuracy"] for row in table.values())
-    stored = [json.loads(file.read_text()) for file in folder.glob("*/experiment.json")]
+    stored = [json.loads(file.read_text()) for file in whole_runs(folder)]
     assert sorted((e["recipe"]["lr"], e["model"]["dropout"], e["model"]["image_size"]) for e in stored)[0] == (
         1e-4,
         0.1,
@@ -299,12 +301,12 @@ def test_a_new_variant_trains_only_itself(study: Path, dataset: data.Dataset, no
 
 
 def test_an_extended_study_is_whole(dataset: data.Dataset, tmp_path: Path, no_memory: None) -> None:
-    """Examples and ratios cover old variants too, and new seeds are for all."""
+    """Examples and ratios cover old variants too, and new seeds are for those that are named."""
     heard = Heard()
     words = {"epochs": 1, "out": tmp_path / "x", **QUICK}
     compare(dataset, attentions=["softmax"], seeds=1, command="linvit once", **words)
     compare(dataset, attentions=["uniform"], seeds=2, command="linvit again", hear=heard, **words)
-    assert sorted(heard) == [("softmax", 1), ("uniform", 0), ("uniform", 1)]
+    assert sorted(heard) == [("uniform", 0), ("uniform", 1)]
     with np.load(tmp_path / "x" / "examples.npz") as arrays:
         assert {"predictions/softmax", "predictions/uniform"} <= set(arrays)
     assert Study.read(tmp_path / "x" / "study.json").commands == ["linvit once", "linvit again"]
@@ -348,37 +350,15 @@ def test_another_study_is_refused_and_nothing_is_overwritten(study: Path, datase
     assert (study / "study.json").read_bytes() == before
 
 
-def test_a_budget_too_small_says_how_much_is_needed(
-    dataset: data.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(race, "timed", lambda call, repeat, device: {"wall": 1.0, "cpu": 0.2})
-    monkeypatch.setattr(compare_module, "PER_VARIANT", 10.0)
-    monkeypatch.setattr(compare_module, "PAGE", 20.0)
-    monkeypatch.setattr(compare_module.time, "perf_counter", lambda: 0.0)
-    images = (len(dataset.validation) + 2 * len(dataset.test)) / 16 * 2  # seconds, at one for a batch of each variant
-    rounds = 30 * 3 * 3  # three tasks of two variants and identity
-    per_epoch = len(dataset.train) // 16
-    need = 2 * 10 + 20 + images + rounds + 2.2 + 2 * len(dataset.validation) / 16 / per_epoch
-    with pytest.raises(ValueError, match="too small") as error:
-        compare(dataset, attentions=["softmax", "uniform"], seeds=1, budget="1s", out=tmp_path / "x", **QUICK)
-    said = float(re.findall(r"at least (\d+)s", str(error.value))[0])
-    assert need <= said <= need + 1
-    assert not (tmp_path / "x").exists()
-
-
-def test_a_budget_gives_every_run_the_same_stored_steps(
-    dataset: data.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_memory: None
-) -> None:
-    monkeypatch.setattr(compare_module, "PER_VARIANT", 0.0)
-    monkeypatch.setattr(compare_module, "PAGE", 0.0)
-    options = {"attentions": ["softmax", "identity"], "seeds": 1, "budget": "5s", "out": tmp_path / "x"}
-    folder = compare(dataset, **options, **QUICK)
-    study = Study.read(folder / "study.json")
-    steps = {json.loads(file.read_text())["recipe"]["steps"] for file in folder.glob("*/experiment.json")}
-    assert steps == {study.steps}
-    heard = Heard()
-    compare(dataset, **options, hear=heard, **QUICK)
-    assert heard == []
+def test_every_variant_is_also_trained_for_half_of_the_steps(whole: Path) -> None:
+    halves = [json.loads(file.read_text()) for file in whole.glob("*-half-*/experiment.json")]
+    (steps,) = {e["recipe"]["steps"] for e in halves}
+    assert steps == Study.read(whole / "study.json").steps // 2
+    found = [r for r in Records(whole / "records.jsonl") if r.metric == "half_accuracy"]
+    assert [(r.tags["variant"], r.tags["seed"]) for r in found] == [("softmax", 0), ("performer-relu:m=8", 0)]
+    assert {r.experiment for r in found}.isdisjoint(
+        r.experiment for r in Records(whole / "records.jsonl") if r.metric == "test_accuracy"
+    )
 
 
 @pytest.mark.parametrize(("text", "value"), [("90", 90), ("90s", 90), ("10m", 600), ("1.5h", 5400)])

@@ -17,15 +17,16 @@ from linvit import data
 from linvit.records import Record, Records
 from linvit.report import page
 from linvit.study import Study, compare, measuring
+from linvit.study import crew as crew_module
 from linvit.study.jobs import Job
 from linvit.study.runners import RUNNERS, Runner
 from linvit.train import Source, design
 from linvit.train.events import Stepped
+from linvit.train.loop import Rate
 
 DATA = "synthetic:classes=3,images=96,size=8,channels=1"
 SMALL = {"stem": "patch", "patch_size": 4, "dim": 16, "depth": 1, "heads": 2, "mlp_dim": 32, "batch_size": 16}
 WORDS = {"attentions": ["softmax", "performer-relu:m=8"], "seeds": 2, "epochs": 2, "controls": False, **SMALL}
-compare_module = sys.modules["linvit.study.compare"]
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +50,7 @@ def order(folder: Path) -> list[tuple]:
 def test_processes_give_the_same_bits_and_records_in_the_same_order(tmp_path: Path) -> None:
     one = compare(DATA, jobs=1, threads=1, out=tmp_path / "one", **WORDS)
     two = compare(DATA, jobs=2, out=tmp_path / "two", **WORDS)
-    assert len(weights(one)) == 8
+    assert len(weights(one)) == 12  # best and last of two variants with two seeds, and each once for half
     assert weights(one) == weights(two)
     assert order(one) == order(two)
     placing = Study.read(two / "study.json").placing
@@ -145,38 +146,38 @@ def test_the_faster_way_is_measured_once_and_stored(tmp_path: Path, monkeypatch:
     asked: list[str] = []
 
     def rate(name: str, value: float):
-        def measured(self: Runner, job: Job, seconds: float, also: object = ()) -> float:
+        def measured(self: Runner, job: Job, seconds: float) -> Rate:
             asked.append(name)
-            return value
+            return Rate(value, 1.0)
 
         return measured
 
-    monkeypatch.setattr(compare_module.os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
-    for faster, there in (("processes", 7.0), ("here", 3.0)):
-        monkeypatch.setattr(RUNNERS["here"], "steps_per_second", rate("here", 5.0))
-        monkeypatch.setattr(RUNNERS["processes"], "steps_per_second", rate("processes", there))
+    monkeypatch.setattr(crew_module.os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    for faster, there in (("processes", 3.5), ("here", 1.5)):
+        monkeypatch.setattr(RUNNERS["here"], "rate", rate("here", 5.0))
+        monkeypatch.setattr(RUNNERS["processes"], "rate", rate("processes", there))
         asked.clear()
         for _ in range(2):
             folder = compare(DATA, out=tmp_path / faster, **WORDS | {"epochs": 1})
         assert asked == ["here", "processes"]
         placing = Study.read(folder / "study.json").placing
         assert placing is not None
-        assert (placing.runner, placing.measured) == (faster, {"here": 5.0, "processes": there})
+        assert (placing.runner, placing.measured) == (faster, {"here": 5.0, "processes": 2 * there})
 
 
 def test_no_more_workers_than_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixty-four cores are of no use to two runs: what is measured is what could run."""
     crews: list[int] = []
 
-    def measured(self: Runner, job: Job, seconds: float, also: object = ()) -> float:
+    def measured(self: Runner, job: Job, seconds: float) -> Rate:
         crews.append(self.jobs)
-        return 1.0
+        return Rate(1.0, 1.0)
 
-    monkeypatch.setattr(compare_module.os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
+    monkeypatch.setattr(crew_module.os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
     for name in ("here", "processes"):
-        monkeypatch.setattr(RUNNERS[name], "steps_per_second", measured)
+        monkeypatch.setattr(RUNNERS[name], "rate", measured)
     compare(DATA, out=tmp_path / "x", **WORDS | {"epochs": 1, "seeds": 1})
-    assert crews == [1, 2]
+    assert crews == [1, 4]
 
 
 def test_what_only_this_process_knows_is_done_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,8 +189,8 @@ def test_what_only_this_process_knows_is_done_here(tmp_path: Path, monkeypatch: 
             return v / 2
 
     ATTENTIONS.register("half-of-it")(Half)
-    monkeypatch.setattr(compare_module.os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
-    monkeypatch.setattr(compare_module, "PROBE", 0.01)
+    monkeypatch.setattr(crew_module.os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    monkeypatch.setattr(crew_module, "PROBE", 0.01)
     words = WORDS | {"attentions": ["softmax", "half-of-it"], "epochs": 1, "seeds": 1}
     try:
         folder = compare(DATA, out=tmp_path / "x", **words)

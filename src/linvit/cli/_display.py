@@ -10,7 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from linvit.cli._output import duration
+from linvit.progress import duration
 
 if TYPE_CHECKING:
     from linvit.study import Job

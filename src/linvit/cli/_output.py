@@ -12,12 +12,6 @@ if TYPE_CHECKING:
     from linvit.records import Record
 
 
-def duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
-
-
 def rows(records: Iterable[Record]) -> list[dict[str, Any]]:
     """Records as their lines have them."""
     return [json.loads(record.line()) for record in records]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from linvit.cli._output import duration, rows
+from linvit.cli._output import rows
+from linvit.progress import duration
 
 if TYPE_CHECKING:
     from linvit.train import Trained

@@ -18,8 +18,14 @@ def run(
     epochs: Annotated[float | None, typer.Option(
         min=0, help="Epochs of every run; default: the data set's own.")] = None,
     budget: Annotated[str | None, typer.Option(
-        metavar="TIME", help="Time for all of it, e.g. 10m: as many equal steps as fit.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each variant, with seeds SEED … SEED+K−1.")] = 3,
+        metavar="TIME", help="Time for all of it, e.g. 15m: image size, model, seeds and steps are chosen to fit. "
+        "[default: 30m for images that no recipe was tuned for, if --epochs is not given]")] = None,
+    dry_run: Annotated[bool, typer.Option(
+        "--dry-run", help="Print the plan and what more time would buy, and stop.")] = False,
+    seeds: Annotated[int | None, typer.Option(
+        min=1, help="Runs of each variant, with seeds SEED … SEED+K−1. [default: 3, or what fits the budget]")] = None,
+    margin: Annotated[float | None, typer.Option(
+        metavar="POINTS", help="Accuracy that a faster variant may lose, in points. [default: 1]")] = None,
     seed: options.Seed = 0,
     size: options.Size = None,
     settings: options.Settings = None,
@@ -48,6 +54,8 @@ def run(
 
         linvit compare path/to/images --budget 30m --out runs/mine
 
+        linvit compare path/to/images --budget 15m --dry-run
+
         linvit compare cifar10 -a softmax -a performer-relu:m=32,dwc=5 -a linformer:k=32 --epochs 10 --seeds 5
     """
     from linvit.cli import _output, _study, _training
@@ -59,10 +67,13 @@ def run(
     with Display(quiet or json) as display, _output.warnings_in_one_line():
         try:
             folder = compare(
-                data, attentions=attention, controls=controls, seeds=seeds, seed=seed, budget=budget, out=out,
+                data, attentions=attention, controls=controls, seeds=seeds, seed=seed,
+                margin=None if margin is None else margin / 100, budget=budget, dry_run=dry_run, out=out,
                 device=device, jobs=jobs, threads=threads, data_root=data_root, image_size=image_size, limit=limit,
-                skip_bad=skip_bad, match=match, command=again, hear=display.hear, progress=display.progress, **extra,
+                skip_bad=skip_bad, match=match, command=again, say=print if dry_run else display.say,
+                hear=display.hear, progress=display.progress, **extra,
             )  # fmt: skip
         except KeyboardInterrupt as stop:
             raise KeyboardInterrupt(f"nothing that was trained is lost; go on with: {again}") from stop
-    _study.show(folder, folder, json, quiet)
+    if not dry_run:
+        _study.show(folder, folder, json, quiet)

@@ -14,8 +14,9 @@ from linvit.data.augment import Augment, normalise
 from linvit.data.dataset import Dataset, Split, load_data
 from linvit.data.decode import BadImage, read_image
 from linvit.data.sources import DATASETS, FORMATS, Arrays, Pictures
+from linvit.data.surveys import Survey, survey
 
 __all__ = [
-    "DATASETS", "FORMATS", "Arrays", "Augment", "BadImage", "Dataset", "Pictures", "Split", "load_data", "normalise",
-    "read_image",
+    "DATASETS", "FORMATS", "Arrays", "Augment", "BadImage", "Dataset", "Pictures", "Split", "Survey", "load_data",
+    "normalise", "read_image", "survey",
 ]  # fmt: skip

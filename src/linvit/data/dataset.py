@@ -104,7 +104,7 @@ def load_data(
         if not right:
             raise ValueError(message)
     store = cache_root(cache)
-    name, found = _read(source, root, store)
+    name, found = read_source(source, root, store)
     where = name if isinstance(source, str) and name in DATASETS else str(source)
     classes = list(found.classes)
     wanted = Wanted(image_size, multiple_of, channels, skip_bad)
@@ -132,7 +132,7 @@ def load_data(
     )  # fmt: skip
 
 
-def _read(source: str | Path, root: str | Path | None, store: Path) -> tuple[str, Arrays | Pictures]:
+def read_source(source: str | Path, root: str | Path | None, store: Path) -> tuple[str, Arrays | Pictures]:
     """Registered names win over files of the same name; write ./digits for a folder called digits."""
     if isinstance(source, str) and source.partition(":")[0] in DATASETS:
         spec = parse(source)

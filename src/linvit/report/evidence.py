@@ -15,7 +15,7 @@ import numpy as np
 from linvit import metrics
 from linvit.records import Record, Records
 
-FORMAT = 2  # of study.json
+FORMAT = 3  # of study.json
 
 
 @dataclass

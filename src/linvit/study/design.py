@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -14,10 +14,12 @@ from linvit.errors import choices, clear
 from linvit.files import write_atomically
 from linvit.metrics import CONTROLS, METRICS
 from linvit.models import ModelConfig
+from linvit.study.plan import Plan
 from linvit.train import Recipe, Source, Start
 
-FORMAT = 2  # goes up when a default changes
+FORMAT = 3  # goes up when a default changes
 OURS = ("experiment.json", "records.jsonl", "report.html", "results.csv")
+MARGIN, MOST = 0.01, 0.2  # accuracy that a faster variant may lose, if none is named; and the most that may be named
 STRICT = ConfigDict(extra="forbid", validate_assignment=True)
 
 
@@ -118,6 +120,12 @@ class Placing(BaseModel):
     measured: dict[str, float] = Field(default_factory=dict)
 
 
+class Run(NamedTuple):
+    variant: Variant
+    seed: int
+    half: bool = False  # for half of the steps, with a schedule of its own
+
+
 class Study(BaseModel):
     """A base, its variants and seeds, and what came of running them; readable back from its study.json."""
 
@@ -130,7 +138,9 @@ class Study(BaseModel):
     dataset: Facts
     source: Source | None = None
     variants: list[Variant]
-    seeds: list[int]
+    seeds: dict[str, list[int]]  # of each variant, by its id
+    margin: float = Field(MARGIN, gt=0, le=MOST)
+    plan: Plan | None = None
     model: ModelConfig
     recipe: Recipe
     match: bool = True
@@ -140,7 +150,7 @@ class Study(BaseModel):
     placing: Placing | None = None
     machine: dict[str, Any] = Field(default_factory=dict)
     warnings: list[str] = Field(default_factory=list)
-    seconds: dict[str, float] = Field(default_factory=lambda: {"measuring": 0.0})
+    seconds: dict[str, float] = Field(default_factory=dict)  # spent on measuring, and on all of it
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -169,14 +179,20 @@ class Study(BaseModel):
         for variant in other.variants:
             if have.setdefault(variant.id, variant).model_copy(update={"label": variant.label}) != variant:
                 raise ValueError(f"this study has another variant called '{variant.id}': give it another id")
-        variants = list(have.values())
-        seeds = sorted({*self.seeds, *other.seeds})
-        new = (len(variants), seeds) != (len(self.variants), self.seeds)
+        both = {name: sorted({*self.seeds.get(name, []), *other.seeds.get(name, [])}) for name in have}
+        seeds = {name: found for name, found in both.items() if found}
+        new = (len(have), seeds) != (len(self.variants), self.seeds)
         commands = list(dict.fromkeys([*self.commands, *(other.commands if new else [])]))
-        return self.model_copy(update={"variants": variants, "seeds": seeds, "commands": commands})
+        changes = {"variants": list(have.values()), "seeds": seeds, "commands": commands, "margin": other.margin}
+        return self.model_copy(update=changes)
 
-    def runs(self) -> list[tuple[Variant, int]]:
-        """Seeds outermost and variants in turn, so that a drift of the machine hits all alike."""
-        able = [variant for variant in self.variants if not variant.published]
-        turns = ((able[i % len(able) :] + able[: i % len(able)], seed) for i, seed in enumerate(self.seeds) if able)
-        return [(variant, seed) for turn, seed in turns for variant in turn]
+    def runs(self) -> list[Run]:
+        """Seeds outermost and variants in turn, so that a drift of the machine hits all alike; then each variant's
+        first seed for half of the steps, which tells whether more of them would change the answer."""
+        every = sorted({seed for seeds in self.seeds.values() for seed in seeds})
+        found = []
+        for i, seed in enumerate(every):
+            mine = [variant for variant in self.variants if seed in self.seeds.get(variant.id, [])]
+            found += [Run(variant, seed) for variant in mine[i % len(mine) :] + mine[: i % len(mine)]]
+        halves = [Run(v, self.seeds[v.id][0], True) for v in self.variants if v.id in self.seeds]
+        return found + (halves if (self.steps or 0) > 1 else [])

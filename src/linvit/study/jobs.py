@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -10,10 +9,9 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from linvit.data import Dataset
-from linvit.measure.models import model_calls
 from linvit.records import Record, Records
 from linvit.train import Event, Experiment, Listener, run
-from linvit.train.optimizers import make_optimizer
+from linvit.train.loop import Rate, Training
 
 WAIT = 30.0  # seconds for which the process of a killed study may still be saving
 
@@ -26,6 +24,7 @@ class Job(BaseModel):
     number: int  # of `jobs`, from 0
     jobs: int
     variant: str  # its id
+    half: bool = False  # of the steps, beside the variant's whole runs
     experiment: Experiment
     folder: str
     device: str = "cpu"
@@ -44,6 +43,15 @@ class Job(BaseModel):
         finally:
             torch.set_num_threads(before)
 
+    def rate(self, dataset: Dataset, seconds: float) -> Rate:
+        """How fast it gets on, from about so long of real training that leaves nothing behind."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads)
+        try:
+            return Training(self.experiment, dataset, torch.device(self.device), []).rate(seconds)
+        finally:
+            torch.set_num_threads(before)
+
     def finished(self) -> list[Record]:
         """Its records, if an earlier call did it to the end."""
         found = list(Records(Path(self.folder) / "records.jsonl"))
@@ -57,24 +65,3 @@ class Job(BaseModel):
 
 
 Hear = Callable[[Job, Event], None]
-
-
-def steps_per_second(job: Job, seconds: float) -> float:
-    """Training steps of the job's model on random images, for about so long; the first two warm up."""
-    before, device = torch.get_num_threads(), torch.device(job.device)
-    torch.set_num_threads(job.threads)
-    try:
-        recipe = job.experiment.recipe.model_copy(update={"lr": 1e-12})
-        calls = model_calls(
-            job.experiment.model, device, recipe.batch_size, lambda model: make_optimizer(recipe, model)
-        )
-        step, count = calls["train_step"], 0
-        for _ in range(2):
-            step()
-        start = time.perf_counter()
-        while time.perf_counter() - start < seconds:
-            step()
-            count += 1
-        return count / (time.perf_counter() - start)
-    finally:
-        torch.set_num_threads(before)

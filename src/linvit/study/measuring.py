@@ -54,6 +54,7 @@ class Measuring:
             progress,
         )
         self.batch = base.length(len(data.train)).batch
+        jobs = [job for job in jobs if not job.half]
         self.first = {job.variant: job for job in reversed(jobs)}  # of each variant, the job with the first seed
         self.configs = {v.id: self.first[v.id].experiment.model for v in study.variants if v.id in self.first}
         self.jobs = {(job.variant, job.experiment.seed): job for job in jobs}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from linvit.data import Dataset
-
 ATTENTION = "performer-relu:m=32"
 
 # data set → options of the model and of the recipe
@@ -21,12 +19,11 @@ TUNED["fashion-mnist"] = TUNED["mnist"] | {"flip": "alternating"}
 TUNED["cifar100"] = TUNED["cifar10"]
 
 
-def defaults(dataset: Dataset) -> dict[str, Any]:
+def tuned(name: str, size: int, channels: int) -> dict[str, Any]:
     """The tuned options of a known set; for any other, those of the nearest in size."""
-    if dataset.name in TUNED:
-        return dict(TUNED[dataset.name])
-    size = dataset.image_size
-    nearest = "digits" if size < 16 else "mnist" if dataset.channels == 1 and size <= 32 else "cifar10"
+    if name in TUNED:
+        return dict(TUNED[name])
+    nearest = "digits" if size < 16 else "mnist" if channels == 1 and size <= 32 else "cifar10"
     options = dict(TUNED[nearest])
     if size > 48:
         options |= {"trunk": (32, 64, 128, 256), "pools": 3 if size <= 96 else 4}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -17,7 +18,7 @@ from linvit.locks import claimed
 from linvit.measure.provenance import provenance
 from linvit.models import ModelConfig, model_config, without_effect
 from linvit.records import Record
-from linvit.train.defaults import defaults
+from linvit.train.defaults import tuned
 from linvit.train.optimizers import OPTIMIZERS
 from linvit.train.recipe import Recipe, create_recipe, idle
 from linvit.train.source import Source
@@ -116,36 +117,43 @@ def design(
     task: str = "classification", **options: Any,
 ) -> Experiment:  # fmt: skip
     """The experiment for a data set: its tuned defaults with `options` of the model and the recipe over them."""
+    facts = {"image_size": dataset.image_size, "channels": dataset.channels, "classes": len(dataset.classes)}
+    model, recipe = resolve(dataset.name, facts, attention, seed, options)
+    return Experiment(
+        data=Images(name=dataset.name, identity=dataset.identity), model=model, recipe=recipe, seed=seed, task=task,
+        start=start, label=attention, source=source,
+    )  # fmt: skip
+
+
+def resolve(
+    name: str, facts: dict[str, int], attention: str, seed: int, options: Mapping[str, Any]
+) -> tuple[ModelConfig, Recipe]:
+    """For the data set of this name, whose `facts` are those that a model's options take from it."""
     given = {key: value for key, value in options.items() if value is not None}
     known = ["size", *(key for key in ModelConfig.model_fields if key not in FROM_DATA), *Recipe.model_fields]
-    for name in sorted(given):
-        if name in FROM_DATA:
-            raise ValueError(f"{name} comes from the data, it cannot be set")
-        if name not in known:
-            raise ValueError(f"unknown option '{name}'" + choices(name, known))
+    for option in sorted(given):
+        if option in FROM_DATA:
+            raise ValueError(f"{option} comes from the data, it cannot be set")
+        if option not in known:
+            raise ValueError(f"unknown option '{option}'" + choices(option, known))
     if "epochs" in given and "steps" in given:
         raise ValueError("give epochs or steps, not both")
-    tuned = defaults(dataset)
+    usual = tuned(name, facts["image_size"], facts["channels"])
     if "epochs" in given:
-        tuned.pop("steps", None)
+        usual.pop("steps", None)
     size = given.pop("size", None)
     if size is not None:  # a named size replaces the tuned one
-        tuned = {key: value for key, value in tuned.items() if key not in ModelConfig.model_fields}
-    elif "patch_size" not in given and "patch_size" in tuned:
-        sizes = range(1, tuned["patch_size"] + 1)
-        tuned["patch_size"] = max(p for p in sizes if dataset.image_size % p == 0)
-    tuned = {key: value for key, value in tuned.items() if key not in without_effect(tuned | given)}
+        usual = {key: value for key, value in usual.items() if key not in ModelConfig.model_fields}
+    elif "patch_size" not in given and "patch_size" in usual:
+        sizes = range(1, usual["patch_size"] + 1)
+        usual["patch_size"] = max(p for p in sizes if facts["image_size"] % p == 0)
+    usual = {key: value for key, value in usual.items() if key not in without_effect(usual | given)}
     if isinstance(given.get("optimizer"), str) and given["optimizer"] in OPTIMIZERS:
-        tuned |= OPTIMIZERS[given["optimizer"]].options
-    merged = tuned | given
-    facts = {"image_size": dataset.image_size, "channels": dataset.channels, "classes": len(dataset.classes)}
+        usual |= OPTIMIZERS[given["optimizer"]].options
+    merged = usual | given
     shape = {key: value for key, value in merged.items() if key in ModelConfig.model_fields}
     recipe = create_recipe(**{key: value for key, value in merged.items() if key in Recipe.model_fields})
-    for name, why in idle(recipe).items():
-        if name in given:
-            raise ValueError(f"{name}={given[name]} has no effect: {why}: leave it out")
-    return Experiment(
-        data=Images(name=dataset.name, identity=dataset.identity),
-        model=model_config(size, **shape | facts | {"attention": attention, "seed": seed}),
-        recipe=recipe, seed=seed, task=task, start=start, label=attention, source=source,
-    )  # fmt: skip
+    for option, why in idle(recipe).items():
+        if option in given:
+            raise ValueError(f"{option}={given[option]} has no effect: {why}: leave it out")
+    return model_config(size, **shape | facts | {"attention": attention, "seed": seed}), recipe

@@ -13,6 +13,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,8 +21,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from linvit.data import Dataset
+from linvit.data import Dataset, Split
 from linvit.files import append_line, read_lines, write_atomically
+from linvit.measure.provenance import wait
 from linvit.models import VisionTransformer
 from linvit.randomness import generator
 from linvit.train.card import model_card
@@ -34,6 +36,7 @@ from linvit.train.recipe import learning_rate
 from linvit.train.tasks import TASKS
 
 LEAST_SCALE = 1e-4  # of gradients in half precision: it halves with each step that overflows, from 65,536
+WARM, TRIED = 2, 256  # steps before a rate is taken, and images that are evaluated for it
 READ = 10  # steps between two looks at what the device has summed up
 
 
@@ -58,6 +61,11 @@ class Batch(NamedTuple):
     indices: Tensor
     images: Tensor
     labels: Tensor
+
+
+class Rate(NamedTuple):
+    steps: float  # per second
+    images: float  # evaluated per second
 
 
 class Training:
@@ -85,11 +93,7 @@ class Training:
         self._resume(folder)
         tally, begun, first = self.tally, time.perf_counter(), self.tally.step
         earlier, saved = tally.seconds, begun
-        self.sums = torch.tensor(tally.sums, device=self.device)
-        self.bad_step = torch.tensor(-1.0, device=self.device)
-        self.model.train()
-        cuda = [self.device] if self.device.type == "cuda" else []
-        with interrupted() as stop, torch.random.fork_rng(cuda):  # the caller's random numbers stay as they were
+        with interrupted() as stop, self._begun():
             for batch in one_ahead(self._batches()):
                 rate = self._step(batch)
                 tally.step += 1
@@ -111,6 +115,33 @@ class Training:
                 if tally.stopped:
                     break
         save_model(folder / "last", self.averaged, step=tally.step)
+
+    def rate(self, seconds: float) -> Rate:
+        """How fast it gets on, from real steps for about so long; the first two warm up. Nothing is written, and the
+        model is of no use afterwards."""
+        self.total, start = 10**9, 0.0  # however short it is meant to be
+        with self._begun():
+            for count, batch in enumerate(self._batches()):
+                self._step(batch)
+                wait(self.device)
+                now = time.perf_counter()
+                start = now if count < WARM else start
+                if count > WARM and now - start >= seconds:
+                    break
+        steps, start = (count - WARM + 1) / (now - start), time.perf_counter()
+        held = self.dataset.validation
+        some = Split(held.store, held.rows[:TRIED], held.labels[:TRIED])
+        self.task.evaluate(self.averaged, some)
+        return Rate(steps, len(some) / (time.perf_counter() - start))
+
+    @contextmanager
+    def _begun(self) -> Iterator[None]:
+        """Ready for steps; the caller's random numbers stay as they were."""
+        self.sums = torch.tensor(self.tally.sums, device=self.device)
+        self.bad_step = torch.tensor(-1.0, device=self.device)
+        self.model.train()
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            yield
 
     def _resume(self, folder: Path) -> None:
         found = load_checkpoint(folder / "last", self.modules, self.optimizer)

@@ -9,6 +9,7 @@ from linvit.data import Dataset
 from linvit.records import Record
 from linvit.registry import Registry
 from linvit.study.jobs import Hear, Job
+from linvit.train.loop import Rate
 
 
 class Runner(ABC):
@@ -22,10 +23,12 @@ class Runner(ABC):
         """Each job with its records, in the order of the jobs, as soon as that order allows. A job whose process dies
         yields its `failed` record, and the others go on. A user's error (ValueError, OSError) ends it all."""
 
-    def steps_per_second(self, job: Job, seconds: float, also: Sequence[Job] = ()) -> float:
-        """Of all jobs together, when so many like this one run at a time; a ValueError if it, or one of `also`, cannot
-        be done there."""
+    def rate(self, job: Job, seconds: float) -> Rate:
+        """Of one job when so many like it run at a time, from about so long of real training."""
         raise NotImplementedError
+
+    def check(self, jobs: Sequence[Job]) -> None:  # noqa: B027 (most can do whatever this process can)
+        """A ValueError if one of them cannot be done there."""
 
     def close(self) -> None:  # noqa: B027 (most have nothing to end)
         """End what was started; unfinished jobs save themselves first."""

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from linvit.records import Record
-from linvit.study.jobs import Hear, Job, steps_per_second
+from linvit.study.jobs import Hear, Job
 from linvit.study.runners import RUNNERS, Runner
+from linvit.train.loop import Rate
 
 
 @RUNNERS.register("here")
@@ -19,5 +20,5 @@ class Here(Runner):
             except (RuntimeError, MemoryError) as error:  # out of memory, as a rule; a bug shows in its record too
                 yield job, job.failed(str(error).strip().partition("\n")[0] or type(error).__name__)
 
-    def steps_per_second(self, job: Job, seconds: float, also: Sequence[Job] = ()) -> float:
-        return steps_per_second(job, seconds)
+    def rate(self, job: Job, seconds: float) -> Rate:
+        return job.rate(self.datasets[job.experiment.data.identity], seconds)

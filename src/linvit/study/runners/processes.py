@@ -25,9 +25,10 @@ from pydantic import ValidationError
 from linvit.data import Dataset
 from linvit.errors import clear
 from linvit.records import Record
-from linvit.study.jobs import Hear, Job, steps_per_second
+from linvit.study.jobs import Hear, Job
 from linvit.study.runners import RUNNERS, Runner
 from linvit.train.events import Event, Stepped, from_json, to_json
+from linvit.train.loop import Rate
 
 OFTEN = 0.2  # seconds between two events of one worker that only say how far it is
 LINES = 5  # of a dead worker's last words
@@ -113,24 +114,28 @@ class Processes(Runner):
             raise ValueError(answer["error"])
         return job.number, [Record.of(row) for row in answer["records"]]
 
-    def steps_per_second(self, job: Job, seconds: float, also: Sequence[Job] = ()) -> float:
+    def check(self, jobs: Sequence[Job]) -> None:
+        """What a worker does not know, registered only here, is an error before it is chosen."""
+        for job in jobs:
+            self._asked(job, 0.0)
+
+    def rate(self, job: Job, seconds: float) -> Rate:
         """All workers at once; each begins when all are there."""
+        self._asked(job, 0.0)
+        return min(self._asked(job, seconds))
+
+    def _asked(self, job: Job, seconds: float) -> list[Rate]:
         crew = list(self._idle(self.jobs))
-        for first in [job, *also]:  # what a worker does not know, registered only here, is an error before it is chosen
-            for worker in crew:
-                worker.send(first, seconds=0.0)
-            for _ in crew:
-                self._rate()
         for worker in crew:
             worker.send(job, seconds=seconds)
-        return sum(self._rate() for _ in crew)
+        return [self._rate() for _ in crew]
 
-    def _rate(self) -> float:
+    def _rate(self) -> Rate:
         worker, answer = self.answers.get()
         worker.job = None
         if answer is None or "error" in answer:
             raise ValueError(answer["error"] if answer else f"a worker could not be started: {worker.last_words()}")
-        return float(answer["rate"])
+        return Rate(*answer["rate"])
 
     def close(self) -> None:
         for worker in self.workers:
@@ -176,14 +181,12 @@ def main() -> None:
         except ValidationError as error:
             answer({"error": f"a worker cannot do this job: {clear(error)}"})
         else:
-            if "seconds" in asked:
-                answer({"rate": steps_per_second(job, asked["seconds"]) if asked["seconds"] else 0.0})
-            else:
-                _do(job, datasets, answer)
+            _do(job, datasets, answer, asked.get("seconds"))
         busy.clear()
 
 
-def _do(job: Job, datasets: dict[str, Dataset], answer: Any) -> None:
+def _do(job: Job, datasets: dict[str, Dataset], answer: Any, seconds: float | None) -> None:
+    """The job; or, if seconds are given, how fast it gets on for so long."""
     last = 0.0
 
     def hear(event: Event) -> None:
@@ -200,6 +203,9 @@ def _do(job: Job, datasets: dict[str, Dataset], answer: Any) -> None:
             datasets[identity] = source.open()
             if datasets[identity].identity != identity:
                 raise ValueError(f"{source.data} has changed since the study began")
+        if seconds is not None:
+            answer({"rate": job.rate(datasets[identity], seconds) if seconds else [0.0, 0.0]})
+            return
         records = job.do(datasets[identity], [hear])
     except KeyboardInterrupt:
         os._exit(0)

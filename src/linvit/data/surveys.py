@@ -1,0 +1,57 @@
+"""How many images there are, and how large, before any is decoded: what a plan is made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from linvit.data import splits
+from linvit.data.cache import cache_root
+from linvit.data.dataset import Dataset, read_source
+from linvit.data.decode import BadImage, read_header
+from linvit.data.sources import SPLITS, Arrays
+
+SAMPLE, AMONG = 256, 8192  # headers that are read, evenly among the first so many images
+
+
+@dataclass(frozen=True)
+class Survey:
+    name: str
+    classes: int
+    channels: int
+    side: int  # of a typical image
+    train: int
+    validation: int
+    test: int
+
+    @classmethod
+    def of(cls, data: Dataset) -> Survey:
+        counts = {part: len(getattr(data, part)) for part in SPLITS}
+        return cls(data.name, len(data.classes), data.channels, data.image_size, **counts)
+
+
+def survey(
+    source: str | Path, root: str | Path | None = None, limit: int | None = None, cache: str | Path | None = None
+) -> Survey:
+    """Of what `load_data` would load; what is wrong with the images is left for it to say."""
+    name, found = read_source(source, root, cache_root(cache))
+    splits.check(str(source), found.labels, found.counts, list(found.classes), 0.1, limit)
+    if isinstance(found, Arrays):
+        channels, side = found.images.shape[1], max(found.images.shape[2:])
+    else:
+        among = min(AMONG, len(found.labels))
+        headers = []
+        for picture in islice(found.read(), 0, among, max(1, among // SAMPLE)):
+            try:
+                headers.append(read_header(*picture))
+            except BadImage:
+                continue
+        if not headers:
+            raise ValueError(f"{source}: none of the {SAMPLE} images that were looked at can be read")
+        channels = 3 if any(header.colour for header in headers) else 1
+        side = int(np.median([(header.width, header.height) for header in headers]))
+    rows = splits.choose(found.labels, found.counts, validation=0.1, seed=0, limit=limit)
+    return Survey(name, len(found.classes), channels, side, **{part: len(rows[part]) for part in SPLITS})
