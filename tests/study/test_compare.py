@@ -415,7 +415,10 @@ def test_ctrl_c_saves_every_training_and_says_how_to_go_on(tmp_path: Path) -> No
     out = tmp_path / "x"
     sets = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
     words = ["compare", DATA, "-a", "softmax", "--epochs", "3000", "--jobs", "2", "--out", str(out), *sets]
-    process = subprocess.Popen([sys.executable, "-m", "linvit", *words], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "linvit", *words], stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job has none
+    )  # fmt: skip
     deadline = time.monotonic() + 100
     while len(list(out.glob("*/best/model.safetensors"))) < 2:
         assert time.monotonic() < deadline
