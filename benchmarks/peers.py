@@ -1,10 +1,11 @@
 """linvit's linear attention beside performer-pytorch, PyTorch's fused softmax, and the matrix products it cannot avoid.
 
     python benchmarks/peers.py --out docs/benchmarks       # about fifteen minutes on two cores; --quick: two
+    python benchmarks/peers.py --out docs/benchmarks --only latency     # one section, the others as they were
 
 Every ratio is of CPU times measured side by side in one process (`linvit.measure.race`), the median over rounds of the
-round's ratio; the latencies of single small calls are with one thread. Our output and gradients are first compared with
-float64, and no op that is wrong is timed. Memory is the peak of a fresh process minus what it held before
+round's ratio; only the latencies of single small calls are by the wall's clock. Our output and gradients are first
+compared with float64, and no op that is wrong is timed. Memory is the peak of a fresh process minus what it held before
 (`linvit.measure.memory`). Writes peers.md and peers.json.
 """
 
@@ -21,6 +22,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +32,7 @@ from linvit.attention.pieces import BLOCK
 from linvit.measure.provenance import cpu_name
 from linvit.measure.race import Call, Times, quartiles, race
 from linvit.measure.speed import wrong
+from linvit.models import create_model
 from linvit.randomness import generator
 from linvit.records import commit, versions
 
@@ -37,6 +40,12 @@ HEADS = 8
 KERNELS = ("exp", "relu")
 GOALS = {  # (kernel, m) → how many times faster than performer-pytorch, forward+backward, d = 64
     ("exp", 256): 2.5, ("exp", 64): 1.6, ("exp", 16): 1.2, ("relu", 256): 2.0, ("relu", 64): 1.2, ("relu", 16): 1.0,
+}  # fmt: skip
+DIRECT = "scaled_dot_product_attention"
+LATENCY_GOALS = {  # (call, tokens) → beside the direct call
+    **{("softmax", tokens): "≤ +20 µs" for tokens in (64, 128, 256)},
+    ("performer-relu", 64): "≤ 1.2×", ("performer-relu", 256): "≤ 0.36×",
+    ("performer-exp", 64): "≤ 1.65×", ("performer-exp", 256): "≤ 0.45×",
 }  # fmt: skip
 CPU = torch.device("cpu")
 SHORTEST = 0.02  # seconds of one timing
@@ -192,32 +201,61 @@ def against_softmax(quick: bool, rounds: int) -> list[dict]:
 
 
 def latencies(quick: bool, rounds: int) -> list[dict]:
-    """One forward call without gradients at the lengths of small images: what calling us costs beside the kernel."""
+    """One forward call without gradients at the lengths of small images, and of a whole model: what one waits for."""
     d, m, rows = 64, 32, []
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # so little work gains nothing from more, and CPU time is then what one waits
     for tokens in (64,) if quick else (64, 128, 256):
         inputs, gradient = data(tokens, d)
         softmax = create_attention("softmax", heads=HEADS, head_dim=d, tokens=tokens)
         contest = {
-            "scaled_dot_product_attention": torch.nn.functional.scaled_dot_product_attention,
+            DIRECT: torch.nn.functional.scaled_dot_product_attention,
             "softmax": checked(softmax, inputs, gradient),
             **{f"performer-{kernel}": checked(ours(kernel, m, d, tokens), inputs, gradient) for kernel in KERNELS},
             **{f"performer-pytorch, {kernel}": peer(kernel, m, d) for kernel in KERNELS},
         }
         inputs = [x.detach() for x in inputs]
-        calls = {name: forward(function, inputs) for name, function in contest.items()}
-        times = race(calls, device=CPU, rounds=max(5, 2 * rounds), shortest=SHORTEST)
-        for name in contest:
-            row = {
-                "tokens": tokens, "m": m, "call": name,
-                "µs": summary([1e6 * seconds for seconds in times.of(name, by="cpu")]),
-                "ratio": ratio(times, name, "scaled_dot_product_attention"),
-            }  # fmt: skip
-            print(json.dumps(row, ensure_ascii=False), flush=True)
-            rows.append(row)
-    torch.set_num_threads(threads)
+        rows += contested({name: forward(function, inputs) for name, function in contest.items()}, tokens, rounds)
+    image, calls = [torch.randn(1, 3, 32, 32, generator=generator("peers", "image"))], {}
+    for attention in ("softmax", *(f"performer-{kernel}:m={m}" for kernel in KERNELS)):
+        model = create_model(attention=attention).eval()
+        calls[f"default model, {attention.split(':')[0]}"] = forward(model, image)
+        tokens = model.tokens
+    return rows + contested(calls, tokens, rounds)
+
+
+def contested(calls: dict[str, Call], tokens: int, rounds: int) -> list[dict]:
+    """The latency of each call, beside the first of them."""
+    times, rows = race(calls, device=CPU, rounds=max(5, 2 * rounds), shortest=SHORTEST), []
+    first = next(iter(calls))
+    for name in calls:
+        pairs = zip(times.of(name, by="wall"), times.of(first, by="wall"), strict=True)
+        row = {
+            "tokens": tokens, "call": name, "goal": LATENCY_GOALS.get((name, tokens), ""),
+            "µs": summary([1e6 * seconds for seconds in times.of(name, by="wall")]),
+            "more": summary([1e6 * (mine - direct) for mine, direct in pairs]),
+            "ratio": summary(times.ratios(name, first, by="wall")),
+        }  # fmt: skip
+        print(json.dumps(row, ensure_ascii=False), flush=True)
+        rows.append(row)
     return rows
+
+
+LATENCY = """
+import json, sys, torch  # before peers, which would send waiting threads to sleep
+sys.path.insert(0, {here!r})
+import peers
+torch.set_num_threads({threads})
+print(json.dumps(peers.latencies({quick}, {rounds})))
+"""
+
+
+def latency(quick: bool, rounds: int, threads: int) -> list[dict]:
+    """In a process of its own whose threads wait as they do by default: to wake them takes longer than a small call."""
+    script = LATENCY.format(here=str(Path(__file__).parent), threads=threads, quick=quick, rounds=rounds)
+    usual = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=True, env=usual)
+    *shown, found = done.stdout.splitlines()
+    print("\n".join(shown), flush=True)
+    return json.loads(found)
 
 
 MEMORY = """
@@ -316,7 +354,8 @@ def markdown(found: dict) -> str:
         "",
         f"Measured on {about['cpu']}, {about['threads']} threads, {about['dtype']}, {about['versions']},",
         f"performer-pytorch {about['performer-pytorch']}, commit {about['commit']}. Made by `{about['command']}`.",
-        "Ratios of CPU times side by side in one process, medians over rounds; H = 8 heads, batch 1.",
+        "Ratios of CPU times side by side in one process, medians over rounds; H = 8 heads, batch 1."
+        + about.get("note", ""),
         "",
         "| case (forward + backward) | goal | measured | reached |",
         "|---|---|---|---|",
@@ -356,17 +395,15 @@ def markdown(found: dict) -> str:
         "",
         "## Latency of one forward call",
         "",
-        "Batch 1, d = 64, m = 32, no gradients, one thread, CPU time. × is the time divided by the direct call's:",
-        "less is faster.",
+        f"Batch 1, d = 64, m = 32, no gradients, {found['waits']['threads']} threads that wait as by default, wall time, commit",
+        f"{found['waits']['commit']}. Beside it is the direct call, for models the one with softmax: less is faster.",
         "",
-        "| L | call | µs | × the direct call |",
-        "|---|---|---|---|",
+        "| L | call | µs | µs more | × | goal |",
+        "|---|---|---|---|---|---|",
     ]
-    lines += [
-        f"| {r['tokens']} | {r['call']} | {r['µs']['median']:.0f} ({r['µs']['low']:.0f}–{r['µs']['high']:.0f})"
-        f" | {show(r['ratio'])} |"
-        for r in found["latency"]
-    ]
+    for r in found["latency"]:
+        waits = (f"{r[key]['median']:.0f} ({r[key]['low']:.0f}–{r[key]['high']:.0f})" for key in ("µs", "more"))
+        lines.append(f"| {r['tokens']} | {r['call']} | {' | '.join(waits)} | {show(r['ratio'])} | {r['goal']} |")
     return "\n".join(lines) + "\n"
 
 
@@ -378,21 +415,28 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="short lengths only")
+    sections: dict[str, Callable[[], list[dict]]] = {
+        "memory": lambda: memory(options.quick, options.threads),
+        "latency": lambda: latency(options.quick, options.rounds, options.threads),
+        "softmax": lambda: against_softmax(options.quick, options.rounds),
+        "causal": lambda: causal_cells(options.quick, options.rounds),
+        "flatness": lambda: flatness(options.quick, options.rounds),
+        "cells": lambda: table_cells(options.quick, options.rounds),
+    }
+    parser.add_argument("--only", choices=["latency"], help="measure this again, and keep the rest of --out")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    found = {
-        "about": {
+    if options.only:
+        found: dict[str, Any] = json.loads((options.out / "peers.json").read_text())
+        found[options.only] = sections[options.only]()
+    else:
+        about = {
             "cpu": cpu_name(), "threads": options.threads, "dtype": "float32", "versions": versions(),
             "performer-pytorch": version("performer-pytorch"), "commit": commit(), "rounds": options.rounds,
             "command": f"python benchmarks/peers.py --rounds {options.rounds}",
-        },
-        "memory": memory(options.quick, options.threads),
-        "latency": latencies(options.quick, options.rounds),
-        "softmax": against_softmax(options.quick, options.rounds),
-        "causal": causal_cells(options.quick, options.rounds),
-        "flatness": flatness(options.quick, options.rounds),
-        "cells": table_cells(options.quick, options.rounds),
-    }  # fmt: skip
+        }  # fmt: skip
+        found = {"about": about, **{name: section() for name, section in sections.items()}}
+    found["waits"] = {"threads": options.threads, "commit": commit()}  # latency may be measured alone
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "peers.json").write_text(json.dumps(found, indent=1) + "\n")
     (options.out / "peers.md").write_text(markdown(found))

@@ -84,7 +84,7 @@ class Attention(nn.Module, ABC):
             out = self._mix(q, k, v, mask)
             if self.dwc is not None:
                 out = out + self.dwc(v)
-        return out.to(dtype)
+        return out if out.dtype == dtype else out.to(dtype)
 
     def attention_matrix(self, q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, H, N, N): what multiplies v. Obtained by attending to v = I, so it holds for any attention."""
@@ -109,7 +109,18 @@ class Attention(nn.Module, ABC):
         return F.rms_norm(q, gains[0].shape, gains[0]), F.rms_norm(k, gains[1].shape, gains[1])
 
     def _check(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
-        site = self.site
+        site, shape = self.site, q.shape
+        if (
+            shape == k.shape == v.shape
+            and q.dtype is k.dtype is v.dtype
+            and q.is_floating_point()
+            and len(shape) == 4
+            and shape[2]
+            and (shape[1], shape[3]) == (site.heads, site.head_dim)
+            and mask is None
+            and not self.switches.debug
+        ):  # what is most often right is told at one look, the rest takes time
+            return
         for name, x in (("q", q), ("k", k), ("v", v)):
             if x.ndim != 4:
                 raise ValueError(f"{name} has shape {tuple(x.shape)}: it must be (batch, heads, tokens, head_dim)")
@@ -191,8 +202,9 @@ def full_precision(x: Tensor) -> AbstractContextManager:
 
 def precise(*tensors: Tensor) -> tuple[Tensor, ...]:
     """All in float64 if one of them is, else in float32."""
-    dtype = torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.float32
-    return tuple(x.to(dtype) for x in tensors)
+    dtypes = [x.dtype for x in tensors]
+    dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+    return tensors if dtypes.count(dtype) == len(dtypes) else tuple(x.to(dtype) for x in tensors)
 
 
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:

@@ -23,6 +23,8 @@ For exponential features the same holds with Q', K', D = 1 and z = 1, and ∂ℓ
 one back, which two classes of features serve. r rides along as one more column of y, z as one more of S.
 
 Features are made in blocks that stay in the cache, and made again for the backward pass when there are many of them.
+Where no gradient is wanted and one block holds all, as for one image at a time, calling costs as much as computing:
+there the same formulas stand in as few operations as they take.
 `plain.py` is the same in ordinary operations, `reference.py` the ten-line oracle for all of this.
 """
 
@@ -51,7 +53,57 @@ At = tuple[slice, slice]  # a block: some heads, some tokens
 def linear_attention(prepared: Prepared, v: Tensor) -> Tensor:
     """Bidirectional: q, k (G, N, d) as prepared by a kernel and v (G, N, e) → (G, N, e)."""
     q, k, φ, weight, bias = prepared
+    recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, weight, bias))
+    if not recorded and q.shape[0] * q.shape[1] * pieces.feature_rows(q, φ) <= pieces.block_size(q):
+        return (_exponential if φ.exponential else _pointwise)(prepared, v)
     return _Linear.apply(q.contiguous(), k.contiguous(), v.contiguous(), weight, bias, φ)  # type: ignore[return-value]
+
+
+def _exponential(prepared: Prepared, v: Tensor) -> Tensor:
+    """Q' (K'ᵀv) in one block. Keys are powers of two, twice as fast as of e; products add w and λ as they go."""
+    q, k, φ, weight, bias = prepared
+    w, ω, log2e = pieces.log_weight(k, weight, φ.norm), _for_heads(φ.omega, q), math.log2(math.e)
+    if ω is None:
+        u = (k if w is None else k + w) * log2e
+    else:
+        u = torch.baddbmm(k[:1, :1, :1] if w is None else w, k, ω, beta=0 if w is None else log2e, alpha=log2e)
+    top = u.amax(1, keepdim=True).clamp_min_(pieces.lowest(u))  # finite where every key is masked
+    mass = u.sub_(top).exp2_().sum(1, keepdim=True).clamp_min_(torch.finfo(u.dtype).tiny)
+    s = torch.bmm(u.transpose(1, 2), v).div_(mass.transpose(1, 2))
+    λ = mass.log2_().add_(top).div_(log2e)
+    λ = λ if bias is None else λ + bias
+    return torch.bmm(torch.softmax(q + λ if ω is None else torch.baddbmm(λ, q, ω), -1), s)
+
+
+def _pointwise(prepared: Prepared, v: Tensor) -> Tensor:
+    """φ(q) S / D in one block."""
+    q, k, φ, weight, _ = prepared
+    w, ω = pieces.log_weight(k, weight, φ.norm), _for_heads(φ.omega, q)
+    f_q, f_k = (pieces.features(φ, x.clone() if ω is None else torch.bmm(x, ω)) for x in (q, k))
+    factor = None if w is None else _relative(w)
+    f_k = f_k if factor is None else f_k * factor
+    out = torch.bmm(f_q, torch.bmm(f_k.transpose(1, 2), v))
+    if not φ.divide:
+        return out
+    d = torch.bmm(f_q, f_k.sum(1).unsqueeze(2))
+    return out.mul_(_one_over(d, φ, f_k.shape[2], k.shape[1] if factor is None else factor.sum(1, keepdim=True)))
+
+
+def _for_heads(omega: Tensor | None, q: Tensor) -> Tensor | None:
+    """Ωᵀ for every head: products of batches read tensors where they are, so that no view need be copied."""
+    return None if omega is None else omega.t().expand(len(q), -1, -1)
+
+
+def _relative(w: Tensor) -> Tensor:
+    """e^w over that of the largest."""
+    return (w - w.amax(1, keepdim=True).clamp_min_(pieces.lowest(w))).exp_()
+
+
+def _one_over(d: Tensor, φ: Features, width: int, count: Tensor | int) -> Tensor:
+    """1/D in d's place, |D| being at least φ.least·F·Σe^w."""
+    if φ.least or isinstance(count, Tensor):
+        return pieces.inverse(d, φ.least * width * count)
+    return d.reciprocal_().masked_fill_(d.isinf(), 0.0)  # φ(q) = 0: nothing to divide, or to divide by
 
 
 class _Linear(torch.autograd.Function):
@@ -230,7 +282,7 @@ class _Pointwise(_Blocks):
     def __init__(self, q, k, w, bias, φ: Features, kept):
         super().__init__(q, k, w, bias, φ, kept)
         self.divides = φ.divide
-        self.factor = None if w is None else (w - w.amax(1, keepdim=True).clamp_min_(pieces.lowest(w))).exp_()
+        self.factor = None if w is None else _relative(w)
         ones = q.new_ones(()).expand(*q.shape[:2], 1)
         self.count = (ones if self.factor is None else self.factor).sum(1, keepdim=True)
         self.dcount = torch.zeros_like(self.count)
@@ -252,9 +304,7 @@ class _Pointwise(_Blocks):
         return pieces.features(self.φ, self.projected("q", at))
 
     def one_over(self, d: Tensor, z: Tensor, heads: slice) -> Tensor:
-        if self.φ.least or self.factor is not None:
-            return pieces.inverse(d, self.φ.least * z.shape[-1] * self.count[heads])
-        return d.reciprocal_().masked_fill_(d.isinf(), 0.0)  # φ(q) = 0: nothing to divide, or to divide by
+        return _one_over(d, self.φ, z.shape[-1], self.k.shape[1] if self.factor is None else self.count[heads])
 
     def settle(self, r: Tensor, over: Tensor, z: Tensor, heads: slice) -> None:
         """A denominator that was moved to ±least·count passes −r on to the count, and one that is not used has none."""

@@ -68,7 +68,10 @@ class MultiHead(nn.Module):
         """q, k, v as (B, H, N, D)."""
         if x.ndim != 3 or x.shape[2] != self.dim:
             raise ValueError(f"x has shape {tuple(x.shape)}: it must be (batch, tokens, {self.dim})")
-        parts = self.qkv(x).chunk(3, -1) if self.fused else (self.q_proj(x), self.k_proj(x), self.v_proj(x))
+        if self.fused:
+            q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, self.head_dim)).permute(2, 0, 3, 1, 4).unbind()
+            return q, k, v
+        parts = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         q, k, v = (part.unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2) for part in parts)
         return q, k, v
 

@@ -23,17 +23,17 @@ class Performer(Attention):
 
     def prepare(self, q: Tensor, k: Tensor, mask: Tensor | None = None) -> Prepared:
         """(B, H, N, D) → what the kernel makes of them, (G, N, ·); a masked key gets the log-weight −∞."""
-        b, h, n, d = q.shape
+        b, h, n, _ = q.shape
         keep = None if mask is None else mask[:, None, :, None].expand(b, h, n, 1).reshape(b * h, n, 1)
         kept = None if keep is None else keep.to(q)
-        prepared = self.kernel.prepare(q.reshape(b * h, n, d), k.reshape(b * h, n, d), kept)
+        prepared = self.kernel.prepare(q.flatten(0, 1), k.flatten(0, 1), kept)
         if keep is None:
             return prepared
         weight = q.new_zeros(b * h, n, 1) if prepared.weight is None else prepared.weight
         return prepared._replace(weight=weight.masked_fill(~keep, float("-inf")))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        prepared, flat = self.prepare(q, k, mask), v.reshape(-1, *v.shape[2:])
+        prepared, flat = self.prepare(q, k, mask), v.flatten(0, 1)
         if self.plain or tracing():
             out = plain_attention(prepared, flat, self.site.causal)
         else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -46,8 +46,7 @@ class Site:
                 )
 
 
-@dataclass(frozen=True)
-class Features:
+class Features(NamedTuple):
     """φ(x)_f = e^{norm·‖x‖²}·(f(ω_f·x) + floor). f=None is exp, which is stabilised exactly and has no floor."""
 
     omega: Tensor | None = None  # (F, d), scale included; None: the inputs are Ωx already
@@ -142,7 +141,7 @@ def clamped(prepared: Prepared, bound: float) -> Prepared:
     norms = φ.norm * square_norm(k) if φ.norm else None
     weight = norms if weight is None else weight if norms is None else weight + norms
     u_q, u_k = ((x if φ.omega is None else x @ φ.omega.t()).clamp(-bound, bound) for x in (q, k))
-    return Prepared(u_q, u_k, replace(φ, omega=None, norm=0.0), weight, bias)
+    return Prepared(u_q, u_k, φ._replace(omega=None, norm=0.0), weight, bias)
 
 
 def centred(x: Tensor, y: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
