@@ -47,6 +47,10 @@ class Split:
         images = np.ascontiguousarray(self.store[self.rows[chosen]])
         return torch.from_numpy(images), torch.from_numpy(self.labels[chosen].astype(np.int64))
 
+    def some(self, places: np.ndarray) -> Split:
+        """These of its images, as a split."""
+        return Split(self.store, self.rows[places], self.labels[places])
+
     def order(self, epoch: int, seed: int) -> np.ndarray:
         """The positions of this split, shuffled: a pure function of (seed, epoch), the same on every machine."""
         return permutation(len(self), "order", seed, epoch)
