@@ -89,7 +89,7 @@ def _refused(summary: Summary, variant: Result) -> dict[float, str]:
     """Tokens → why it cannot be timed with so many."""
     records = summary.study.of("attention_time", variant=variant.id)
     found = {number(r.tags.get("tokens")) or 0: str(r.tags["refused"]) for r in records if r.tags.get("refused")}
-    return dict(sorted(found.items()))
+    return {tokens: why.rpartition("': ")[2] for tokens, why in sorted(found.items())}  # without "spec '…': "
 
 
 def _whole(summary: Summary, variant: Result) -> list[Record]:

@@ -11,8 +11,8 @@ import os
 import statistics
 import time
 from collections.abc import Container, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -140,18 +140,18 @@ class Measuring:
             recipes = {name: self.first[name].experiment.recipe for name in names}
             found = {
                 name: pool.submit(peak_memory, self.configs[name], recipes[name], self.device, self.batch)
-                for name in names
-            }
-            late = []
+                for name in names if not self.late()
+            }  # fmt: skip
             for i, (name, record) in enumerate(found.items()):
                 self.progress(i, len(names), f"memory of {name}")
-                if self.late() and record.cancel():  # it had not begun
-                    late.append(name)
-                    continue
-                with self.attempt(f"Memory of {name}"):
+                wait([record], None if self.deadline is None else max(0.0, self.deadline - time.monotonic()))
+                if self.late():
+                    for other in found.values():
+                        other.cancel()  # those that have not begun
+                with self.attempt(f"Memory of {name}"), suppress(CancelledError):
                     self.store([record.result()], name)
-            if late:
-                self.left_out(f"Memory of {', '.join(late)}")
+        if lost := [name for name in names if name not in found or found[name].cancelled()]:
+            self.left_out(f"Memory of {', '.join(lost)}")
 
     def place(self, config: ModelConfig) -> speed.Setting:
         """Where this model's attentions are timed."""
