@@ -70,6 +70,15 @@ def test_every_round_has_each_call_once_in_an_order_that_changes(machine):
     assert {order[0] for order in rounds} == {order[2] for order in rounds} == set("abc")
 
 
+@pytest.mark.parametrize(("deadline", "rounds"), [(None, 30), (1000.0, 30), (20.0, 8), (3.0, 5), (-1.0, 5)])
+def test_near_a_deadline_there_are_fewer_rounds(machine, monkeypatch, deadline, rounds):
+    """Two calls of a second each, after two to warm each of them up."""
+    monkeypatch.setattr(module.time, "monotonic", lambda: machine.wall)
+    calls = {name: machine.call(name, 1.0) for name in "ab"}
+    times = race(calls, device=CPU, rounds=30, deadline=deadline)
+    assert len(times.of("a")) == len(times.of("b")) == rounds
+
+
 def test_the_device_is_waited_for(machine, monkeypatch):
     """Work that was only queued is done in `wait`: none of another's, and all of one's own is counted."""
     queued = []

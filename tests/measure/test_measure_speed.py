@@ -87,14 +87,14 @@ class Timekeeper:
         self.lengths, self.raced = list(lengths), []
         monkeypatch.setattr(speed, "race", self.race)
 
-    def race(self, calls, *, device, rounds, progress):
+    def race(self, calls, *, device, rounds, progress, deadline):
         n = self.lengths[len(self.raced)]
-        self.raced.append(sorted(calls))
+        self.raced.append(list(calls))
 
         def seconds(spec):
             return n**2 if spec == "softmax" else n if spec == "identity" else 128.0 * n
 
-        times = {(s, mode): {"wall": [seconds(s)] * rounds, "cpu": [2 * seconds(s)] * rounds} for s, mode in calls}
+        times = {call: {"wall": [s := seconds(call[0])] * rounds, "cpu": [2 * s] * rounds} for call in calls}
         return Times(times, "wall", "cpu")
 
 
@@ -124,7 +124,7 @@ def test_a_curve_adds_up_layers_and_times_each_spec_once(monkeypatch):
     }
     setting = Setting(heads=2, head_dim=8, rounds=3)
     records = list(curve(layers, tokens=[64, 256], setting=setting))
-    assert keeper.raced[0] == sorted((s, m) for s in (*BASELINES, "performer-relu:m=5") for m in MODES)
+    assert keeper.raced[0] == [(s, setting, m) for s in (*BASELINES, "performer-relu:m=5") for m in MODES]
     assert {r.metric for r in records} == {"attention_time", "break_even_tokens"}
     found = {(r.metric, r.tags.get("variant"), r.tags["mode"], r.tags.get("tokens")): r for r in records}
     assert {(variant, metric) for metric, variant, *_ in found} == {
@@ -144,11 +144,60 @@ def test_a_curve_adds_up_layers_and_times_each_spec_once(monkeypatch):
 def test_what_needs_a_grid_or_a_class_token_is_timed_where_there_is_one():
     layers = {"both": ["performer-relu:m=5,dwc=3,exact_cls=true", "softmax"], "plain": ["softmax"]}
     setting = Setting(heads=2, head_dim=8, rounds=1, prefix=1)
-    found = [r for r in curve(layers, tokens=[10, 11, 17], setting=setting) if r.metric == "attention_time"]
+    found = [r for r in curve(layers, tokens=[10, 12, 17], setting=setting) if r.metric == "attention_time"]
     refused = {(r.tags["variant"], r.tags["tokens"]) for r in found if r.value is None}
-    assert refused == {("both", 11)}  # 1 + 10 is no square
+    assert refused == {("both", 12)}  # 11 is a prime
     assert all("grid" in str(r.tags["refused"]) for r in found if r.value is None)
     assert len(found) == 3 * 3 * 2
+
+
+def test_a_variant_is_timed_with_its_own_heads_and_prefix(monkeypatch):
+    keeper, setting = Timekeeper(monkeypatch, [64, 256]), Setting(heads=2, head_dim=8, rounds=1)
+    mine = Setting(heads=4, head_dim=5, prefix=1, rounds=1)
+    layers = {"own": ["performer-relu:m=5", "softmax"], "soft": ["softmax"], "base": ["softmax"]}
+    records = list(curve(layers, tokens=[64, 256], setting=setting, own={"own": mine, "soft": mine}))
+    assert keeper.raced[0] == [
+        (s, where, m) for s, where in (("softmax", setting), ("identity", setting), ("performer-relu:m=5", mine),
+                                       ("softmax", mine)) for m in MODES
+    ]  # fmt: skip
+    shapes = {(r.tags.get("variant"), r.tags["tokens"], r.tags["heads"], r.tags["head_dim"])
+              for r in records if r.metric == "attention_time"}  # fmt: skip
+    assert shapes == {("own", 65, 4, 5), ("own", 257, 4, 5), ("soft", 65, 4, 5), ("soft", 257, 4, 5),
+                      ("base", 64, 2, 8), ("base", 256, 2, 8), (None, 64, 2, 8), (None, 256, 2, 8)}  # fmt: skip
+    # softmax with other heads may be faster or slower than the base's, too
+    assert {r.tags["variant"] for r in records if r.metric == "break_even_tokens"} == {"own", "soft"}
+
+
+SWITCHED = ["performer-relu:m=5,dwc=3", "linformer:k=4", "performer-exp:m=5,exact_cls=true", "softmax:dwc=3"]
+
+
+@pytest.mark.parametrize("spec", [*attention_names(), *SWITCHED])
+def test_every_kind_of_variant_has_a_whole_curve(spec):
+    layers = {"pure": [spec] * 2, "mixed": ["softmax", spec]}
+    setting = Setting(heads=2, head_dim=8, prefix=1, rounds=1)
+    found = [r for r in curve(layers, tokens=[5, 10, 25], setting=setting) if r.metric == "attention_time"]
+    assert len(found) == 3 * 3 * 2
+    assert all(r.value for r in found)
+
+
+def test_near_the_deadline_there_are_fewer_rounds_and_the_longest_lengths_are_left_out(monkeypatch):
+    """The first race takes one second, the others four, of a clock that nothing else moves."""
+    now, given = [0.0], []
+
+    def race(calls, *, device, rounds, progress, deadline):
+        given.append(deadline)
+        now[0] += 1.0 if len(given) == 1 else 4.0
+        return Times({call: {"wall": [1.0] * 5, "cpu": [1.0] * 5} for call in calls}, "wall", "cpu")
+
+    monkeypatch.setattr(speed, "race", race)
+    monkeypatch.setattr(speed.time, "monotonic", lambda: now[0])
+    setting, tokens = Setting(heads=2, head_dim=8), [16, 32, 64, 128]
+    records = list(curve({"a": ["uniform"]}, tokens=tokens, setting=setting, deadline=24.0))
+    assert {r.tags["tokens"] for r in records if r.metric == "attention_time"} == {16, 32, 64}
+    assert given[0] == pytest.approx(24.0 * 16 / sum(tokens))
+    even = next(r for r in records if r.metric == "break_even_tokens")
+    assert (even.n, even.tags["to"]) == (5, 64)
+    assert list(curve({"a": ["uniform"]}, tokens=tokens, setting=setting, deadline=now[0])) == []
 
 
 def test_what_cannot_be_built_is_recorded_with_its_reason():

@@ -24,6 +24,8 @@ from linvit.progress import Progress, ignore
 from linvit.randomness import permutation
 from linvit.registry import check_options, parse, signature_options
 
+CHUNK = 1024  # images looked at together
+
 
 @dataclass(frozen=True)
 class Split:
@@ -46,6 +48,10 @@ class Split:
         chosen = indices if isinstance(indices, slice) else np.asarray(indices)
         images = np.ascontiguousarray(self.store[self.rows[chosen]])
         return torch.from_numpy(images), torch.from_numpy(self.labels[chosen].astype(np.int64))
+
+    def some(self, places: np.ndarray) -> Split:
+        """These of its images, as a split."""
+        return Split(self.store, self.rows[places], self.labels[places])
 
     def order(self, epoch: int, seed: int) -> np.ndarray:
         """The positions of this split, shuffled: a pure function of (seed, epoch), the same on every machine."""
@@ -75,6 +81,22 @@ class Dataset:
     def augment(self, **options: Any) -> Augment:
         """Augmentation that knows this set's statistics and classes."""
         return Augment(mean=self.mean, std=self.std, classes=len(self.classes), **options)
+
+
+def repeated(dataset: Dataset, progress: Progress = ignore) -> int:
+    """How many test images have exactly the pixels of a training or validation image: a model may know them by heart,
+    whatever their label. Read in chunks in the order they are stored in, so that little memory is needed."""
+    parts = (dataset.train, dataset.validation, dataset.test)
+    total, done, seen, found = sum(map(len, parts)), 0, set(), 0
+    for part in parts:
+        for rows in np.split(np.sort(part.rows), range(CHUNK, len(part), CHUNK)):
+            hashes = [hashlib.blake2b(image, digest_size=16).digest() for image in part.store[rows]]
+            if part is dataset.test:
+                found += sum(one in seen for one in hashes)
+            else:
+                seen.update(hashes)
+            progress(done := done + len(rows), total, "looking for test images among the training images")
+    return found
 
 
 def load_data(

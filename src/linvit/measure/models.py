@@ -32,23 +32,27 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 def side_by_side(
     configs: Mapping[str, ModelConfig], *, baselines: Mapping[str, ModelConfig], device: torch.device, batch: int = 64,
     rounds: int = ROUNDS, optimizer: MakeOptimizer = adamw, others: Mapping[str, MakeOptimizer] | None = None,
-    by: str | None = None, progress: Progress = ignore,
+    by: str | None = None, progress: Progress = ignore, deadline: float | None = None,
 ) -> Iterator[Record]:  # fmt: skip
     """Times of each variant, and ratios `<task>_vs_<baseline>`: how many times faster than the baseline it is.
 
     `configs` by the variant's id, which every record carries as its tag `variant`; `baselines` by name, timed in the
     same rounds and given no records of their own. `others`: variants with an optimizer of their own. Equal ones are
     timed once. `by` one clock ("wall" or "cpu"), or the one that suits the device and threads. An optimizer's rate
-    should be tiny: the steps are on random labels.
+    should be tiny: the steps are on random labels. To end near a `deadline` (of time.monotonic) there are fewer rounds.
     """
     own = dict(others or {})
     makers = {(config, None): optimizer for config in [*configs.values(), *baselines.values()]}
     makers |= {(configs[variant], variant): make for variant, make in own.items()}
-    calls = {
-        (*key, race): call for key, make in makers.items()
-        for race, call in model_calls(key[0], device, batch, make).items()
-    }  # fmt: skip
-    times = race(calls, device=device, rounds=rounds, progress=lambda i, n, what: progress(i, n, f"speed: {what}"))
+
+    def show(done: int, total: int, what: str) -> None:
+        progress(done, total, f"speed: {what}")
+
+    calls: dict[tuple[ModelConfig, str | None, str], Call] = {}
+    for i, ((config, name), make) in enumerate(makers.items()):
+        show(0, rounds * len(makers) * len(RACES), f"building {i + 1} of {len(makers)}")
+        calls |= {(config, name, task): call for task, call in model_calls(config, device, batch, make).items()}
+    times = race(calls, device=device, rounds=rounds, progress=show, deadline=deadline)
     by = by or times.clock
     where = provenance(device, torch.float32)
     for variant, config in configs.items():

@@ -26,7 +26,7 @@ from linvit.records import Record, Tag
 
 BASELINES = ("softmax", "identity")  # what everything is compared with: PyTorch's fused attention, and the speed limit
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
-ROUNDS = 30
+ROUNDS, FEWEST = 30, 5  # of a race; as few as that to end near a deadline
 SHORTEST = 2e-3  # seconds that one timing lasts at least, by repetition
 Call = Callable[[], object]
 Key = TypeVar("Key", bound=Hashable)
@@ -50,18 +50,22 @@ class Times(Generic[Key]):
 
 def race(
     calls: Mapping[Key, Call], *, device: torch.device, rounds: int = ROUNDS, shortest: float = SHORTEST,
-    progress: Progress = ignore,
+    progress: Progress = ignore, deadline: float | None = None,
 ) -> Times[Key]:  # fmt: skip
-    """Every call is warmed up and repeated so that one timing lasts at least `shortest` seconds by the wall's clock."""
+    """Every call is warmed up and repeated so that one timing lasts at least `shortest` seconds by the wall's clock.
+    After FEWEST rounds, another begins only if it is likely to end before the `deadline` (of time.monotonic)."""
     total = rounds * len(calls)
-    progress(0, total, "warming up")
     repeats = {}
-    for key, call in calls.items():
+    for i, (key, call) in enumerate(calls.items()):
+        progress(0, total, f"warming up {i + 1} of {len(calls)}")
         timed(call, 1, device)  # the first call warms up
         repeats[key] = max(1, math.ceil(shortest / max(timed(call, 1, device)["wall"], 1e-9)))
     seconds: dict[Key, dict[str, list[float]]] = {key: {clock: [] for clock in CLOCKS} for key in calls}
-    shuffle, keys = random.Random(0).shuffle, list(calls)
+    shuffle, keys, begun = random.Random(0).shuffle, list(calls), time.monotonic()
     for turn in range(rounds):
+        now = time.monotonic()
+        if deadline is not None and turn >= FEWEST and now + (now - begun) / turn > deadline:
+            break
         shuffle(keys)
         for i, key in enumerate(keys):
             progress(turn * len(keys) + i, total, f"round {turn + 1} of {rounds}")

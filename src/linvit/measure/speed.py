@@ -8,9 +8,10 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -18,14 +19,13 @@ from torch import Tensor
 
 from linvit.attention import Attention, create_attention
 from linvit.measure.provenance import provenance
-from linvit.measure.race import BASELINES, ROUNDS, Call, Times, over_rounds, quartiles, race, ratios
+from linvit.measure.race import BASELINES, FEWEST, ROUNDS, Call, Times, over_rounds, quartiles, race, ratios
 from linvit.progress import Progress, ignore
 from linvit.randomness import generator
 from linvit.records import Record, Tag
 
 MODES = ("forward", "both")  # both: forward and backward
 TOLERANCE = 1e-3  # of the norm
-Subject = tuple[Mapping[str, Tag], Sequence[str]]  # tags that name it, and the specs of its layers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,12 +47,21 @@ class Setting:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
 
     def attention(self, spec: str, tokens: int) -> Attention:
-        """With a square grid, if the tokens after the prefix make one."""
-        side = math.isqrt(max(0, tokens - self.prefix))
-        grid = (side, side) if side and self.prefix + side**2 == tokens else None
+        """With the grid that is nearest to a square, if the tokens after the prefix make one of several rows."""
+        image = tokens - self.prefix
+        rows = max((n for n in range(1, math.isqrt(max(0, image)) + 1) if image % n == 0), default=0)
+        grid = (rows, image // rows) if rows > 1 or image == 1 else None
         return create_attention(
             spec, heads=self.heads, head_dim=self.head_dim, tokens=tokens, grid=grid, prefix=self.prefix, seed=self.seed
         ).to(self.device)
+
+    def shape(self) -> dict[str, Tag]:
+        return {name: getattr(self, name) for name in ("heads", "head_dim", "prefix", "batch", "seed")}
+
+
+# tags that name it, the specs of its layers, and where they are timed
+Subject = tuple[Mapping[str, Tag], Sequence[str], Setting]
+Timed = tuple[str, Setting, str]  # a layer's spec, where it is timed, and the mode
 
 
 def measure(
@@ -67,88 +76,114 @@ def measure(
     specs = list(dict.fromkeys([*BASELINES, *specs]))
     for spec in specs:
         setting.attention(spec, max(tokens, default=1))
-    yield from _records([({"attention": spec}, [spec]) for spec in specs], tokens, setting, progress)
+    yield from _records([({"attention": spec}, [spec], setting) for spec in specs], tokens, setting, progress)
 
 
 def curve(
-    layers: Mapping[str, Sequence[str]], *, tokens: Sequence[int], setting: Setting, progress: Progress = ignore
-) -> Iterator[Record]:
+    layers: Mapping[str, Sequence[str]], *, tokens: Sequence[int], setting: Setting,
+    own: Mapping[str, Setting] | None = None, progress: Progress = ignore, deadline: float | None = None,
+) -> Iterator[Record]:  # fmt: skip
     """All attention layers of each variant: `attention_time` at each length, then `break_even_tokens`, in both MODES.
 
     `layers`: variant → the spec of each of its layers, e.g. {"mixed": ["softmax", "performer-relu:m=32,dwc=3"]}. A time
-    is the sum over layers, each distinct spec being timed once a round; the break-even is with as many layers of
-    softmax in the same rounds. Records carry the tags `variant` (the key) and `layers` (how many). Softmax always has
-    times: with as many layers as the deepest variant, and the tag `baseline="softmax"` instead of `variant`, so that a
-    variant may have any id.
+    is the sum over layers, each distinct layer being timed once a round; the break-even is with as many layers of
+    softmax, in `setting`, in the same rounds. Records carry the tags `variant` (the key) and `layers` (how many).
+    Softmax always has times: with as many layers as the deepest variant, and the tag `baseline="softmax"` instead of
+    `variant`, so that a variant may have any id.
 
-    `tokens` include setting.prefix: for a model with a CLS token, prefix=1 and lengths of 1 + a square let `exact_cls`
-    and `dwc` be timed too. What cannot be timed at a length has a record without a value, whose tag `refused` says why.
+    `own`: variants with heads, head_dim or a prefix of their own. `tokens` include setting.prefix, in whose place a
+    variant has its own: for a model with a CLS token, prefix=1 and lengths of 1 + a square let `exact_cls` and `dwc` be
+    timed too. What cannot be timed at a length has a record without a value, whose tag `refused` says why. To end near
+    a `deadline` (of time.monotonic) there are fewer rounds, and the longest lengths have no records.
     """
-    depth = max([1, *map(len, layers.values())])
-    subjects: list[Subject] = [({"baseline": "softmax", "layers": depth}, ["softmax"] * depth)]
-    subjects += [({"variant": name, "layers": len(specs)}, specs) for name, specs in layers.items() if specs]
-    records = _records(subjects, tokens, setting, progress)
+    own, depth = own or {}, max([1, *map(len, layers.values())])
+    subjects: list[Subject] = [({"baseline": "softmax", "layers": depth}, ["softmax"] * depth, setting)]
+    subjects += [
+        ({"variant": name, "layers": len(specs)}, specs, own.get(name, setting))
+        for name, specs in layers.items() if specs
+    ]  # fmt: skip
+    records = _records(subjects, tokens, setting, progress, deadline)
     return (record for record in records if record.metric in ("attention_time", "break_even_tokens"))
 
 
-def _records(subjects: list[Subject], tokens: Sequence[int], setting: Setting, progress: Progress) -> Iterator[Record]:
-    where = provenance(torch.device(setting.device), setting.dtype)
-    shape: dict[str, Tag] = {name: getattr(setting, name) for name in ("heads", "head_dim", "prefix", "batch", "seed")}
+def _records(
+    subjects: list[Subject], tokens: Sequence[int], setting: Setting, progress: Progress, deadline: float | None = None
+) -> Iterator[Record]:
+    common = provenance(torch.device(setting.device), setting.dtype)
     faster: dict[tuple[int, str], dict[int, float]] = {}  # subject, mode → tokens → how many times, than softmax
-    for n, times, refused in _lengths([s for _, specs in subjects for s in specs], tokens, setting, progress):
-        for (i, (names, specs)), mode in itertools.product(enumerate(subjects), MODES):
-            tags: dict[str, Tag] = {**names, "mode": mode, "tokens": n, **shape}
-            if why := [refused[spec] for spec in specs if spec in refused]:
-                yield Record("attention_time", None, "s", 0, **where, tags=tags | {"refused": why[0]})
+    rounds = setting.rounds
+    every = dict.fromkeys((spec, where) for _, specs, where in subjects for spec in specs)
+    for n, times, refused in _lengths(every, tokens, setting, progress, deadline):
+        for (i, (names, specs, where)), mode in itertools.product(enumerate(subjects), MODES):
+            mine = n - setting.prefix + where.prefix
+            tags: dict[str, Tag] = {**names, "mode": mode, "tokens": mine, **where.shape()}
+            if why := [refused[spec, where] for spec in specs if (spec, where) in refused]:
+                yield Record("attention_time", None, "s", 0, **common, tags=tags | {"refused": why[0]})
                 continue
-            keys = [(spec, mode) for spec in specs]
-            yield over_rounds("attention_time", times.of(*keys), "s", where, tags | {"clock": times.clock})
+            keys = [(spec, where, mode) for spec in specs]
+            yield over_rounds("attention_time", times.of(*keys), "s", common, tags | {"clock": times.clock})
             by = times.ratio_clock
             for base in BASELINES:
-                found = ratios(times.of(*[(base, mode)] * len(keys), by=by), times.of(*keys, by=by))
+                found = ratios(times.of(*[(base, setting, mode)] * len(keys), by=by), times.of(*keys, by=by))
+                rounds = min(rounds, len(found))
                 if base == "softmax":
-                    faster.setdefault((i, mode), {})[n] = quartiles(found)[1]
-                yield over_rounds(f"attention_vs_{base}", found, "×", where, tags | {"clock": by})
+                    faster.setdefault((i, mode), {})[mine] = quartiles(found)[1]
+                yield over_rounds(f"attention_vs_{base}", found, "×", common, tags | {"clock": by})
     for (i, mode), found in faster.items():
-        names, specs = subjects[i]
-        if set(specs) != {"softmax"}:
-            tags = {**names, "mode": mode, **shape, "from": min(found), "to": max(found)}
-            yield Record("break_even_tokens", break_even(found), "tokens", setting.rounds, **where, tags=tags)
+        names, specs, where = subjects[i]
+        if where != setting or set(specs) != {"softmax"}:
+            tags = {**names, "mode": mode, **where.shape(), "from": min(found), "to": max(found)}
+            yield Record("break_even_tokens", break_even(found), "tokens", rounds, **common, tags=tags)
     progress(100, 100, "done")
 
 
 def _lengths(
-    specs: Iterable[str], tokens: Sequence[int], setting: Setting, progress: Progress
-) -> Iterator[tuple[int, Times[tuple[str, str]], dict[str, str]]]:
-    """At each length: the times of every spec and mode, side by side, and why other specs are refused."""
-    lengths = sorted(set(tokens))
+    layers: Iterable[tuple[str, Setting]], tokens: Sequence[int], setting: Setting, progress: Progress,
+    deadline: float | None,
+) -> Iterator[tuple[int, Times[Timed], dict[tuple[str, Setting], str]]]:  # fmt: skip
+    """At each length: the times of every layer and mode, side by side, and why other layers are refused."""
+    lengths, expected = sorted(set(tokens)), 0.0
     if min(lengths, default=0) < 1:
         raise ValueError(f"tokens={list(tokens)} must be at least 1")
     for i, n in enumerate(lengths):
+        begun = time.monotonic()
+        if deadline is not None and begun + expected >= deadline:
+            return
 
         def show(done: int, total: int, what: str, i: int = i, n: int = n) -> None:
             progress(int(100 * (sum(lengths[:i]) + n * done / total) / sum(lengths)), 100, f"N = {n}: {what}")
 
-        shape = 4, setting.batch, setting.heads, n, setting.head_dim
-        inputs = torch.randn(shape, generator=generator("speed", setting.seed, n))
-        q, k, v, gradient = inputs.to(setting.device, setting.dtype)
-        calls: dict[tuple[str, str], Call] = {}
-        refused: dict[str, str] = {}
-        for spec in dict.fromkeys([*BASELINES, *specs]):
+        @cache
+        def inputs(heads: int, n: int, head_dim: int) -> Tensor:
+            shape = 4, setting.batch, heads, n, head_dim
+            made = torch.randn(shape, generator=generator("speed", setting.seed, n))
+            return made.to(setting.device, setting.dtype)
+
+        calls: dict[Timed, Call] = {}
+        refused: dict[tuple[str, Setting], str] = {}
+        for spec, where in dict.fromkeys([*((name, setting) for name in BASELINES), *layers]):
             show(0, 1, f"checking {spec}")
+            mine = n - setting.prefix + where.prefix
             try:
-                attention = setting.attention(spec, n)
+                attention = where.attention(spec, mine)
+                q, k, v, gradient = inputs(where.heads, mine, where.head_dim)
                 why = wrong(attention, q, k, v, gradient)
             except ValueError as error:
                 why = str(error)
             if why:
-                refused[spec] = why
+                refused[spec, where] = why
             else:
-                calls[spec, "forward"] = torch.no_grad()(partial(attention, q, k, v))
-                calls[spec, "both"] = partial(_both, attention, q, k, v, gradient)
-        if lost := [spec for spec in BASELINES if spec in refused]:
-            raise ValueError(f"nothing to compare with at N = {n}: {lost[0]} is refused ({refused[lost[0]]})")
-        yield n, race(calls, device=q.device, rounds=setting.rounds, progress=show), refused
+                calls[spec, where, "forward"] = torch.no_grad()(partial(attention, q, k, v))
+                calls[spec, where, "both"] = partial(_both, attention, q, k, v, gradient)
+        if lost := [spec for spec in BASELINES if (spec, setting) in refused]:
+            why = refused[lost[0], setting]
+            raise ValueError(f"nothing to compare with at N = {n}: {lost[0]} is refused ({why})")
+        until = None if deadline is None else begun + (deadline - begun) * n / sum(lengths[i:])
+        times = race(calls, device=torch.device(setting.device), rounds=setting.rounds, progress=show, deadline=until)
+        yield n, times, refused
+        if i + 1 < len(lengths):  # of the fewest rounds, if time grows as N²
+            spent, rounds = time.monotonic() - begun, len(times.of(next(iter(calls))))
+            expected = spent * min(1.0, (FEWEST + 3) / (rounds + 3)) * (lengths[i + 1] / n) ** 2
 
 
 def wrong(attention: Attention, q: Tensor, k: Tensor, v: Tensor, gradient: Tensor) -> str | None:

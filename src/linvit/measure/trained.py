@@ -1,4 +1,5 @@
-"""What a trained model's attention does: its error against softmax on its own q and k, and maps of where it looks."""
+"""What a trained model's attention does: its error against softmax on its own q and k, maps of where it looks, and how
+much of its accuracy is chance in drawing its random features."""
 
 from __future__ import annotations
 
@@ -8,9 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention import Attention, create_attention
+from linvit.data import Split
+from linvit.measure.accuracy import evaluate
 from linvit.measure.error import attention_error
+from linvit.models import VisionTransformer
 
 PAIRS = 2**24  # of tokens, over all heads, whose matrices are made at once: some 100 MB
+DRAWS = 5
 
 
 @torch.no_grad()
@@ -56,3 +61,25 @@ def attention_maps(model: nn.Module, x: Tensor) -> Tensor | None:
         looked = (matrix[:, 0] if prefix else matrix.mean(1))[:, prefix:].unflatten(1, grid)
         found.append(looked / looked.sum((1, 2), keepdim=True).clamp_min(1e-12))
     return torch.cat(found) if found else None
+
+
+def redraws(attention: Attention) -> bool:
+    """Whether it has random features: a redraw then changes what it holds."""
+    before = {name: value.clone() for name, value in attention.state_dict().items()}
+    attention.redraw(-1)
+    return any(not torch.equal(value, before[name]) for name, value in attention.state_dict().items())
+
+
+def redrawn(
+    model: VisionTransformer, split: Split, classes: list[str], mean, std, device: torch.device | str = "cpu",
+    draws: int = DRAWS,
+) -> list[float]:  # fmt: skip
+    """The accuracy with each of so many fresh draws of the random features, the last of which the model keeps.
+
+    A draw is a function of the model's seed and a step. Training's steps count from 0: those below are nobody else's.
+    """
+    found = []
+    for draw in range(draws):
+        model.redraw(-1 - draw)
+        found.append(evaluate(model, split, classes, mean, std, device).accuracy)
+    return found

@@ -26,6 +26,7 @@ class Chart:
     height: int
     layers: list[alt.Chart]
     note: str = ""
+    beside: str = ""  # what is drawn beside the variants, in grey
 
     def page(self) -> dict[str, Any]:
         return self._spec(True, width="container", autosize=alt.AutoSizeParams(type="fit-x"))
@@ -187,11 +188,14 @@ def scaling(summary: Summary, mode: str) -> Chart | None:
     rows, breaks = curves.scaling(summary, mode)
     if not rows:
         return None
-    title = {"forward": "One attention call, inference", "both": "One attention call, training"}[mode]
+    title = {"forward": "One attention layer, inference", "both": "One attention layer, training"}[mode]
+    other = curves.beside(summary, mode)
+    every = [*rows, *other]
+    tokens = sorted({row["tokens"] for row in every})
     x = alt.X("tokens:Q", title="Tokens N (log)", scale=alt.Scale(type="log", nice=False),
-              axis=alt.Axis(values=sorted({row["tokens"] for row in rows}), labelOverlap=True, grid=False))  # fmt: skip
-    y = alt.Y("seconds:Q", title="Time per call (log)", scale=alt.Scale(type="log"),
-              axis=alt.Axis(values=_decades([row["seconds"] for row in rows]),
+              axis=alt.Axis(values=tokens, labelOverlap=True, grid=False))  # fmt: skip
+    y = alt.Y("seconds:Q", title="Time per layer (log)", scale=alt.Scale(type="log"),
+              axis=alt.Axis(values=_decades([row["seconds"] for row in every]),
                             labelExpr="format(datum.value, '~s') + 's'"))  # fmt: skip
     tips = ["variant:N", alt.Tooltip("tokens:Q", title="tokens"), alt.Tooltip("shown:N", title="time")]
     lines = _data(rows).mark_line(strokeWidth=2).encode(x=x, y=y, **_looks(summary, "color", "strokeDash"))
@@ -199,9 +203,24 @@ def scaling(summary: Summary, mode: str) -> Chart | None:
         x=alt.X("tokens:Q"), **_looks(summary, "color"),
         tooltip=["variant:N", alt.Tooltip("tokens:Q", title="faster than softmax from N =", format=".0f")],
     )  # fmt: skip
-    layers = [*([rule] if breaks else []), lines, _nearest(rows, x, y, tips, summary)]
-    note = "Vertical lines: the number of tokens from which a variant is faster than softmax." if breaks else ""
-    return Chart(f"scaling-{mode}", title, 300, layers, note)
+    layers = [*([rule] if breaks else []), *_beside(other, x, y, tips), lines, _nearest(rows, x, y, tips, summary)]
+    notes = ["Vertical lines: the number of tokens from which a variant is faster than softmax."] if breaks else []
+    if any("+" in v.attention for v in summary.variants):
+        notes.append("Of layers that differ, the mean.")
+    notes += curves.partly_timed(summary) if mode == "forward" else []
+    return Chart(f"scaling-{mode}", title, 300, layers, " ".join(notes), curves.BESIDE if other else "")
+
+
+def _beside(rows: Rows, x: Any, y: Any, tips: list[Any]) -> list[alt.Chart]:
+    """A line in grey that is no variant's, with its name at its end."""
+    if not rows:
+        return []
+    base, last = (_data(part).encode(x=x, y=y) for part in (rows, rows[-1:]))
+    return [
+        base.mark_line(strokeWidth=2, strokeDash=[6, 4], style="quiet"),
+        base.mark_point(size=50, filled=True, style="quiet").encode(tooltip=tips),
+        last.mark_text(align="right", dx=-8, dy=-8, style="quiet").encode(text="variant:N"),
+    ]
 
 
 CURVES = [

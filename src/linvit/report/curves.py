@@ -19,24 +19,41 @@ Rows = list[dict[str, Any]]
 POINTS = 120  # of one learning curve
 MARKS = 5  # shapes along it
 CLASSES = 20  # of one per-class chart, or one confusion matrix
+BESIDE = "softmax (for comparison)"
 SCORES = ("f1", "precision", "recall")
 
 
 def scaling(summary: Summary, mode: str) -> tuple[Rows, Rows]:
-    """Time over tokens, and where each variant becomes faster than softmax."""
-    rows: Rows = []
+    """Time of a layer over tokens, the mean of a model's, and where each variant becomes faster than softmax."""
+    rows = [row for v in summary.variants
+            for row in _over_tokens(summary.study.of("attention_time", mode=mode, variant=v.id), v.label)]  # fmt: skip
     breaks: Rows = []
     for v in summary.variants:
-        for r in summary.study.of("attention_time", mode=mode, variant=v.id):
-            if (seconds := number(r.value)) and (tokens := number(r.tags.get("tokens"))):
-                rows.append({"variant": v.label, "tokens": tokens, "seconds": seconds, "shown": in_seconds(seconds),
-                             "marked": True})  # fmt: skip
         for r in summary.study.of("break_even_tokens", variant=v.id):
             if r.tags.get("mode", mode) == mode and (tokens := number(r.value)):
                 breaks.append({"variant": v.label, "tokens": tokens})
     low, high = (end((row["tokens"] for row in rows), default=0) for end in (min, max))
-    rows.sort(key=lambda row: (row["variant"], row["tokens"]))
     return rows, [row for row in breaks if low <= row["tokens"] <= high]
+
+
+def _over_tokens(records: list[Record], label: str) -> Rows:
+    rows: Rows = []
+    for r in records:
+        if (seconds := number(r.value)) and (tokens := number(r.tags.get("tokens"))):
+            seconds /= number(r.tags.get("layers")) or 1
+            rows.append({"variant": label, "tokens": tokens, "seconds": seconds, "shown": in_seconds(seconds),
+                         "marked": True})  # fmt: skip
+    return sorted(rows, key=lambda row: row["tokens"])
+
+
+def beside(summary: Summary, mode: str) -> Rows:
+    """Softmax's own time over tokens, with which all are compared; none where it is a variant's."""
+    found = summary.study.of("attention_time", mode=mode, baseline="softmax")
+    softmax = {v.id for v in summary.variants if v.attention == "softmax"}
+    shapes = [[r.tags.get(tag) for tag in ("heads", "head_dim", "prefix")]
+              for r in summary.study.of("attention_time", mode=mode) if r.tags.get("variant") in softmax]  # fmt: skip
+    other = [r for r in found if [r.tags.get(tag) for tag in ("heads", "head_dim", "prefix")] not in shapes]
+    return _over_tokens(other, BESIDE)
 
 
 def break_even(summary: Summary, variant: Result) -> str:
@@ -54,10 +71,25 @@ def break_even(summary: Summary, variant: Result) -> str:
     return "faster than softmax " + ", ".join(found).strip() if found else ""
 
 
-def not_timed(summary: Summary) -> list[str]:
-    """Variants without a curve over tokens, where others have one."""
+def not_timed(summary: Summary) -> dict[str, str]:
+    """Variants without a curve over tokens, where others have one, and why."""
     timed = {r.tags.get("variant") for r in summary.study.of("attention_time") if number(r.value)}
-    return [v.label for v in summary.variants if v.id not in timed] if timed else []
+    return {v.label: ", ".join(dict.fromkeys(_refused(summary, v).values())) or "not measured"
+            for v in summary.variants if v.id not in timed} if timed else {}  # fmt: skip
+
+
+def partly_timed(summary: Summary) -> list[str]:
+    """Of those with a curve, the lengths at which they could not be timed, and why."""
+    without = not_timed(summary)
+    return [f"{v.label} could not be timed at {tokens:,.0f} tokens: {why}." for v in summary.variants
+            if v.label not in without for tokens, why in _refused(summary, v).items()]  # fmt: skip
+
+
+def _refused(summary: Summary, variant: Result) -> dict[float, str]:
+    """Tokens → why it cannot be timed with so many."""
+    records = summary.study.of("attention_time", variant=variant.id)
+    found = {number(r.tags.get("tokens")) or 0: str(r.tags["refused"]) for r in records if r.tags.get("refused")}
+    return {tokens: why.rpartition("': ")[2] for tokens, why in sorted(found.items())}  # without "spec '…': "
 
 
 def _whole(summary: Summary, variant: Result) -> list[Record]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import io
 import math
 import os
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+import statistics
+import time
+from collections.abc import Container, Iterator
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -23,9 +25,10 @@ from linvit.measure import speed
 from linvit.measure.models import SPEEDS, MakeOptimizer, side_by_side
 from linvit.measure.provenance import provenance
 from linvit.measure.race import BASELINES, ROUNDS
-from linvit.measure.trained import attention_maps, trained_error
-from linvit.models import ModelConfig, VisionTransformer
-from linvit.progress import Progress
+from linvit.measure.trained import attention_maps, redrawn, redraws, trained_error
+from linvit.models import ModelConfig
+from linvit.models.cost import grid
+from linvit.progress import Progress, repeated
 from linvit.records import Record, Records, Tag
 from linvit.registry import parse_layers
 from linvit.study.design import Study
@@ -36,23 +39,22 @@ from linvit.train.optimizers import make_optimizer
 
 LENGTHS = (64, 256, 1024)
 EXAMPLES, LOOKED_AT = 12, 500  # images shown, of so many tried
+DRAWN_FOR = 1000  # test images at most that new draws are tried on
 
 
 class Measuring:
-    """The measurements of one study; `all` makes those that are missing."""
+    """The measurements of one study; `all` makes those that are missing.
+
+    To end near a `deadline` (of time.monotonic) races have fewer rounds, and what comes last is left out, which is said
+    and made up for by the next call: speeds of models come first, then memory, curves, errors, draws and examples.
+    """
 
     def __init__(
         self, folder: Path, records: Records, data: Dataset, study: Study, jobs: list[Job], base: Experiment,
-        device: torch.device, progress: Progress,
+        device: torch.device, progress: Progress, deadline: float | None = None,
     ):  # fmt: skip
-        self.folder, self.records, self.data, self.base, self.device, self.progress = (
-            folder,
-            records,
-            data,
-            base,
-            device,
-            progress,
-        )
+        self.folder, self.records, self.data, self.base, self.device = folder, records, data, base, device
+        self.progress, self.deadline = progress, deadline
         self.batch = base.length(len(data.train)).batch
         jobs = [job for job in jobs if not job.half]
         self.first = {job.variant: job for job in reversed(jobs)}  # of each variant, the job with the first seed
@@ -61,23 +63,37 @@ class Measuring:
         self.failed: list[str] = []
         found = list(records)
         self.have = {(r.metric, r.tags.get("variant")) for r in found}
-        self.known = {(r.tags.get("variant"), r.tags.get("seed")) for r in found if r.metric == "attention_error"}
+        self.known = {(r.metric, r.tags.get("variant"), r.tags.get("seed")) for r in found}
+        self.timed = {(r.tags.get("variant"), r.tags.get("tokens")) for r in found if r.metric == "attention_time"}
         self.diverged = {(r.tags.get("variant"), r.tags.get("seed")) for r in found if r.metric == "diverged"}
         self.shown = {name for r in found if r.metric == "examples" for name in str(r.tags.get("variants")).split("\n")}
 
     def all(self) -> list[str]:
-        """Sentences about what could not be measured."""
-        if self.missing(*SPEEDS):  # ratios are measured side by side, so all are measured again
-            with self.attempt("Speed"):
-                self.speed()
-        self.memory()
-        if self.missing("attention_time"):
+        """Sentences about what could not be measured, or was left out."""
+        given = self.progress
+        with repeated(given) as self.progress:
+            if self.missing(*SPEEDS):  # ratios are measured side by side, so all are measured again
+                with self.attempt("Speed"):
+                    self.speed()
+            self.memory()
             with self.attempt("Speed at other sizes"):
                 self.curves()
-        self.errors()
-        with self.attempt("Examples"):
-            self.examples()
+            self.errors()
+            self.draws()
+            with self.attempt("Examples"):
+                self.examples()
+        self.progress = given
         return self.failed
+
+    def share(self, part: float) -> float | None:
+        """The end of this part of the time that is left."""
+        return None if self.deadline is None else (1 - part) * time.monotonic() + part * self.deadline
+
+    def late(self) -> bool:
+        return self.deadline is not None and time.monotonic() >= self.deadline
+
+    def left_out(self, what: str) -> None:
+        self.failed.append(f"{what} was left out to keep the budget.")
 
     def missing(self, *names: str) -> list[str]:
         return [name for name in self.configs if any((metric, name) not in self.have for metric in names)]
@@ -115,6 +131,7 @@ class Measuring:
         self.store(list(side_by_side(
             self.configs, baselines=self.baselines(self.base), device=self.device, batch=self.batch, rounds=ROUNDS,
             optimizer=self.optimizer(self.base), others=others, progress=self.progress,
+            deadline=self.share(0.4),
         )))  # fmt: skip
 
     def memory(self) -> None:
@@ -124,26 +141,47 @@ class Measuring:
             recipes = {name: self.first[name].experiment.recipe for name in names}
             found = {
                 name: pool.submit(peak_memory, self.configs[name], recipes[name], self.device, self.batch)
-                for name in names
-            }
+                for name in names if not self.late()
+            }  # fmt: skip
             for i, (name, record) in enumerate(found.items()):
                 self.progress(i, len(names), f"memory of {name}")
-                with self.attempt(f"Memory of {name}"):
+                wait([record], None if self.deadline is None else max(0.0, self.deadline - time.monotonic()))
+                if self.late():
+                    for other in found.values():
+                        other.cancel()  # those that have not begun
+                with self.attempt(f"Memory of {name}"), suppress(CancelledError):
                     self.store([record.result()], name)
+        if lost := [name for name in names if name not in found or found[name].cancelled()]:
+            self.left_out(f"Memory of {', '.join(lost)}")
+
+    def place(self, config: ModelConfig) -> speed.Setting:
+        """Where this model's attentions are timed."""
+        head_dim = config.head_dim or max(1, config.dim // config.heads)
+        return speed.Setting(
+            heads=config.heads, head_dim=head_dim, prefix=config.prefix_tokens, rounds=ROUNDS, device=self.device
+        )
+
+    @staticmethod
+    def layers(config: ModelConfig) -> list[str]:
+        """The spec of each; of a model without layers, the one it would have."""
+        return [str(spec) for spec in parse_layers(config.attention, config.depth)] or [config.attention]
 
     def curves(self) -> None:
-        """Time over tokens, the model's own number among them. All again if one is new: ratios are side by side."""
-        model = self.base.model
-        built = VisionTransformer(model)
-        prefix = built.tokens - math.prod(built.stem.grid)
-        lengths = sorted({*(n + prefix for n in LENGTHS), min(built.tokens, LENGTHS[-1] + prefix)})
-        layers = {
-            name: [str(s) for s in parse_layers(c.attention, c.depth)] or [c.attention]
-            for name, c in self.configs.items()
-        }
-        head_dim = model.head_dim or model.dim // model.heads
-        setting = speed.Setting(heads=model.heads, head_dim=head_dim, prefix=prefix, rounds=ROUNDS, device=self.device)
-        self.records.append(speed.curve(layers, tokens=lengths, setting=setting, progress=self.progress))
+        """Time over tokens, every model's own number among them. All again if one is new: ratios are side by side."""
+        base, own = self.place(self.base.model), {name: self.place(config) for name, config in self.configs.items()}
+        sizes = [math.prod(grid(config)) for config in (self.base.model, *self.configs.values())]
+        images = sorted({*LENGTHS, *(min(size, LENGTHS[-1]) for size in sizes)})  # tokens but for the prefix
+        if self.timed >= {(name, n + where.prefix) for name, where in own.items() for n in images}:
+            return
+        layers = {name: self.layers(config) for name, config in self.configs.items()}
+        found = list(speed.curve(
+            layers, tokens=[n + base.prefix for n in images], setting=base, own=own, progress=self.progress,
+            deadline=self.share(0.6),
+        ))  # fmt: skip
+        self.records.append(found)
+        there = {r.tags["tokens"] for r in found if "baseline" in r.tags}
+        if lost := [f"{n + base.prefix:,}" for n in images if n + base.prefix not in there]:
+            self.left_out(f"Speed at {' and '.join(filter(None, [', '.join(lost[:-1]), lost[-1]]))} tokens")
 
     def models(self) -> dict[tuple[str, int], Path]:
         """(variant, seed) → the folder of its best model; of runs that diverged, only where there is no other."""
@@ -154,13 +192,22 @@ class Measuring:
         names = {name for name, _ in sound}
         return {key: path for key, path in there.items() if key in sound or key[0] not in names}
 
+    def each(self, metric: str, what: str, names: Container[str]) -> Iterator[tuple[str, int, Path]]:
+        """(variant, seed, folder) of every model of these variants without this metric, until it is late."""
+        models = {
+            key: path for key, path in self.models().items() if key[0] in names and (metric, *key) not in self.known
+        }
+        for i, ((name, seed), path) in enumerate(models.items()):
+            if self.late():
+                self.left_out(f"{what} of {len(models) - i} models")
+                return
+            self.progress(i, len(models), f"{what.lower()} of {name}")
+            yield name, seed, path
+
     def errors(self) -> None:
         """Distance from softmax of every trained model, on its own q and k."""
-        models, images = self.models(), self.data.test.order(0, 0)  # images of a folder lie class by class
-        for i, ((name, seed), path) in enumerate(models.items()):
-            if (name, seed) in self.known:
-                continue
-            self.progress(i, len(models), f"error of {name}")
+        images = self.data.test.order(0, 0)  # images of a folder lie class by class
+        for name, seed, path in self.each("attention_error", "Distance from softmax", self.configs):
             with self.attempt(f"Distance of {name} from softmax"):
                 model = load(path)
                 count = min(
@@ -174,12 +221,34 @@ class Measuring:
                     for metric, value in trained_error(model, sample).items()
                 ], name)  # fmt: skip
 
+    def draws(self) -> None:
+        """What chance alone, in drawing random features, does to the accuracy of every trained model that has them."""
+        random = set()
+        for name, config in self.configs.items():
+            where, tokens = self.place(config), config.prefix_tokens + math.prod(grid(config))
+            if any(redraws(where.attention(spec, tokens)) for spec in set(self.layers(config))):
+                random.add(name)
+        test, data = self.data.test, self.data
+        some = test.some(test.order(0, 0)[:DRAWN_FOR])
+        for name, seed, path in self.each("draw_spread", "Spread over draws", random):
+            with self.attempt(f"Spread of {name} over draws of its features"):
+                model = load(path).to(self.device)
+                found = redrawn(model, some, data.classes, data.mean, data.std, self.device)
+                common, tags = provenance(self.device, torch.float32), dict[str, Tag](seed=seed, draws=len(found))
+                values = {"draw_spread": statistics.stdev(found), "redrawn_accuracy": statistics.fmean(found)}
+                self.store([
+                    Record(metric, value, "fraction", n=len(some), **common, tags=tags)
+                    for metric, value in values.items()
+                ], name)  # fmt: skip
+
     def examples(self) -> None:
         """Test images with every variant's prediction and map: those on which variants differ, those that most get
         wrong, and some that all get right. And one training image as the model sees it."""
         firsts = {name: path for (name, _), path in reversed(self.models().items())}
         if not set(firsts) - self.shown:
             return
+        if self.late():
+            return self.left_out("A look at examples")
         self.progress(0, 1, "examples")
         models = {name: load(path).to(self.device) for name, path in firsts.items()}
         images, labels = self.data.test.batch(self.data.test.order(0, 0)[:LOOKED_AT])
@@ -213,8 +282,8 @@ class Measuring:
         seen = torch.cat([augment(images, labels, torch.zeros(1, dtype=torch.long), epoch, 0)[0] for epoch in range(8)])
         mean, std = (torch.tensor(v).view(1, -1, 1, 1) for v in (self.data.mean, self.data.std))
         pixels = ((seen * std + mean) * 255).round().clamp(0, 255).to(torch.uint8).numpy().transpose(0, 2, 3, 1)
-        grid = np.array(VisionTransformer(self.base.model).stem.grid)
-        arrays = {"original": images[0].numpy().transpose(1, 2, 0), "grid": grid, "augmented": pixels}
+        cut = np.array(grid(self.base.model))
+        arrays = {"original": images[0].numpy().transpose(1, 2, 0), "grid": cut, "augmented": pixels}
         _save_arrays(self.folder / "illustration.npz", arrays)
         return len(pixels)
 

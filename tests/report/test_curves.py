@@ -1,0 +1,66 @@
+"""Time over tokens: what is drawn, and what is said of what is not."""
+
+from __future__ import annotations
+
+import altair as alt
+import pytest
+from synthetic import record, study
+from test_report import build, text_of
+
+from linvit import report
+from linvit.records import Records
+from linvit.report import charts, curves
+
+PERFORMER = "performer-exp:m=64"
+SHAPE = {"heads": 4, "head_dim": 16, "prefix": 0}
+
+
+def made(folder, attentions=(PERFORMER,), **shape):
+    """A study whose softmax is timed beside the variants, three layers of a millisecond each."""
+    study(folder, attentions, artefacts=False)
+    Records(folder / "records.jsonl").append(
+        record("attention_time", 3e-3 * tokens, baseline="softmax", layers=3, tokens=tokens, mode=mode, **SHAPE | shape)
+        for mode in ("forward", "both") for tokens in (64, 4096)
+    )  # fmt: skip
+    return folder
+
+
+def drawn(folder):
+    return charts.scaling(report.summarise(report.read(folder)), "forward")
+
+
+def test_softmax_is_drawn_where_it_is_no_variant(tmp_path):
+    chart = drawn(made(tmp_path))
+    assert chart is not None
+    assert chart.beside == "softmax (for comparison)"
+    grey = curves.beside(report.summarise(report.read(tmp_path)), "forward")
+    assert [(row["tokens"], row["seconds"]) for row in grey] == [(64, 0.064), (4096, 4.096)]  # of one layer
+    alt.LayerChart.from_dict(chart.page(), validate=True)
+    assert "softmax (for comparison)" in text_of(build(tmp_path))
+
+
+@pytest.mark.parametrize(("heads", "beside"), [(4, ""), (8, curves.BESIDE)])
+def test_softmax_is_drawn_once(tmp_path, heads, beside):
+    """As a variant; another line only if that has other heads than what all are compared with."""
+    made(tmp_path, ("softmax", PERFORMER))
+    Records(tmp_path / "records.jsonl").append(
+        [record("attention_time", 1e-3, attention="softmax", tokens=64, mode="forward", **SHAPE | {"heads": heads})]
+    )
+    chart = drawn(tmp_path)
+    assert chart is not None
+    assert chart.beside == beside
+
+
+def test_what_is_not_timed_is_named_with_the_reason(tmp_path):
+    study(tmp_path, ("softmax", PERFORMER), artefacts=False)
+    why = "spec 'x': k=16 is more than the 4 tokens there are to project"
+    Records(tmp_path / "records.jsonl").append([
+        record("attention_time", None, attention=PERFORMER, tokens=4, mode="forward", refused=why),
+        record("attention_time", None, attention="linformer:k=16", tokens=4, mode="forward", refused=why),
+        record("test_accuracy", 0.9, attention="other", seed=0, selection="best"),
+    ])  # fmt: skip
+    words = text_of(build(tmp_path))
+    reason = "k=16 is more than the 4 tokens there are to project"
+    assert f"{PERFORMER} could not be timed at 4 tokens: {reason}." in words
+    assert f"Not timed: linformer:k=16 ({reason})." in words
+    assert "Not timed: other (not measured)." in words
