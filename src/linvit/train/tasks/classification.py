@@ -43,9 +43,7 @@ class Classification(Task):
     def select(self, found: Evaluation) -> tuple[float, ...]:
         return found.accuracy, -found.loss
 
-    def records(
-        self, base: Record, best: Evaluation, final: Evaluation
-    ) -> tuple[list[Record], dict[str, str | bytes]]:
+    def records(self, base: Record, best: Evaluation, final: Evaluation) -> tuple[list[Record], dict[str, str | bytes]]:
         base = replace(base, n=len(best.labels))
         chosen = base.tagged(selection="best")
         found = [
