@@ -96,12 +96,16 @@ def _race(task: str, title: str, own: str) -> list[Metric]:
 
 TABLE = (
     Metric("test_accuracy", "fraction", MODEL, "test images right; selection=best: chosen on validation data", 1),
-    Metric("half_accuracy", "fraction", RUN, "test_accuracy after half of the steps, with a schedule of its own", 1),
+    Metric("balanced_accuracy", "fraction", MODEL, "mean recall over the classes of the test images", 1,
+           column="balanced_accuracy"),
+    Metric("half_accuracy", "fraction", RUN, "test images right after half of the steps, with a schedule of its own",
+           1),
     Metric("validation_accuracy", "fraction", RUN, "of the model chosen on it", 1),
     Metric("test_loss", "nat", MODEL, "cross-entropy on test images", -1),
     *(Metric(name, "fraction", (*MODEL, "class"), f"{name} of one class on test images", 1)
       for name in ("precision", "recall", "f1")),
     Metric("confusion", "", MODEL, "test images by true (row) and predicted class", artefact='JSON {"matrix": [[…]]}'),
+    Metric("predictions", "", MODEL, "the class said of each test image", artefact=".npz: predicted, labels"),
     Metric("learning_curve", "", RUN, "how it learned", artefact="log.jsonl, a line per validation"),
     Metric("diverged", "step", RUN, "the step at which a number was not finite", also=("layer",)),
     Metric("failed", "", RUN, "a run whose process ended before it did", also=("why",)),

@@ -30,29 +30,37 @@ def record(metric, value, *, artefact="", n=1, **tags) -> Record:
 
 def study(
     folder: Path, attentions=ATTENTIONS, seeds=(0, 1, 2), classes=tuple("0123456789"), *, artefacts=True, speeds=True,
-    diverged=(), channels=1, name="digits", command="linvit compare digits --seeds 3", side=8, warnings=(),
+    diverged=(), channels=1, name="digits", command="linvit compare digits --seeds 3", side=8, warnings=(), truth=None,
+    gain=0.01, images=10_000, sd=0.0025, **more,
 ) -> Path:  # fmt: skip
-    """A complete study: everything a comparison may write. `diverged` names (attention, seed) pairs."""
+    """A complete study: everything a comparison may write. `diverged` names (attention, seed) pairs, `truth`
+    accuracies, `gain` what the second half of the training brought (by attention, or one for all; None: unknown)."""
+    truth = TRUE | (truth or {})
     rng = np.random.default_rng(0)
     folder.mkdir(parents=True, exist_ok=True)
     info = {
         "format": 2, "commands": [command], "started": 1.7e9, "finished": 1.7e9 + 260,
         "dataset": {"name": name, "classes": list(classes), "image_size": side, "channels": channels, "train": 1293,
-                    "validation": 144, "test": 360},
+                    "validation": 144, "test": images},
         "variants": [{"id": name, "label": name, "attention": name} for name in attentions],
-        "seeds": list(seeds), "epochs": 30, "steps": 630, "budget": None,
+        "seeds": {name: list(seeds) for name in attentions}, "epochs": 30, "steps": 630, "budget": None,
         "model": {"dim": 64, "depth": 4, "heads": 4, "patch_size": 2}, "recipe": {"optimizer": "adamw", "lr": 1e-3},
         "match": True, "warnings": list(warnings),
         "machine": {"cpu": "Example CPU", "cores": 2, "memory": "8 GiB", "device": "cpu", "os": "Linux"},
+        "seconds": {"measuring": 60.0, "all": 260.0}, **more,
     }  # fmt: skip
     (folder / "study.json").write_text(json.dumps(info))
     found: list[Record] = []
     for i, attention in enumerate(attentions):
-        truth, speed = TRUE.get(attention, 0.96 - 0.005 * i), SPEED.get(attention, 1 + 0.1 * i)
+        right, speed = truth.get(attention, 0.96 - 0.005 * i), SPEED.get(attention, 1 + 0.1 * i)
         for seed in seeds:
             found += _trained(
-                folder, attention, seed, truth, list(classes), rng, artefacts, (attention, seed) in diverged
+                folder, attention, seed, right, list(classes), rng, artefacts, (attention, seed) in diverged, images, sd
             )
+        more = gain.get(attention) if isinstance(gain, dict) else gain
+        if more is not None:
+            whole = [r.value for r in found if r.metric == "test_accuracy" and r.tags["attention"] == attention]
+            found.append(record("half_accuracy", (whole[0] or 0.5) - more, attention=attention, seed=min(seeds)))
         if speeds:
             found += _measured(attention, speed, i)
     if artefacts:
@@ -61,17 +69,19 @@ def study(
     return folder
 
 
-def _trained(folder, attention, seed, truth, classes, rng, artefacts, diverged) -> list[Record]:
+def _trained(folder, attention, seed, truth, classes, rng, artefacts, diverged, images, sd) -> list[Record]:
     place = f"run-{zlib.crc32(attention.encode()):08x}-{seed}"
     if diverged:
         return [record("diverged", 412, attention=attention, seed=seed, layer="blocks.2.attention"),
-                record("test_accuracy", None, attention=attention, seed=seed, selection="best", n=360)]  # fmt: skip
-    accuracy = truth + 0.002 * np.random.default_rng(seed).normal() + 0.0025 * rng.normal()
+                record("test_accuracy", None, attention=attention, seed=seed, selection="best", n=images)]  # fmt: skip
+    accuracy = truth + 0.002 * np.random.default_rng(seed).normal() + sd * rng.normal()
+    said = _said(accuracy, attention, images, len(classes), rng)
+    accuracy = float(np.mean(said["predicted"] == said["labels"])) if artefacts else accuracy
     found = [
-        record("test_accuracy", accuracy, n=360, attention=attention, seed=seed, selection="best"),
-        record("test_accuracy", accuracy - 0.003, n=360, attention=attention, seed=seed, selection="final"),
+        record("test_accuracy", accuracy, n=images, attention=attention, seed=seed, selection="best"),
+        record("test_accuracy", accuracy - 0.003, n=images, attention=attention, seed=seed, selection="final"),
         record("validation_accuracy", accuracy + 0.004, n=144, attention=attention, seed=seed),
-        record("test_loss", 0.1, n=360, attention=attention, seed=seed, selection="best"),
+        record("test_loss", 0.1, n=images, attention=attention, seed=seed, selection="best"),
     ]
     for i, name in enumerate(classes):
         base = 0.99 - 0.006 * i + 0.01 * rng.normal() - 4 * (0.98 - truth) * (i % 3) / 3
@@ -87,11 +97,27 @@ def _trained(folder, attention, seed, truth, classes, rng, artefacts, diverged) 
                  for e, f in zip(epochs, falls, strict=True)]  # fmt: skip
         (folder / place / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         matrix = rng.poisson(0.12, (len(classes), len(classes))) + np.diag(rng.poisson(35, len(classes)))
+        np.savez_compressed(folder / place / "predictions.npz", **said)
         (folder / place / "confusion.json").write_text(json.dumps({"matrix": matrix.tolist()}))
+        recalls = [np.mean((said["predicted"] == c)[said["labels"] == c]) for c in np.unique(said["labels"])]
+        best = {"attention": attention, "seed": seed, "selection": "best"}
+        found += [record("predictions", None, **best, n=images, artefact=f"{place}/predictions.npz"),
+                  record("balanced_accuracy", float(np.mean(recalls)), **best, n=images)]  # fmt: skip
         found += [record("learning_curve", 30, attention=attention, seed=seed, artefact=f"{place}/log.jsonl"),
                   record("confusion", 360, attention=attention, seed=seed, selection="best",
                          artefact=f"{place}/confusion.json")]  # fmt: skip
     return found
+
+
+def _said(accuracy, attention, images, classes, rng) -> dict[str, np.ndarray]:
+    """What a model said: right on the easier images, most of which are easy for every variant and seed."""
+    own = np.random.default_rng(zlib.crc32(attention.encode()))
+    hard = np.random.default_rng(7).normal(size=images) + 0.3 * own.normal(size=images) + 0.2 * rng.normal(size=images)
+    labels = np.arange(images) % classes
+    wrong = np.argsort(hard)[round(accuracy * images) :]
+    predicted = labels.copy()
+    predicted[wrong] = (labels[wrong] + 1) % classes
+    return {"predicted": predicted.astype(np.int32), "labels": labels.astype(np.int32)}
 
 
 def _measured(attention, speed, i) -> list[Record]:

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 import killable
+import numpy as np
 import pytest
 import torch
 
@@ -88,6 +89,17 @@ def test_every_record_of_a_training_is_as_the_table_of_metrics_says(dataset, tmp
     records = run(design(dataset, "softmax", epochs=1, **TINY), dataset, tmp_path / "run", device=CPU)
     assert [problem for record in records for problem in metrics.problems(record)] == []
     assert {"test_accuracy", "f1", "macs", "confusion"} <= {record.metric for record in records}
+
+
+def test_which_test_images_were_right_is_stored(dataset, tmp_path):
+    records = run(design(dataset, "softmax", epochs=1, **TINY), dataset, tmp_path, device=CPU)
+    value = {r.metric: r.value for r in records if r.tags.get("selection") == "best" and "class" not in r.tags}
+    with np.load(tmp_path / "predictions.npz") as file:
+        predicted, labels = file["predicted"], file["labels"]
+    assert (labels == dataset.test.labels).all()
+    assert np.mean(predicted == labels) == value["test_accuracy"]
+    recalls = [r.value for r in records if r.metric == "recall"]
+    assert value["balanced_accuracy"] == pytest.approx(np.mean(recalls))
 
 
 @pytest.mark.parametrize("event", [

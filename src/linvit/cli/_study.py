@@ -8,17 +8,18 @@ from pathlib import Path
 from linvit.cli._output import print_json, print_table
 
 
-def show(studies: Path | Sequence[Path], folder: Path, as_json: bool, quiet: bool) -> None:
+def show(studies: Path | Sequence[Path], folder: Path, as_json: bool, quiet: bool, margin: float | None = None) -> None:
     """The recommendation and the table, as the page in the folder has them."""
     from linvit import report
     from linvit.report.tables import HEADINGS, points, shown
 
-    summary = report.summarise(report.read(studies))
+    summary = report.summarise(report.read(studies), margin)
     advice = report.recommend(summary)
     page = folder / "report.html"
     if as_json:
         print_json({
-            "recommendation": advice.variant, "confidence": advice.confidence, "sentences": list(advice.sentences),
+            "recommendation": advice.variant, "headline": advice.headline, "confidence": advice.confidence,
+            "sentences": list(advice.sentences), "attention_worth": advice.attention_worth, "command": advice.command,
             "report": str(page), "results": str(folder / "results.csv"),
         })  # fmt: skip
         return
@@ -30,5 +31,9 @@ def show(studies: Path | Sequence[Path], folder: Path, as_json: bool, quiet: boo
             for v in summary.variants
         ]
         print_table(rows, right=["test accuracy", *map(str.lower, HEADINGS)])
-    print(" ".join(advice.sentences))
+    print(f"{advice.headline}. {' '.join(advice.sentences)}")
+    if advice.command:
+        print(f"  {advice.command}")
+    if advice.attention_worth:
+        print(advice.attention_worth)
     print(f"Report: {page}")

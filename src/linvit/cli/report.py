@@ -13,18 +13,23 @@ from linvit.cli import _options as options
 def run(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR…", help="Folders that `linvit compare` wrote.")],
     out: options.Out = None,
+    margin: Annotated[float | None, typer.Option(
+        metavar="POINTS", help="Accuracy that may be given up for speed. [default: the study's, or 1]")] = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
-) -> None:
+) -> None:  # fmt: skip
     """Rebuild a study's page from its records, or merge several studies of the same data.
 
     Examples:
 
         linvit report runs/mine
 
+        linvit report runs/mine --margin 0.5
+
         linvit report runs/monday runs/tuesday --out runs/both
     """
     from linvit import report
     from linvit.cli._study import show
 
-    show(folders, report.build(folders, out).parent, json, quiet)
+    share = None if margin is None else margin / 100
+    show(folders, report.build(folders, out, margin=share).parent, json, quiet, share)

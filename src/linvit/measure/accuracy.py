@@ -24,6 +24,12 @@ class Evaluation:
     def accuracy(self) -> float:
         return float(np.mean(self.labels == self.predictions))
 
+    @property
+    def balanced_accuracy(self) -> float:
+        """Mean recall over the classes that are there: every class counts alike, however few its images."""
+        right = self.labels == self.predictions
+        return float(np.mean([right[self.labels == label].mean() for label in np.unique(self.labels)]))
+
     def confusion(self) -> np.ndarray:
         """(classes, classes) counts: rows are true, columns predicted."""
         size = len(self.classes)

@@ -10,9 +10,9 @@ of `linvit.metrics` says which there are) and the files that the records name. A
 then left out. A diverged or failed run is listed, never dropped. Artefact paths are relative to the study's folder and
 lie inside it. Where one thing was measured twice, the newest record counts.
 
-results.csv: one row per variant; its `verdict` is against the most accurate variant and is one of `most accurate`,
-`not distinguishable`, `worse`, `better` (over the seeds they share), `not enough seeds to tell`, `diverged` (some seed
-did), `published` (a printed number), `no result`.
+results.csv: one row per variant; its `verdict` is one of `most accurate`, `within 1 point` (shown to lose less than the
+margin to every other), `worse` (shown to lose more to some), `undecided`, `not enough seeds to tell`, `diverged` (some
+seed did), `published` (a printed number), `no result`.
 """
 
 from linvit.report import statistics

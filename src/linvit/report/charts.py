@@ -50,6 +50,7 @@ def build(summary: Summary, chosen: str | None) -> dict[str, list[Chart]]:
         "pareto": [pareto(summary, chosen)],
         "cost": [bars(summary, metric) for metric in metrics.TABLE if metric.bar],
         "scaling": [scaling(summary, mode) for mode in ("forward", "both")],
+        "growth": [growth(summary)],
         "learning": [learning(summary, *what) for what in CURVES],
         "confusion": [confusion(summary, v) for v in summary.variants],
         "classes": [classes(summary), scores(summary, chosen)],
@@ -249,6 +250,23 @@ def learning(summary: Summary, key: str, title: str, label: str, form: str) -> C
         base.mark_line(strokeWidth=2).encode(**_looks(summary, "strokeDash")),
         _nearest(rows, x, y, tips, summary),
     ])  # fmt: skip
+
+
+def growth(summary: Summary) -> Chart | None:
+    """Accuracy after half of the steps and after all, of the seeds that have both."""
+    rows = curves.growth(summary)
+    if not rows:
+        return None
+    scale = alt.Scale(type="log", base=2, domain=[0.45, 1.1], nice=False)
+    x = alt.X("share:Q", title="Share of the steps (log)", scale=scale,
+              axis=alt.Axis(values=[0.5, 1], labelExpr="datum.value < 1 ? 'half' : 'all'", grid=False))  # fmt: skip
+    y = alt.Y("accuracy:Q", title="Test images right", axis=alt.Axis(format="~%", tickCount=5),
+              scale=alt.Scale(zero=False))  # fmt: skip
+    tips = ["variant:N", alt.Tooltip("accuracy:Q", title="test accuracy", format=".1%"),
+            alt.Tooltip("gain:Q", title="gained", format="+.1%")]  # fmt: skip
+    lines = _data(rows).mark_line(strokeWidth=2).encode(x=x, y=y, **_looks(summary, "color", "strokeDash"))
+    return Chart("growth", "Test accuracy after half and after all of the training", 280,
+                 [lines, _nearest(rows, x, y, tips, summary)])  # fmt: skip
 
 
 def confusion(summary: Summary, variant: Result) -> Chart | None:

@@ -123,6 +123,17 @@ def learning(summary: Summary, key: str) -> Rows:
     return rows
 
 
+def growth(summary: Summary) -> Rows:
+    """Test accuracy after half of the steps and after all, over the seeds that have both."""
+    rows: Rows = []
+    for v in summary.variants:
+        if v.both:
+            half, whole = (sum(of[seed] for seed in v.both) / len(v.both) for of in (v.half, v.scores))
+            rows += [{"variant": v.label, "share": share, "accuracy": value, "gain": whole - half, "marked": True}
+                     for share, value in ((0.5, half), (1, whole))]  # fmt: skip
+    return rows
+
+
 def _matrix(summary: Summary, variant: Result) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """Test images by (true, predicted) class, summed over seeds; their shares of the true class; the classes, a
     different name for each, whatever the study calls them."""

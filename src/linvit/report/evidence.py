@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -60,10 +61,31 @@ class Evidence:
 
     def arrays(self, metric: str) -> dict[str, np.ndarray]:
         """The .npz of a metric that has one in a study; none if it cannot be read. Nothing pickled is ever loaded."""
-        for record in self.of(metric):
-            with suppress(OSError, ValueError, EOFError, BadZipFile), np.load(record.artefact) as file:
-                return dict(file)
-        return {}
+        return next(filter(None, map(_arrays, self.of(metric))), {})
+
+    @cached_property
+    def labels(self) -> np.ndarray:
+        """The classes of the test images, of which predictions are stored."""
+        found = self.arrays("predictions").get("labels", np.zeros(0, int))
+        return found if found.ndim == 1 and found.dtype.kind in "iu" and (found >= 0).all() else np.zeros(0, int)
+
+    @cached_property
+    def right(self) -> dict[str, dict[int, np.ndarray]]:
+        """variant → seed → whether each test image was right, of runs that were tested on the same images."""
+        found: dict[str, dict[int, np.ndarray]] = {}
+        for r in self.of("predictions"):
+            file = _arrays(r) if r.tags.get("selection", "best") == "best" else {}
+            said, labels = (file.get(name, np.zeros(0)) for name in ("predicted", "labels"))
+            if len(labels) > 1 and np.array_equal(labels, self.labels) and said.shape == labels.shape:
+                mine: dict[Any, np.ndarray] = found.setdefault(str(r.tags.get("variant")), {})
+                mine[r.tags.get("seed", 0)] = said == labels
+        return found
+
+
+def _arrays(record: Record) -> dict[str, np.ndarray]:
+    with suppress(OSError, ValueError, EOFError, BadZipFile), np.load(record.artefact) as file:
+        return dict(file)
+    return {}
 
 
 def as_paths(folders: Path | str | Sequence[Path | str]) -> list[Path]:
@@ -87,9 +109,12 @@ def read(folders: Path | str | Sequence[Path | str]) -> Evidence:
     records = sorted((r for part in parts for r in part.records), key=lambda r: r.time)
     newest = {metrics.key(record): record for record in records}
     every = {key: [item for part in parts for item in part.info.get(key) or []]
-             for key in ("variants", "seeds", "commands", "warnings")}  # fmt: skip
-    info = parts[0].info | every
-    info |= {key: list(dict.fromkeys(every[key])) for key in ("seeds", "commands")}
+             for key in ("variants", "commands", "warnings")}  # fmt: skip
+    seeds: dict[str, list[int]] = {}
+    for part in parts:
+        for name, mine in part.info["seeds"].items():
+            seeds[name] = list(dict.fromkeys([*seeds.get(name, []), *mine]))
+    info = parts[0].info | every | {"commands": list(dict.fromkeys(every["commands"])), "seeds": seeds}
     differing = [f"The merged studies differ in {key}."
                  for key in ("epochs", "steps", "model", "recipe", "machine", "match")
                  if len({json.dumps(part.info.get(key), sort_keys=True) for part in parts}) > 1]  # fmt: skip
@@ -105,8 +130,9 @@ def _apart(part: Evidence, name: str) -> Evidence:
     """Its variants under names that say which study they are of."""
     rows = [row | {"id": f"{row['id']} ({name})", "label": f"{row.get('label') or row['id']} ({name})"}
             for row in part.info.get("variants") or []]  # fmt: skip
+    seeds = {f"{variant} ({name})": mine for variant, mine in part.info["seeds"].items()}
     records = [r.tagged(variant=f"{r.tags['variant']} ({name})") if "variant" in r.tags else r for r in part.records]
-    return replace(part, info=part.info | {"variants": rows}, records=records)
+    return replace(part, info=part.info | {"variants": rows, "seeds": seeds}, records=records)
 
 
 def _folder(path: Path) -> Evidence:
@@ -123,10 +149,12 @@ def _folder(path: Path) -> Evidence:
             raise ValueError(f"{file}: not a study (a JSON object is expected)")
         if info.get("format", FORMAT) != FORMAT:
             raise ValueError(f"{file}: format {info['format']!r}, but this linvit reads format {FORMAT}")
+    if not isinstance(seeds := info.get("seeds") or {}, dict):  # the same for all
+        seeds = {row["id"]: seeds for row in info.get("variants") or []}
     lost: list[str] = []
     found = [_resolve(record, path, lost) for record in Records(records)]
     warnings = [f"{len(lost)} files that the records name are missing, e.g. {lost[0]}."] if lost else []
-    return Evidence(info, found, warnings)
+    return Evidence(info | {"seeds": seeds}, found, warnings)
 
 
 def _resolve(record: Record, folder: Path, lost: list[str]) -> Record:

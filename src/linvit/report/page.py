@@ -30,19 +30,23 @@ from linvit.report.summary import Summary, number, summarise
 HERE = Path(__file__).parent
 
 
-def build(folders: Path | str | Sequence[Path | str], out: Path | str | None = None, *, figures: bool = True) -> Path:
+def build(
+    folders: Path | str | Sequence[Path | str], out: Path | str | None = None, *, margin: float | None = None,
+    figures: bool = True,
+) -> Path:  # fmt: skip
     """Write the report of one study, or of several merged, into `out` (default: the first folder) → report.html.
 
-    `figures=False` leaves the figure files out."""
+    `margin` is the accuracy that may be given up for speed (default: the study's, or 0.01). `figures=False` leaves the
+    figure files out."""
     paths = as_paths(folders)
     study = read(paths)
+    summary = summarise(study, margin)
     if out is None and len(paths) > 1:
         raise ValueError("several studies are merged into a folder of their own: give --out")
     target = Path(out) if out is not None else paths[0]
     if [target.resolve()] != [path.resolve() for path in paths] and (target / "study.json").exists():
         raise ValueError(f"{target} holds a study of its own: choose another --out")
     target.mkdir(parents=True, exist_ok=True)
-    summary = summarise(study)
     advice = recommend(summary)
     sections = charts.build(summary, advice.variant)
     specs = {chart.name: chart.figure() for found in sections.values() for chart in found} if figures else {}
@@ -50,7 +54,7 @@ def build(folders: Path | str | Sequence[Path | str], out: Path | str | None = N
     with ThreadPoolExecutor(1) as pool:
         drawn = pool.submit(_draw, specs, target / "figures")
         tables.write_csv(summary, target / "results.csv")
-        shown = ("pareto", "cost", "scaling", "learning") if figures else ()
+        shown = ("pareto", "growth", "cost", "scaling", "learning") if figures else ()
         titles = [(chart.name, chart.title) for name in shown for chart in sections.get(name, [])]
         tables.write_markdown(summary, advice, target / "report.md", titles, facts(study))
         write_atomically(page, render(summary, advice, sections))
@@ -132,7 +136,7 @@ def facts(study: Evidence) -> list[tuple[str, str]]:
     clocks = {"cpu": "CPU time", "wall": "wall time"}
     found = [
         ("Data", ", ".join(filter(None, [data.get("name"), classes, shape, *counts]))),
-        ("Seeds", ", ".join(map(str, info.get("seeds") or []))),
+        ("Seeds", _seeds(info.get("seeds") or {})),
         ("Training", _pairs({key: info.get(key) for key in ("epochs", "steps", "budget")})),
         ("Parameters matched", {True: "yes", False: "no", None: ""}[info.get("match")]),
         ("Model", _pairs(model)),
@@ -152,6 +156,14 @@ def facts(study: Evidence) -> list[tuple[str, str]]:
         ("Time", _pairs({f"to {name}": f"{value / 60:.1f} min" for name, value in spent.items() if value})),
     ]  # fmt: skip
     return [(name, text) for name, text in found if text]
+
+
+def _seeds(seeds: dict[str, list[int]]) -> str:
+    """Of all variants, or of groups that have the same."""
+    groups: dict[str, list[str]] = {}
+    for name, mine in seeds.items():
+        groups.setdefault(", ".join(map(str, mine)), []).append(name)
+    return next(iter(groups), "") if len(groups) < 2 else "; ".join(f"{', '.join(of)}: {s}" for s, of in groups.items())
 
 
 def _placing(placing: dict[str, Any] | None) -> str:

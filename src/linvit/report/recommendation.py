@@ -1,28 +1,36 @@
-"""Which attention to use: the fastest of those that cannot be told from the most accurate."""
+"""Which attention to use: the fastest of those that are shown to lose less than the margin to any other."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
+from linvit.files import slug
 from linvit.metrics import percent
 from linvit.report import statistics
-from linvit.report.statistics import WORSE
+from linvit.report.growth import Growth, growth
+from linvit.report.statistics import ENOUGH, MOST, in_points
 from linvit.report.summary import Result, Summary, count_seeds
 
 TIE = 1.05  # a speed difference below 5 % is no reason
-SMALL, LARGE = 0.01, 0.03  # accuracies one may give up and still be sure, or fairly sure
 
 SPEEDS = {"inference_vs_softmax": "inference throughput beside softmax", "inference_throughput": "inference throughput"}
-TEST = "a paired t-test over seeds (Holm-corrected, 95\N{NO-BREAK SPACE}%)"
+LOOKS = {"uniform": "which mixes tokens without looking", "identity": "which mixes no tokens"}
 
 
 @dataclass(frozen=True)
 class Recommendation:
     variant: str | None  # its id
-    sentences: tuple[str, str]  # what and why; how sure
+    headline: str
+    sentences: tuple[str, ...]  # what to do, why, and what is open
     confidence: str
     reason: str  # the rule that led there
+    command: str = ""  # what would settle what is open
+    attention_worth: str = ""  # on these images, beside a control
+    growth: Growth | None = None  # how accuracy grows with training, if it is too early to tell
 
 
 def recommend(summary: Summary) -> Recommendation:
@@ -31,43 +39,181 @@ def recommend(summary: Summary) -> Recommendation:
     if not able:
         why = "every variant diverged" if any(v.diverged for v in summary.variants) else "no test accuracy was measured"
         return Recommendation(
-            None,
+            None, "Nothing to recommend",
             (f"No attention can be recommended: {why}.", "Run the comparison to its end, then rebuild this page."),
             "nothing to judge", "A recommendation needs at least one variant that trained to its end.",
         )  # fmt: skip
     verdicts = summary.verdicts
     best = able[verdicts.best] if verdicts.best in able else max(able.values(), key=_accuracy)
+    speed = next((m for m in SPEEDS if all(v.get(m) for v in able.values())), None)
+    found = _advice(summary, able, best, speed)
+    if early := growth(summary, best, _deciding(able, best, found.variant, speed)):
+        found = _too_early(summary, best, early)
+    return _with_control(found, summary, best)
+
+
+def _advice(summary: Summary, able: dict[str, Result], best: Result, speed: str | None) -> Recommendation:
     if len(able) == 1:
         beside = "Beside it there were only controls and runs that diverged" if len(summary.variants) > 1 else ""
         return Recommendation(
-            best.id,
-            (_lead(best, summary), f"{beside or 'No other variant was trained'}: it was compared with none."),
+            best.id, "The only one that can be used",
+            (f"{best.label} is {_right(best)}{_speed(best)}.",
+             f"{beside or 'No other variant was trained'}: it was compared with none."),
             "not compared", "It is the only variant that can be recommended.",
         )  # fmt: skip
-    unknown = statistics.UNKNOWN in (verdicts.of[name] for name in able)
-    if len(best.scores) < statistics.ENOUGH or unknown or any(math.isinf(verdicts.loss(name)) for name in able):
+    few = [v for v in able.values() if v.verdict == statistics.UNKNOWN]
+    if few or len(best.scores) < ENOUGH:
+        who = able.values() if len(best.scores) < ENOUGH else [best, *few]
         return Recommendation(
-            best.id,
+            best.id, "Most accurate so far",
             (f"{best.label} is the most accurate so far, {_right(best)} in {_seeds(best)}{_speed(best)}.",
              "Whether another is as good cannot be told yet: every variant needs the same three seeds or more."),
             statistics.UNKNOWN,
             "With fewer than three shared seeds the most accurate is named, and nothing is claimed of the others.",
+            again(summary, who, max(ENOUGH, *(len(v.scores) for v in who))),
         )  # fmt: skip
-    equal = [v for v in able.values() if verdicts.of[v.id] != statistics.WORSE]
-    metric = next((m for m in SPEEDS if all(v.get(m) for v in equal)), None) if len(equal) > 1 else None
-    chosen = best
-    if metric:
-        top = max(v.numbers[metric] for v in equal)
-        chosen = max((v for v in equal if v.numbers[metric] * TIE >= top), key=_accuracy)
-    loss = verdicts.loss(chosen.id)
-    good = [f"{v.label} ({_percent(v)})" for v in summary.variants if v.control and v.best and v.verdict != WORSE]
-    aside = f", the control {' and '.join(good)} aside," if good else ""
+    shown = [v for v in able.values() if v.standing.shown]
+    chosen = _fastest(shown, speed) if shown else best
+    faster = [v for v in able.values() if v.standing.undecided and v is not chosen and _is_faster(v, chosen, speed)]
+    if shown:
+        open_ones, text, command = _undecided(summary, faster, [])
+        sentences = (_what(chosen, best), _how_sure(chosen, summary), *open_ones, *text)
+        return Recommendation(chosen.id, "Recommendation", sentences, f"within {in_points(summary.margin)}",
+                              _reason(speed, len(shown), summary), command)  # fmt: skip
+    open_ones, text, command = _undecided(summary, faster, [best])
+    lead = f"{best.label} is the most accurate so far, {_right(best)} in {_seeds(best)}{_speed(best)}."
     return Recommendation(
-        chosen.id,
-        (_what(chosen, best, metric, summary), _how_sure(loss, summary, aside)),
-        "sure" if loss <= SMALL else "fairly sure" if loss <= LARGE else "not sure",
-        _reason(metric, len(equal), aside),
-    )
+        best.id, "Most accurate so far",
+        (lead, *(open_ones or (f"It may still lose {in_points(summary.margin)} or more to another.",)), *text),
+        statistics.OPEN,
+        f"None is shown to lose less than {in_points(summary.margin)} to every other, so the most accurate is named.",
+        command,
+    )  # fmt: skip
+
+
+def _fastest(variants: Sequence[Result], speed: str | None) -> Result:
+    """Of those within 5 % of the fastest, the most accurate."""
+    top = max(v.numbers[speed] for v in variants) if speed else 0.0
+    return max((v for v in variants if not speed or v.numbers[speed] * TIE >= top), key=_accuracy)
+
+
+def _is_faster(variant: Result, than: Result, speed: str | None) -> bool:
+    return speed is None or variant.numbers[speed] > TIE * than.numbers[speed]
+
+
+def _deciding(able: dict[str, Result], best: Result, chosen: str | None, speed: str | None) -> list[Result]:
+    """Whose difference to the best the choice rests on."""
+    ruled_out = [v for v in able.values() if v.verdict == statistics.WORSE and _is_faster(v, best, speed)]
+    return [*([able[chosen]] if chosen and chosen != best.id else []), *ruled_out]
+
+
+def _undecided(
+    summary: Summary, faster: Sequence[Result], also: Sequence[Result]
+) -> tuple[tuple[str, ...], tuple[str, ...], str]:
+    """Who is open, what would settle it, and the command for that."""
+    seeds, who, times = summary.verdicts.settle(v.id for v in [*faster, *also])
+    if not who:
+        return (), (), ""
+    are = "is faster, but it is" if len(faster) == 1 else "are faster, but it is"
+    whether = "loses" if len(faster) == 1 else "lose"
+    margin = in_points(summary.margin)
+    names = _and(v.label for v in faster)
+    lead = (f"{names} {are} undecided whether {'it' if len(faster) == 1 else 'they'} {whether} {margin} or more.",)
+    lead = lead if faster else ()
+    if len(summary.study.info.get("commands") or []) > 1 and summary.seeds > ENOUGH:
+        return lead, (f"The difference lies too near {margin} for these seeds; `--margin` asks with another one.",), ""
+    if math.isfinite(seeds):
+        runs = [summary[name] for name in who]
+        return lead, (f"About {seeds:.0f} seeds would settle it:",), again(summary, runs, int(seeds))
+    if math.isfinite(times) and times > 0:
+        images = _rounded(max(1.1, times) * summary.images)
+        return lead, (f"These {summary.images:,} test images cannot settle it; about {images:,} could.",), ""
+    return lead, (f"Not even {MOST} seeds would settle it: they differ too much.",), ""
+
+
+def _rounded(value: float) -> int:
+    """Up, to two digits."""
+    unit = 10 ** (math.floor(math.log10(value)) - 1)
+    return int(math.ceil(value / unit) * unit)
+
+
+def _too_early(summary: Summary, best: Result, early: Growth) -> Recommendation:
+    info, words = summary.study.info, _words(summary)
+    times = "twice the training" if early.doublings == 1 else f"{2**early.doublings} times the training"
+    times = f"more than {times}" if early.more else times
+    time = f" (about {early.budget} here)" if early.budget else ""
+    if info.get("budget"):
+        name, value = "budget", early.budget or info["budget"]
+    else:
+        name = "steps" if any(word.startswith("steps=") for word in words) else "epochs"
+        value = f"{(info.get(name) or 1) * 2**early.doublings:g}"
+    if words:
+        out = next((b for a, b in pairwise(words) if a == "--out"), "")
+        out = out or f"runs/compare-{slug(str(summary.study.dataset.get('name', 'images')))}"
+        words = [f"steps={value}" if word.startswith("steps=") else word for word in words]
+        option = [] if name == "steps" else [f"--{name}", value]
+        command = _joined(_without(words, ("--out", "--budget", "--epochs")), [*option, "--out", f"{out}-longer"])
+    else:
+        quote = '"' if name == "budget" else ""
+        command = f'linvit.compare(…, {name}={quote}{value}{quote}, out="…")'
+    return Recommendation(
+        None, "Too early to tell", (early.why, f"Try {times}{time} before choosing:"), "too early",
+        "A choice is made only when the best gains at most 5 points from twice the training, and differences that "
+        "decide stay as they are.", command, growth=early,
+    )  # fmt: skip
+
+
+def _with_control(found: Recommendation, summary: Summary, best: Result) -> Recommendation:
+    """What attention is worth on these images; said first if that is next to nothing."""
+    controls = [v for v in summary.variants if v.id in summary.worth]
+    if not controls:
+        return found
+    control = max(controls, key=_accuracy)
+    gain, low, high = (100 * value for value in summary.worth[control.id])
+    name = control.attention.partition(":")[0]
+    what = f"{control.label}, {LOOKS.get(name, 'a control')}, is right on {_percent(control)}"
+    span = f"({low:.1f} to {high:.1f})".replace("-", "−")
+    if control.standing.shown:
+        text = f"These images hardly need attention: {what}, {best.label} on {_percent(best)}."
+        return replace(found, sentences=(text, *found.sentences))
+    worth = f"{gain:.1f}".replace("-", "−")
+    return replace(found, attention_worth=f"Attention is worth {worth} points here {span}: {what}.")
+
+
+def _words(summary: Summary) -> list[str]:
+    """The first command of the study, as a shell takes it; none if it was a Python call."""
+    try:
+        return shlex.split((summary.study.info.get("commands") or [""])[0])
+    except ValueError:
+        return []
+
+
+def _without(words: Iterable[str], valued: Sequence[str], flags: Sequence[str] = ()) -> list[str]:
+    kept, skip = [], False
+    for word in words:
+        if skip or word in flags or word in valued or word.partition("=")[0] in valued:
+            skip = not skip and word in valued
+            continue
+        kept.append(word)
+    return kept
+
+
+def _joined(words: Sequence[str], more: Sequence[str]) -> str:
+    """Options after `linvit compare`, before the data."""
+    return shlex.join([*words[:2], *more, *words[2:]])
+
+
+def again(summary: Summary, variants: Iterable[Result], seeds: int) -> str:
+    """What trains these variants, and no other, with so many seeds."""
+    specs = {v.id: v.attention for v in variants}
+    words = _words(summary)
+    if not words or any(name != spec for name, spec in specs.items()):
+        what = "attentions" if all(name == spec for name, spec in specs.items()) else "variants"
+        quoted = ", ".join(f'"{name}"' for name in specs)
+        return f'linvit.compare(…, {what}=[{quoted}], seeds={seeds}, controls=False, out="…")'
+    words = _without(words, ("-a", "--attention", "--seeds", "--jobs"), ("--controls", "--no-controls", "--dry-run"))
+    chosen = [word for spec in specs.values() for word in ("-a", spec)]
+    return _joined(words, [*chosen, "--seeds", str(seeds), "--no-controls"])
 
 
 def _accuracy(variant: Result) -> float:
@@ -79,11 +225,16 @@ def _percent(variant: Result) -> str:
 
 
 def _right(variant: Result) -> str:
-    return f"{_percent(variant)} of the test images right"
+    return f"right on {_percent(variant)} of the test images"
 
 
 def _seeds(variant: Result) -> str:
     return count_seeds(len(variant.scores))
+
+
+def _and(names: Iterable[str]) -> str:
+    *most, last = list(names) or [""]
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def _speed(variant: Result) -> str:
@@ -94,41 +245,30 @@ def _speed(variant: Result) -> str:
     return ", at softmax's speed" if 1 / TIE < ratio < TIE else f", at {ratio:.2g}× softmax's speed"
 
 
-def _lead(chosen: Result, summary: Summary) -> str:
-    """The most accurate: by how much, where softmax is there to be compared with."""
-    softmax = next((v for v in summary.variants if v.attention == "softmax" and v.verdict == WORSE), None)
-    others = [_accuracy(v) for v in summary.variants if v is not chosen and v.best]
-    more = ""
-    if softmax:
-        gain = 100 * (_accuracy(chosen) - _accuracy(softmax))
-        more = f", {gain:.1f} points more than softmax ({_percent(softmax)})"
-    elif others and _accuracy(chosen) > max(others):
-        more = ", more than any other"
-    return f"Use {chosen.label}: {_right(chosen)}{more}{_speed(chosen)}."
+def _what(chosen: Result, best: Result) -> str:
+    behind = chosen.standing.behind
+    if chosen is best or behind is None:
+        return f"Use {chosen.label}: {_right(chosen)}, more than any other{_speed(chosen)}."
+    other = f"the most accurate, {best.label} ({_percent(best)})"
+    near = f"as many as {other}" if round(-100 * behind, 1) == 0 else f"{-100 * behind:.1f} points behind {other}"
+    return f"Use {chosen.label}: {_right(chosen)}, {near}{_speed(chosen)}."
 
 
-def _what(chosen: Result, best: Result, metric: str | None, summary: Summary) -> str:
-    if chosen is not best:
-        text = f"Use {chosen.label}: {_right(chosen)}, which {_seeds(best)} cannot tell from the most accurate, "
-        return f"{text}{best.label} ({_percent(best)}){_speed(chosen)}."
-    lead = _lead(chosen, summary)
-    return lead[:-1] + "; none that equals it is more than 5 % faster." if metric else lead
+def _how_sure(chosen: Result, summary: Summary) -> str:
+    over = "over seeds and test images" if summary.sampled else f"over seeds, on these {summary.images:,} test images"
+    sure = f"At 95\N{NO-BREAK SPACE}% confidence ({over})"
+    loss = chosen.standing.loses_at_most or 0.0
+    if loss <= 0:
+        return f"{sure} it is more accurate than every other."
+    rounded = min(summary.margin, math.ceil(1000 * loss - 1e-9) / 1000)
+    return f"{sure} it loses less than {in_points(rounded)} to any other."
 
 
-def _how_sure(loss: float, summary: Summary, aside: str) -> str:
-    sure = f"At 95\N{NO-BREAK SPACE}% confidence (over seeds, on these {summary.images:,} test images)"
-    points = f"{100 * loss:.1f} points"
-    if loss == 0:
-        return f"{sure} every other variant{aside} is less accurate."
-    if loss <= SMALL:
-        return f"{sure} choosing it gives up at most {points} of accuracy."
-    return f"{sure} it is at most {points} behind the truly best; more seeds would narrow that."
-
-
-def _reason(metric: str | None, equal: int, aside: str) -> str:
-    if equal == 1:
-        return f"{TEST[0].upper()}{TEST[1:]} finds none{aside} as accurate, so speed did not have to decide."
-    rule = f"Among the variants that {TEST} cannot tell from the most accurate"
-    if metric is None:
+def _reason(speed: str | None, shown: int, summary: Summary) -> str:
+    margin = in_points(summary.margin)
+    if shown == 1:
+        return f"It is the only one that is shown to lose less than {margin} to every other."
+    rule = f"Among the variants that are shown to lose less than {margin} to every other"
+    if speed is None:
         return f"{rule}, the most accurate; there was no speed to decide between them."
-    return f"{rule}, the one with the highest {SPEEDS[metric]}; within 5\N{NO-BREAK SPACE}% of it, the more accurate."
+    return f"{rule}, the one with the highest {SPEEDS[speed]}; within 5\N{NO-BREAK SPACE}% of it, the more accurate."

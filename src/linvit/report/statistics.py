@@ -1,31 +1,55 @@
-"""What a handful of seeds can tell: intervals, paired comparisons and verdicts.
+"""What a handful of seeds and some thousand test images can tell: which variants lose less than a margin.
 
-Every variant sees the same seeds (data order, split, initialisation), so accuracies are compared in pairs. Two variants
-i and j with paired differences d_s over S shared seeds are compared by
+Seeds and test images are both samples. With d[s, x] = right_i − right_j for seed s and image x, n shared seeds and N
+images, the mean difference has the variance of a two-way layout,
 
-    t = mean(d) / sqrt(v / S),    v = max(var(d), 2·MS),    degrees of freedom = those of MS
+    V_seed / n + V_image / N − V_residual / (n·N)
 
-where MS is the residual mean square of the additive model `accuracy = variant + seed`, fitted to the whole study. For
-two variants 2·MS *is* var(d) and this is the paired t-test; for more, all variants help to estimate the noise (three to
-five seeds alone cannot), while a pair that is noisier than the study keeps its own, larger variance. The p-values of
-all pairs are corrected by Holm, so the most accurate variant may be picked after seeing the data.
+V_seed, between the seeds' mean differences, is estimated by the larger of the pair's own and 2·MS, MS being the
+residual mean square of `accuracy = variant + seed` over all variants with these seeds: three seeds alone cannot tell
+their noise. The rest, of images, is known well. A bound of the difference therefore is d ± h,
 
-Seeds are what varies: a verdict holds for these test images.
+    h² = c(f)²·V_seed / n + c(∞)²·(V_image − V_residual / n) / N
+
+where f are the degrees of freedom of MS: each part has a constant of its own (Howe), since Satterthwaite's one for both
+trusts two degrees of freedom too much. c is Dunnett's one-sided constant for k − 1 comparisons at correlation ½, as
+Hsu's multiple comparisons with the best want it. Variant i is within the margin if d_ij − h_ij > −margin for every
+other j, worse if d_ij + h_ij < −margin for some j, and else undecided.
+
+A study may be looked at twice, first and with the number of seeds that `settle` names: c is of a level at which both
+looks together call a variant within the margin that is not in at most 5 % of studies. `benchmarks/decisions.py`
+simulates all of it.
 """
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
-from scipy.special import stdtr, stdtrit  # Student's t; scipy.stats takes a second to import
+from scipy.special import gammaincinv, ndtr, stdtrit  # scipy.stats takes a second to import
 
-LEVEL = 0.05
-ENOUGH = 3  # with fewer seeds, failing to find a difference means nothing
+LEVEL = 0.05  # of both looks together, and of intervals
+LOOK = 0.0225  # of each of two looks, one-sided; Pocock's 2.94 % are of looks with known noise, and gave 5.9 %
+POWER = 0.8  # with which the seeds that are named decide
+ENOUGH = 3  # shared seeds without which nothing is claimed
+MOST = 30  # seeds that may be asked for
+MARGIN = 0.01
 
-BETTER, SAME, WORSE = "better", "not distinguishable", "worse"
-UNKNOWN, BEST, DIVERGED, MISSING = "not enough seeds to tell", "most accurate", "diverged", "no result"
+BEST, WORSE, OPEN = "most accurate", "worse", "undecided"
+UNKNOWN, DIVERGED, MISSING, PUBLISHED = "not enough seeds to tell", "diverged", "no result", "published"
+
+
+def within(margin: float) -> str:
+    return f"within {in_points(margin)}"
+
+
+def in_points(fraction: float) -> str:
+    return "1 point" if round(100 * fraction, 9) == 1 else f"{100 * fraction:.3g} points"
 
 
 @dataclass(frozen=True)
@@ -49,56 +73,132 @@ def interval(values: Iterable[float]) -> Interval | None:
     return Interval(mean, mean - half, mean + half, len(x))
 
 
-def holm(p: np.ndarray) -> np.ndarray:
-    """Adjusted p-values: reject where they are at most the level; any false rejection is then rarer than it."""
-    order = np.argsort(p, kind="stable")
-    adjusted = np.minimum(1, np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)))
-    return adjusted[np.argsort(order, kind="stable")]
+def dunnett(count: int, freedom: float, level: float) -> float:
+    """c with P(max of `count` t-variables of correlation ½ > c) = level; freedom is rounded down to three digits."""
+    if math.isfinite(freedom):
+        unit = 10.0 ** (math.floor(math.log10(freedom)) - 2)
+        freedom = math.floor(freedom / unit + 1e-9) * unit
+    return _dunnett(count, freedom, level)
+
+
+Z, WEIGHT = np.polynomial.hermite_e.hermegauss(40)
+SHARE, PART = np.polynomial.legendre.leggauss(40)
+
+
+@lru_cache(maxsize=4096)
+def _dunnett(count: int, freedom: float, level: float) -> float:
+    """T_j = (Z_j − Z_0) / (√2·s): given Z_0 and s, the Z_j are independent."""
+    if count == 1:
+        return float(stdtrit(freedom, 1 - level)) if math.isfinite(freedom) else float(-stdtrit(1e12, level))
+    s = np.sqrt(gammaincinv(freedom / 2, (SHARE + 1) / 2) * 2 / freedom) if math.isfinite(freedom) else np.ones(1)
+    weight = np.outer(PART / 2 if len(s) > 1 else s, WEIGHT / math.sqrt(2 * math.pi))
+    low, high = 0.0, 200.0
+    while high - low > 1e-6:
+        c = (low + high) / 2
+        reached = (weight * ndtr(Z + math.sqrt(2) * c * s[:, None]) ** count).sum()
+        low, high = (c, high) if reached < 1 - level else (low, c)
+    return high
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All pairs of variants: `difference[i, j]` = accuracy i − j, its Holm-adjusted `p`, and `margin`, the half width
-    of simultaneous 95 % intervals (Bonferroni); infinite where nothing can be said."""
+    """All pairs (variants, variants): `difference[i, j]` = accuracy i − j over the `seeds` they share; `noise`, its
+    variance between seeds, known with `freedom`; `images`, its variance by the choice of test images (NaN: unknown)."""
 
-    difference: np.ndarray  # (variants, variants)
-    p: np.ndarray
-    margin: np.ndarray
+    difference: np.ndarray
+    seeds: np.ndarray
+    noise: np.ndarray
+    freedom: np.ndarray
+    images: np.ndarray
+
+    def _constants(self, level: float, count: int | None = None) -> tuple[np.ndarray, float]:
+        """Dunnett's: of each pair for seeds, and of all for images."""
+        count = count or max(1, len(self.difference) - 1)
+        seeds = [dunnett(count, freedom, level) for freedom in self.freedom.flat]
+        return np.reshape(seeds, self.freedom.shape), dunnett(count, math.inf, level)
+
+    def half(self, level: float = LOOK, count: int | None = None) -> np.ndarray:
+        """Half width of one-sided bounds that hold together; infinite where nothing can be said."""
+        seeds, images = self._constants(level, count)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found = np.sqrt(seeds**2 * self.noise / self.seeds + images**2 * np.nan_to_num(self.images))
+        found = np.where(self.seeds >= ENOUGH, found, np.inf)
+        np.fill_diagonal(found, 0)
+        return found
+
+    def needed(self, margin: float) -> tuple[np.ndarray, np.ndarray]:
+        """Seeds with which a pair is decided with 80 % probability if it truly differs by 0 or by two margins: after
+        Stein, by quantiles of the degrees of freedom at hand, which may ask for too many, but not for more than MOST.
+        Infinite if MOST would not do either; then, how many times as many test images it would take (infinite: it is
+        seeds that differ too much)."""
+        (seeds, images), (more, and_more) = self._constants(LOOK), self._constants(1 - POWER)
+        others = max(1, len(self.difference) - 1)
+        most = sum(dunnett(others, MOST - 1, level) for level in (LOOK, 1 - POWER)) ** 2 * self.noise / MOST
+        blur = (images + and_more) ** 2 * np.nan_to_num(self.images)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            count = np.ceil((seeds + more) ** 2 * self.noise / np.maximum(margin**2 - blur, 0) - 1e-9)
+            times = np.where(most < blur, blur / np.maximum(margin**2 - most, 0), np.inf)
+        return np.where(most + blur <= margin**2, np.minimum(count, MOST), np.inf), times
 
 
-def compare(scores: np.ndarray, resolution: float = 0.0) -> Comparison:
-    """`scores` is (variants, seeds), NaN where a seed is missing. No deviation between seeds smaller than `resolution`,
-    one test image, is believed."""
-    count = len(scores)
-    difference, margin, p = np.zeros((count, count)), np.full((count, count), np.inf), np.ones((count, count))
-    np.fill_diagonal(margin, 0)
-    first, second = np.triu_indices(count, 1)
-    d = scores[first] - scores[second]
-    seeds = np.isfinite(d).sum(axis=1)
-    known = seeds >= 2
-    first, second, d, seeds = first[known], second[known], d[known], seeds[known]
-    if not len(d):
-        return Comparison(difference, p, margin)
-    mean = np.nanmean(d, axis=1)
-    noise, freedom = _residual(scores)
-    variance = np.fmax(np.nanvar(d, axis=1, ddof=1), 2 * noise)
-    freedom = freedom if freedom else seeds - 1
-    error = np.sqrt(np.fmax(variance, max(resolution, 1e-12) ** 2) / seeds)
-    difference[first, second], difference[second, first] = mean, -mean
-    p[first, second] = p[second, first] = holm(2 * stdtr(freedom, -np.abs(mean) / error))
-    margin[first, second] = margin[second, first] = error * -stdtrit(freedom, LEVEL / 2 / len(d))
-    return Comparison(difference, p, margin)
+def compare(scores: np.ndarray, right: Sequence[np.ndarray | None] = (), resolution: float = 0.0) -> Comparison:
+    """`scores` is (variants, seeds), NaN where a seed is missing; `right` has for each variant whether an image was
+    right, (seeds, images), where that is known. No deviation between seeds below `resolution`, one image, is believed.
+    """
+    k, there = len(scores), np.isfinite(scores)
+    mean = np.array([row[known].mean() if known.any() else np.nan for row, known in zip(scores, there, strict=True)])
+    difference = mean[:, None] - mean if k else np.zeros((0, 0))
+    seeds, noise, freedom, images = (np.full((k, k), value) for value in (0.0, np.nan, 1.0, np.nan))
+    groups: dict[bytes, list[tuple[int, int]]] = defaultdict(list)  # pairs by the seeds they share
+    for i, j in zip(*np.triu_indices(k, 1), strict=True):
+        groups[(there[i] & there[j]).tobytes()].append((int(i), int(j)))
+    for key, pairs in groups.items():
+        shared = np.frombuffer(key, dtype=bool)
+        n = int(shared.sum())
+        if n < 1:
+            continue
+        rows = np.flatnonzero(there[:, shared].all(axis=1))
+        pooled, known = _residual(scores[rows][:, shared])
+        seen = {i: found[shared] for i, found in enumerate(right) if found is not None and i in rows}
+        blur = _images(scores[:, shared], seen)
+        for i, j in pairs:
+            d = scores[i, shared] - scores[j, shared]
+            own = d.var(ddof=1) if n > 1 else np.nan
+            for a, b, sign in ((i, j, 1), (j, i, -1)):
+                difference[a, b], seeds[a, b], freedom[a, b] = sign * d.mean(), n, known or max(1, n - 1)
+                noise[a, b] = max(own, 2 * pooled, max(resolution, 1e-12) ** 2)
+                images[a, b] = blur.get((i, j), np.nan)
+    return Comparison(difference, seeds, noise, freedom, images)
+
+
+def _images(scores: np.ndarray, right: Mapping[int, np.ndarray]) -> dict[tuple[int, int], float]:
+    """Of each pair with known images, the variance of its difference that their choice makes, beside seeds."""
+    if len(right) < 2:
+        return {}
+    rows, table = list(right), np.stack(list(right.values())).astype(np.float32)  # variants, seeds, images
+    _, n, count = table.shape
+    flat, means = table.reshape(len(rows), -1), table.mean(axis=1, dtype=np.float64)
+    both, same = flat @ flat.T, means @ means.T
+    found = {}
+    for a, i in enumerate(rows):
+        for b, j in enumerate(rows[:a]):
+            d = scores[i] - scores[j]
+            columns = same[a, a] + same[b, b] - 2 * same[a, b] - count * d.mean() ** 2  # squares between images
+            every = float(both[a, a] + both[b, b] - 2 * both[a, b]) - n * count * d.mean() ** 2
+            rest = every - n * columns - count * n * d.var()
+            residual = rest / ((n - 1) * (count - 1)) if n > 1 else 0.0
+            found[j, i] = max(0.0, columns / (count - 1) - residual / n) / count
+    return found
 
 
 def _residual(scores: np.ndarray) -> tuple[float, float]:
-    """Mean square and degrees of freedom that variant and seed leave unexplained, over the seeds every variant has.
+    """Mean square and degrees of freedom that variant and seed leave unexplained; nothing may be missing.
 
     The degrees of freedom carry the Huynh–Feldt correction for variants that are not equally noisy."""
-    whole = scores[:, np.isfinite(scores).all(axis=0)]
-    k, n = whole.shape[0] - 1, whole.shape[1]
+    k, n = scores.shape[0] - 1, scores.shape[1]
     if k < 1 or n < 2:
         return 0.0, 0.0
-    rest = whole - whole.mean(axis=1, keepdims=True) - whole.mean(axis=0) + whole.mean()
+    rest = scores - scores.mean(axis=1, keepdims=True) - scores.mean(axis=0) + scores.mean()
     power = np.linalg.svd(rest, compute_uv=False) ** 2
     total = float(power.sum())
     if not total:
@@ -113,53 +213,100 @@ def _residual(scores: np.ndarray) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
+class Standing:
+    """What is known of one variant against the others; differences are accuracies, negative where it loses."""
+
+    word: str
+    behind: float | None = None  # its difference to the most accurate, and the 95 % intervals of that
+    over_seeds: tuple[float, float] | None = None
+    over_images: tuple[float, float] | None = None
+    loses_at_most: float | None = None  # to any other variant; both hold together for all variants
+    loses_at_least: float | None = None
+    shown: bool = False  # to lose less than the margin
+    undecided: bool = False
+
+
+@dataclass(frozen=True)
 class Verdicts:
-    """What each variant is against the most accurate one, `best`."""
+    """What each variant is; `best` is the most accurate."""
 
     best: str | None
-    of: dict[str, str]
+    of: dict[str, Standing]
     names: tuple[str, ...]  # those compared, in the comparison's order
     comparison: Comparison
+    margin: float
 
-    def against(self, name: str, other: str) -> tuple[float, float] | None:
-        """The difference in accuracy and its corrected p; None if the two were not compared."""
-        if name == other or not {name, other} <= set(self.names):
-            return None
+    def deviation(self, name: str, other: str) -> tuple[float, float]:
+        """Variance of the two's difference between single seeds, and how many they share."""
         at = self.names.index(name), self.names.index(other)
-        if np.isinf(self.comparison.margin[at]):
-            return None
-        return float(self.comparison.difference[at]), float(self.comparison.p[at])
+        return float(self.comparison.noise[at]), float(self.comparison.seeds[at])
 
-    def against_best(self, name: str) -> tuple[float, float] | None:
-        return None if self.best is None else self.against(name, self.best)
+    def between(self, name: str, other: str) -> tuple[float, float, float] | None:
+        """The difference of two variants, with its 95 % interval over seeds and images."""
+        at = self.names.index(name), self.names.index(other)
+        d, half = (float(found[at]) for found in (self.comparison.difference, self.comparison.half(LEVEL / 2, 1)))
+        return (d, d - half, d + half) if math.isfinite(half) else None
 
-    def loss(self, name: str) -> float:
-        """How much accuracy choosing `name` may give up at most (95 %, over all comparisons)."""
-        if len(self.names) < 2:
-            return float("inf")
-        i = self.names.index(name)
-        found = self.comparison
-        difference, margin, p = found.difference[:, i], found.margin[:, i], found.p[:, i]
-        known = (p <= LEVEL) & (difference < 0)  # by Holm, which may know more than the margins, Bonferroni's
-        return max(0.0, float(np.where(known, 0.0, difference + margin).max()))
+    def settle(self, names: Iterable[str]) -> tuple[float, list[str], float]:
+        """The seeds that would settle these undecided variants, and who needs them; if that is infinite, how many times
+        as many test images would be needed (infinite: seeds differ too much for any)."""
+        found, half = self.comparison, self.comparison.half()
+        needed, times = found.needed(self.margin)
+        rows = np.isin(self.names, list(names))
+        is_open = (found.difference - half <= -self.margin) & rows[:, None] & ~np.eye(len(rows), dtype=bool)
+        if not is_open.any():
+            return 0.0, [], 0.0
+        seeds = max(float(needed[is_open].max()), 2 * float(found.seeds[is_open].max()))
+        runs = rows | is_open.any(axis=0) | np.isin(self.names, [str(self.best)])
+        who = [name for name, wanted in zip(self.names, runs, strict=True) if wanted]
+        return (seeds if seeds <= MOST else math.inf), who, float(times[is_open].max())
 
 
-def verdicts(
-    scores: Mapping[str, Mapping[int, float]], diverged: Sequence[str] = (), resolution: float = 0.0
-) -> Verdicts:
-    """`scores[variant][seed]` → a verdict each. A variant with a diverged seed is only flagged."""
-    of = {name: DIVERGED if name in diverged else MISSING for name in scores}
+Scores = Mapping[str, Mapping[int, float]]
+
+
+def judge(
+    scores: Scores, right: Mapping[str, Mapping[int, np.ndarray]] | None = None, diverged: Sequence[str] = (),
+    resolution: float = 0.0, margin: float = MARGIN,
+) -> Verdicts:  # fmt: skip
+    """`scores[variant][seed]` and, where it is known, `right[variant][seed]`, image by image → a verdict each.
+    A variant with a diverged seed is only flagged."""
+    of = {name: Standing(DIVERGED if name in diverged else MISSING) for name in scores}
     names = tuple(name for name in scores if scores[name] and name not in diverged)
     if not names:
-        return Verdicts(None, of, (), compare(np.empty((0, 0))))
+        return Verdicts(None, of, (), compare(np.empty((0, 0))), margin)
     seeds = sorted({seed for name in names for seed in scores[name]}, key=str)
     table = np.array([[scores[name].get(seed, np.nan) for seed in seeds] for name in names])
-    comparison = compare(table, resolution)
-    top = int(np.nanargmax(np.nanmean(table, axis=1)))
+    found = compare(table, [_stack((right or {}).get(name, {}), scores[name], seeds) for name in names], resolution)
+    itself = np.eye(len(names), dtype=bool)
+    top = int(np.where(itself, np.inf, found.difference).min(axis=1).argmax())  # over shared seeds, pair by pair
+    half = found.half()
+    low, high = (np.where(itself, np.inf, found.difference + sign * half).min(axis=1) for sign in (-1, 1))
     for i, name in enumerate(names):
-        if comparison.p[i, top] <= LEVEL and i != top:
-            of[name] = WORSE if comparison.difference[i, top] < 0 else BETTER
-        else:
-            of[name] = SAME if np.isfinite(table[i] - table[top]).sum() >= ENOUGH else UNKNOWN
-    of[names[top]] = BEST
-    return Verdicts(names[top], of, names, comparison)
+        known = len(names) > 1 and (found.seeds[i, top] >= ENOUGH or i == top)
+        shown, worse = bool(known and low[i] > -margin), bool(known and high[i] < -margin)
+        word = within(margin) if shown else WORSE if worse else OPEN if known else UNKNOWN
+        of[name] = Standing(
+            BEST if i == top else word, **(_against(found, i, top) if i != top else {}),
+            loses_at_most=-float(low[i]) if np.isfinite(low[i]) else None,
+            loses_at_least=-float(high[i]) if np.isfinite(high[i]) else None,
+            shown=shown, undecided=known and not (shown or worse),
+        )  # fmt: skip
+    return Verdicts(names[top], of, names, found, margin)
+
+
+def _stack(right: Mapping[int, np.ndarray], scores: Mapping[int, float], seeds: Sequence[int]) -> np.ndarray | None:
+    """(seeds, images), zeros where a seed is missing; None if it is not known of every seed that has a score."""
+    if not right or not set(scores) <= set(right):
+        return None
+    nothing = np.zeros_like(next(iter(right.values())))
+    return np.stack([right.get(seed, nothing) for seed in seeds])
+
+
+def _against(found: Comparison, i: int, j: int) -> dict[str, Any]:
+    """A difference and its 95 % intervals over seeds and over images, as a Standing names them."""
+    d, n = float(found.difference[i, j]), found.seeds[i, j]
+    seeds = stdtrit(found.freedom[i, j], 1 - LEVEL / 2) * np.sqrt(found.noise[i, j] / n) if n > 1 else np.nan
+    images = stdtrit(1e12, 1 - LEVEL / 2) * np.sqrt(found.images[i, j])
+    spans = {"over_seeds": float(seeds), "over_images": float(images)}
+    return {"behind": d} | {name: (d - half, d + half) for name, half in spans.items() if not math.isnan(half)}

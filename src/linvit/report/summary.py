@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from linvit import metrics
 from linvit.records import Record
 from linvit.report import statistics
 from linvit.report.evidence import Asked, Evidence
-from linvit.report.statistics import WORSE, Interval, Verdicts
+from linvit.report.statistics import Interval, Standing, Verdicts
 
 
 @dataclass
@@ -20,17 +22,26 @@ class Result(Asked):
 
     index: int = 0  # its place decides colour, shape and dash in every chart
     scores: dict[int, float] = field(default_factory=dict)  # seed → test accuracy of the validation-selected model
+    half: dict[int, float] = field(default_factory=dict)  # the same after half of the steps
     best: Interval | None = None
     final: Interval | None = None
     numbers: dict[str, float] = field(default_factory=dict)
     diverged: list[str] = field(default_factory=list)  # one line for each seed
     failed: list[str] = field(default_factory=list)
-    verdict: str = statistics.MISSING
-    behind: tuple[float, float] | None = None  # the most accurate: difference, corrected p
+    standing: Standing = field(default_factory=lambda: Standing(statistics.MISSING))
+
+    @property
+    def verdict(self) -> str:
+        return self.standing.word
 
     @property
     def control(self) -> bool:
         return self.attention.partition(":")[0] in metrics.CONTROLS
+
+    @property
+    def both(self) -> list[int]:
+        """Seeds that were trained for half of the steps and for all."""
+        return [seed for seed in self.half if seed in self.scores]
 
     def get(self, metric: str) -> float | None:
         return self.numbers.get(metric)
@@ -40,14 +51,16 @@ class Result(Asked):
 class Summary:
     study: Evidence
     variants: list[Result]
-    verdicts: Verdicts = field(default_factory=lambda: statistics.verdicts({}))
+    margin: float = statistics.MARGIN
+    verdicts: Verdicts = field(default_factory=lambda: statistics.judge({}))
+    worth: dict[str, tuple[float, float, float]] = field(default_factory=dict)  # control → how far below the best
     warnings: list[str] = field(default_factory=list)
 
     @property
     def seeds(self) -> int:
         """As many as were asked for: one that diverged everywhere counts too."""
-        asked = self.study.info.get("seeds")
-        return max([len(v.scores) for v in self.variants] + [len(asked) if isinstance(asked, list) else 0])
+        asked = self.study.info.get("seeds") or {}
+        return max([0, *(len(v.scores) for v in self.variants), *map(len, asked.values())])
 
     @property
     def images(self) -> int:
@@ -55,9 +68,23 @@ class Summary:
 
     def judge(self, variants: list[Result]) -> Verdicts:
         """What these variants are among themselves."""
-        scores = {v.id: v.scores for v in variants}
-        diverged = [v.id for v in variants if v.diverged]
-        return statistics.verdicts(scores, diverged, resolution=1 / self.images if self.images > 1 else 0.0)
+        return statistics.judge(
+            {v.id: v.scores for v in variants}, self.study.right, [v.id for v in variants if v.diverged],
+            1 / self.images if self.images > 1 else 0.0, self.margin,
+        )  # fmt: skip
+
+    @property
+    def sampled(self) -> bool:
+        """Whether test images, too, are taken for a sample: it is known of every compared variant which were right."""
+        found = self.verdicts.comparison.images
+        return len(found) > 1 and bool(np.isfinite(found[~np.eye(len(found), dtype=bool)]).all())
+
+    @property
+    def classes(self) -> tuple[int, int] | None:
+        """Test images of the smallest and of the largest class, if they are too unequal for accuracy alone."""
+        counts = np.bincount(self.study.labels)
+        found = (int(counts[counts > 0].min()), int(counts.max())) if len(counts) else (1, 1)
+        return found if found[1] > 1.5 * found[0] else None
 
     def __getitem__(self, name: str) -> Result:
         return next(v for v in self.variants if v.id == name)
@@ -68,24 +95,30 @@ def number(value: Any) -> float | None:
     return float(value) if ok else None
 
 
-def summarise(study: Evidence) -> Summary:
+def summarise(study: Evidence, margin: float | None = None) -> Summary:
+    """`margin` is the accuracy that may be given up for speed; default: the study's, or 0.01, which is one point."""
+    margin = float(study.info.get("margin") or statistics.MARGIN) if margin is None else margin
+    if not 0 < margin <= 0.2:
+        raise ValueError(f"a margin of {100 * margin:g} points is not above 0 and at most 20")
     variants = [_result(study, asked, index) for index, asked in enumerate(study.variants)]
-    summary = Summary(study, variants)
+    summary = Summary(study, variants, margin)
     run = [v for v in variants if v.column != "published"]  # a printed number has no seeds to compare
-    summary.verdicts = verdicts = summary.judge([v for v in run if not v.control] or run)
+    real = [v for v in run if not v.control]
+    summary.verdicts = verdicts = summary.judge(real or run)
     for variant in variants:
-        name = variant.id
         if variant.column == "published":
-            variant.verdict = "published"
-        elif name in verdicts.of:
-            variant.verdict, variant.behind = verdicts.of[name], verdicts.against_best(name)
-        elif verdicts.best is None:
-            variant.verdict = summary.judge([variant]).of[name]
+            variant.standing = Standing(statistics.PUBLISHED)
+        elif variant.id in verdicts.of:
+            variant.standing = verdicts.of[variant.id]
         else:  # a control: noise of its own must not blur what is said of the others
-            pair = summary.judge([summary[verdicts.best], variant])
-            other = pair.of[verdicts.best]
-            variant.verdict = pair.of[name] if pair.best != name else statistics.BETTER if other == WORSE else other
-            variant.behind = pair.against(name, verdicts.best)
+            beside = summary.judge([*real, variant])
+            variant.standing = mine = beside.of[variant.id]
+            if mine.word == statistics.BEST:
+                word = statistics.OPEN if mine.undecided else statistics.UNKNOWN
+                variant.standing = replace(mine, word=statistics.within(margin) if mine.shown else word)
+            pair = {verdicts.best, variant.id} & set(beside.names)
+            if verdicts.best and len(pair) == 2 and (found := beside.between(verdicts.best, variant.id)):
+                summary.worth[variant.id] = found
     summary.warnings = list(dict.fromkeys(study.warnings + _doubts(summary)))
     return summary
 
@@ -94,6 +127,7 @@ def _result(study: Evidence, asked: Asked, index: int) -> Result:
     mine = [r for r in study.records if r.tags.get("variant") == asked.id]
     accuracies: dict[Any, dict[Any, float]] = defaultdict(dict)  # selection → seed → accuracy
     seen: dict[str, list[float]] = defaultdict(list)
+    half: dict[Any, float] = {}
     diverged: dict[Any, str] = {}  # seed → what happened, from its own record or from an accuracy that is no number
     for r in mine:
         seed, value = r.tags.get("seed", 0), number(r.value)
@@ -106,10 +140,12 @@ def _result(study: Evidence, asked: Asked, index: int) -> Result:
             accuracies[r.tags.get("selection", "best")][seed] = value
         elif r.metric == "test_accuracy":
             diverged.setdefault(seed, f"seed {seed} has no finite accuracy")
+        elif r.metric == "half_accuracy" and value is not None:
+            half[seed] = value
     scores, final = accuracies["best"], accuracies["final"]
     failed = {r.tags.get("seed", 0): r.tags.get("why") for r in mine if r.metric == "failed"}
     return Result(
-        **vars(asked), index=index, scores=scores, best=_fraction(scores), final=_fraction(final),
+        **vars(asked), index=index, scores=scores, half=half, best=_fraction(scores), final=_fraction(final),
         numbers={metric: sum(values) / len(values) for metric, values in seen.items()},
         diverged=list(diverged.values()),
         failed=[f"seed {seed}: {why}" for seed, why in failed.items() if seed not in scores | diverged],
@@ -148,11 +184,10 @@ def _doubts(summary: Summary) -> list[str]:
                      ("versions of linvit", "commit")):  # fmt: skip
         if values := _mixed(study.records, of):
             found.append(f"Measured with different {what}: {', '.join(values)}.")
-    best = summary.verdicts.best
-    for v in measured:
-        if v.control and not v.diverged and v.verdict in (statistics.SAME, statistics.BEST, statistics.BETTER):
-            other = "the best" if best is None or v.id == best else summary[best].label
-            found.append(f"The control {v.label} is as accurate as {other}: these images hardly need attention.")
+    if measured and not any(v.half for v in measured):
+        found.append("It was not checked whether more training would change the order.")
+    if len(summary.verdicts.names) > 1 and not summary.sampled:
+        found.append("Not every run says which test images it got right: verdicts hold for these test images only.")
     return found
 
 

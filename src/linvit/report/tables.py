@@ -9,6 +9,7 @@ from pathlib import Path
 
 from linvit.files import write_atomically
 from linvit.metrics import METRICS, TABLE, percent
+from linvit.report import statistics
 from linvit.report.recommendation import Recommendation
 from linvit.report.summary import Result, Summary
 
@@ -17,11 +18,15 @@ HEADINGS = {metric.heading: metric for metric in TABLE if metric.heading}
 
 def row(variant: Result) -> dict[str, object]:
     best, final = variant.best, variant.final
-    behind, p = variant.behind or (None, None)
+    standing, none = variant.standing, (None, None)
+    seeds, images = standing.over_seeds or none, standing.over_images or none
     return {
         "attention": variant.attention, "test_accuracy": best and best.mean, "test_accuracy_low": best and best.low,
         "test_accuracy_high": best and best.high, "seeds": len(variant.scores),
-        "final_accuracy": final and final.mean, "verdict": variant.verdict, "behind_best": behind, "p": p,
+        "final_accuracy": final and final.mean, "verdict": variant.verdict, "behind_best": standing.behind,
+        "behind_low_seeds": seeds[0], "behind_high_seeds": seeds[1], "behind_low_images": images[0],
+        "behind_high_images": images[1], "loses_at_most": standing.loses_at_most,
+        "loses_at_least": standing.loses_at_least,
         **{metric.column: variant.get(metric.name) for metric in TABLE if metric.column},
         "variant": variant.id, "label": variant.label, "column": variant.column,
         "diverged": "; ".join(variant.diverged), "failed": "; ".join(variant.failed),
@@ -55,12 +60,50 @@ def points(variant: Result, which: str = "best") -> str:
     return f"{100 * found.mean:.1f} ± {percent(half)}"
 
 
-def behind(variant: Result) -> str:
-    """`−2.6 points, p 0.01`: the difference to the most accurate, seed by seed."""
-    if variant.behind is None:
-        return ""
-    difference, p = variant.behind
-    return f"{100 * difference:+.1f} points, p {'< 0.001' if p < 0.001 else format(p, '.2g')}".replace("-", "−")
+def behind(variant: Result) -> list[str]:
+    """The difference to the most accurate in points, its intervals, and the bound that decides."""
+    found, lines = variant.standing, []
+    if found.behind is not None:
+        lines.append(f"{_signed(found.behind)} points")
+    lines += [f"{name} {_signed(span[0])} to {_signed(span[1])}"
+              for name, span in (("seeds", found.over_seeds), ("images", found.over_images)) if span]  # fmt: skip
+    if found.loses_at_most is not None and found.loses_at_least is not None:
+        worse = variant.verdict == statistics.WORSE
+        loss, how = (found.loses_at_least, "least") if worse else (found.loses_at_most, "most")
+        lines.append(f"loses at {how} {max(0.0, 100 * loss):.1f}")
+    return lines
+
+
+def _signed(fraction: float) -> str:
+    return f"{100 * fraction:+.1f}".replace("-", "−")
+
+
+def small(variant: Result, summary: Summary) -> list[str]:
+    """What stands under the accuracy."""
+    found = []
+    if variant.best and variant.best.n < summary.seeds:
+        found.append(f"{variant.best.n} of {summary.seeds} seeds")
+    if summary.classes and (value := variant.get("balanced_accuracy")) is not None:
+        found.append(f"balanced {percent(value)}")
+    if (value := variant.get("draw_spread")) is not None:
+        found.append(f"± {100 * value:.1f} by the draw alone")
+    return found
+
+
+def rule(summary: Summary) -> str:
+    """How the table's verdicts are to be read."""
+    margin = statistics.in_points(summary.margin)
+    over = "seeds and test images are" if summary.sampled else "only seeds are"
+    text = (f"Accuracies: mean and 95 % interval over seeds. Verdicts: “within {margin}” is shown to lose less than "
+            f"{margin} to every other variant, “worse” to lose more to some; at most 5 % of studies say the first of "
+            f"one that does not, with a second look at the seeds this page names included. Here {over} taken for a "
+            f"sample. Below: the difference to the most accurate in points, its 95 % intervals, and the bound that "
+            f"decides.")  # fmt: skip
+    if summary.classes:
+        least, most = summary.classes
+        text += (f" The test classes are unequal ({least:,} to {most:,} images): balanced accuracy counts each class "
+                 f"alike.")  # fmt: skip
+    return text
 
 
 def shown(variant: Result, metric: str) -> str:
@@ -84,17 +127,29 @@ def write_markdown(
 ) -> None:
     study, data = summary.study, summary.study.dataset
     lines = [f"# Which attention for {escape(data.get('name', 'these images'))}?", ""]
-    lines += [escape(" ".join(advice.sentences)), "", f"*{escape(advice.confidence)}.* {escape(advice.reason)}", ""]
+    said = [*advice.sentences, *filter(None, [advice.attention_worth])]
+    lines += [f"**{escape(advice.headline)}.** {escape(' '.join(said))}", ""]
+    if advice.command:
+        lines += ["```", *advice.command.replace("`", "'").splitlines(), "```", ""]
+    lines += [f"*{escape(advice.confidence)}.* {escape(advice.reason)}", ""]
     if summary.warnings:
         lines += ["## Where this comparison is weak", "", *(f"- {escape(text)}" for text in summary.warnings), ""]
-    head = ("variant", "test accuracy", "final epoch", "seeds", *(name.lower() for name in HEADINGS), "verdict")
+    head = ("variant", "test accuracy", "final epoch", "seeds", *(name.lower() for name in HEADINGS), "verdict",
+            "points to the best")  # fmt: skip
     lines += ["## Results", "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for v in summary.variants:
         numbers = (shown(v, metric.name) for metric in HEADINGS.values())
-        cells = (escape(v.label), points(v), points(v, "final"), len(v.scores), *numbers, v.verdict)
+        cells = (
+            escape(v.label),
+            points(v),
+            points(v, "final"),
+            len(v.scores),
+            *numbers,
+            v.verdict,
+            "; ".join(behind(v)),
+        )
         lines.append("| " + " | ".join(map(str, cells)) + " |")
-    lines += ["", "Mean and 95 % t-interval over seeds; speeds are beside softmax, above 1 is faster; verdicts are "
-              "against the most accurate.", ""]  # fmt: skip
+    lines += ["", f"{rule(summary)} Speeds are beside softmax, above 1 is faster.", ""]
     lines += [f"![{title}](figures/{name}.svg)\n" for name, title in figures]
     lines += ["## What was run", "", *(f"- {name}: {escape(text)}" for name, text in facts), ""]
     if study.info.get("commands"):

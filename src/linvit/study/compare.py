@@ -17,10 +17,11 @@ import torch
 from linvit import metrics, report
 from linvit.attention import attention_options
 from linvit.data import Dataset, Survey, survey
+from linvit.data.dataset import repeated as repeated_images
 from linvit.files import remove_parts, slug
 from linvit.locks import claimed, locked
 from linvit.measure.provenance import machine
-from linvit.progress import Progress, ignore, seconds
+from linvit.progress import Progress, ignore, repeated, seconds
 from linvit.records import Record, Records, Tag
 from linvit.registry import parse
 from linvit.study import plan as planning
@@ -37,6 +38,7 @@ from linvit.train.tasks import TASKS
 ATTENTIONS = ("softmax", "performer-exp:m=32", "performer-relu:m=32", "performer-theta:m=32", "linformer:k=16")
 CONTROL = "uniform"
 SEEDS = 3
+PAGE = 10.0  # seconds to write the report
 
 
 def compare(
@@ -142,7 +144,9 @@ def compare(
             study.save(folder)
             _train(records, jobs_left, crew, hear)
             _measure(folder, records, study, protocol, jobs_left, place, begun, progress, limit)
-            report.build(folder)
+            with repeated(progress) as tell:
+                tell(0, 1, "writing the report")
+                report.build(folder)
     finally:
         crew.close()
         torch.set_num_threads(before)
@@ -226,7 +230,11 @@ def _measure(
     start, before = time.perf_counter(), records.path.stat().st_size if records.path.exists() else 0
     there = {metrics.key(record) for record in records}
     records.append(r for r in _published(study) if metrics.key(r) not in there)
-    failed = Measuring(folder, records, protocol.dataset, study, jobs, protocol.base, device, progress).all()
+    deadline = None
+    if study.plan and study.finished is None:  # what is done beyond the plan is not held to it
+        left = begun + planning.KEPT * study.plan.seconds - start - PAGE
+        deadline = time.monotonic() + max(planning.measuring(study.plan.seconds) / 4, left)
+    failed = Measuring(folder, records, protocol.dataset, study, jobs, protocol.base, device, progress, deadline).all()
     if study.finished is None or records.path.stat().st_size != before:
         study.finished, now = time.time(), time.perf_counter()
         for what, since in (("measuring", start), ("all", begun)):
@@ -260,6 +268,9 @@ def _warnings(study: Study, protocol: Protocol, limit: int | None) -> list[str]:
         found.append("Early stopping (patience) lets variants differ in their number of steps.")
     if recipe.amp != "off" or recipe.compile:
         found.append("Speeds and memory are of float32 models that are not compiled; the training was otherwise.")
+    if again := repeated_images(data):
+        found.append(f"{again:,} of {len(data.test):,} test images ({again / len(data.test):.1%}) repeat training images: "
+                     "accuracies are too high.")  # fmt: skip
     if len(data.test) < 500:
         found.append(f"Only {len(data.test)} test images: one of them is {1 / max(1, len(data.test)):.1%} of accuracy.")
     return found

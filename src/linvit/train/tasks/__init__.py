@@ -43,7 +43,7 @@ class Task(ABC):
         """A larger one is the better model."""
 
     @abstractmethod
-    def records(self, base: Record, best: Any, final: Any) -> tuple[list[Record], dict[str, str]]:
+    def records(self, base: Record, best: Any, final: Any) -> tuple[list[Record], dict[str, str | bytes]]:
         """What the test split says of the chosen and of the last model: records, and files they name."""
 
 

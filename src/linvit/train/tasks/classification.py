@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -41,10 +43,14 @@ class Classification(Task):
     def select(self, found: Evaluation) -> tuple[float, ...]:
         return found.accuracy, -found.loss
 
-    def records(self, base: Record, best: Evaluation, final: Evaluation) -> tuple[list[Record], dict[str, str]]:
+    def records(self, base: Record, best: Evaluation, final: Evaluation) -> tuple[list[Record], dict[str, str | bytes]]:
         base = replace(base, n=len(best.labels))
         chosen = base.tagged(selection="best")
-        found = [replace(chosen, metric="confusion", value=None, artefact="confusion.json")]
+        found = [
+            replace(chosen, metric="confusion", value=None, artefact="confusion.json"),
+            replace(chosen, metric="predictions", value=None, artefact="predictions.npz"),
+            replace(chosen, metric="balanced_accuracy", value=best.balanced_accuracy, unit="fraction"),
+        ]
         for selection, result in (("best", best), ("final", final)):
             row = base.tagged(selection=selection)
             found.append(replace(row, metric="test_accuracy", value=result.accuracy, unit="fraction"))
@@ -53,4 +59,7 @@ class Classification(Task):
             of = chosen.tagged(**{"class": name})
             pairs = zip(("precision", "recall", "f1"), values, strict=True)
             found += [replace(of, metric=metric, value=value, unit="fraction") for metric, value in pairs]
-        return found, {"confusion.json": json.dumps({"matrix": best.confusion().tolist()})}
+        said = io.BytesIO()
+        np.savez_compressed(said, predicted=best.predictions.astype(np.int32), labels=best.labels.astype(np.int32))
+        matrix = json.dumps({"matrix": best.confusion().tolist()})
+        return found, {"confusion.json": matrix, "predictions.npz": said.getvalue()}

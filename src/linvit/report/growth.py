@@ -1,0 +1,74 @@
+"""Too early to tell: what the step from half of the training to all of it says of the next ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from linvit.report.summary import Result, Summary, number
+
+GAIN = 0.05  # from half to whole: with more, nobody has learned what it can
+NOISE = 1.64  # standard errors that a difference may move by chance
+MOST = 6  # doublings that are looked ahead
+MINUTES = (1, 2, 3, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 360, 480, 720, 1440)
+
+
+@dataclass(frozen=True)
+class Growth:
+    why: str
+    doublings: int  # of the training, after which one more would gain little
+    more: bool  # even that many are too few
+    budget: str  # "" if it is not known how long training took
+
+
+def growth(summary: Summary, best: Result, deciding: Sequence[Result]) -> Growth | None:
+    """Why it is too early, and what would do; None if it is not, or if nobody was trained for half of the steps."""
+    if not best.both:
+        return None
+    whole, half = (sum(of[seed] for seed in best.both) / len(best.both) for of in (best.scores, best.half))
+    why = _why(summary, best, whole - half, deciding)
+    if not why:
+        return None
+    left = max(1 - whole, 1e-9)
+    ratio = min(1.0, left / max(1 - half, 1e-9))  # a doubling leaves this share of the error: a power law
+    after = [left * ratio**k * (1 - ratio) for k in range(1, MOST + 1)]  # what one more doubling would gain
+    doublings = next((k for k, more in enumerate(after, 1) if more <= GAIN), MOST)
+    return Growth(why, doublings, after[-1] > GAIN, _budget(summary, doublings))
+
+
+def _why(summary: Summary, best: Result, gain: float, deciding: Sequence[Result]) -> str:
+    when = "between half and all of the training"
+    if gain > GAIN:
+        return f"{best.label} still gained {100 * gain:.1f} points {when}: more may change the order."
+    for other in deciding:
+        moved, allowed = _moved(summary, best, other)
+        if abs(moved) > allowed:
+            how = f"{'gained' if moved > 0 else 'lost'} {100 * abs(moved):.1f} points on"
+            return f"{other.label} {how} {best.label} {when}: their order is not settled."
+    return ""
+
+
+def _moved(summary: Summary, best: Result, other: Result) -> tuple[float, float]:
+    """How far `other` came up to `best` from half to whole, and how far is nothing: the margin and what chance does."""
+    seeds = [seed for seed in other.both if seed in best.both]
+    variance, shared = summary.verdicts.deviation(other.id, best.id)
+    if not seeds or shared < 2:
+        return 0.0, math.inf
+    rise = [(other.scores[s] - best.scores[s]) - (other.half[s] - best.half[s]) for s in seeds]
+    return sum(rise) / len(seeds), summary.margin + NOISE * math.sqrt(2 * variance / len(seeds))
+
+
+def _budget(summary: Summary, doublings: int) -> str:
+    """The whole call's time with so much more training, rounded up to what a person would say."""
+    study, spent = summary.study, summary.study.info.get("seconds") or {}
+    jobs = (study.info.get("placing") or {}).get("jobs") or 1
+    training = sum(number(r.value) or 0 for r in study.of("train_seconds")) / jobs
+    measuring, whole = spent.get("measuring") or 0.0, spent.get("all") or 0.0
+    if whole > measuring:
+        training = whole - measuring
+    if not training:
+        return ""
+    minutes = (max(whole - training, measuring) + training * 2**doublings) / 60
+    rounded = next((m for m in MINUTES if m >= minutes), 1440 * math.ceil(minutes / 1440))
+    return f"{rounded}m" if rounded < 60 else f"{rounded / 60:g}h"
