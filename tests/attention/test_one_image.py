@@ -1,4 +1,4 @@
-"""Without gradients and in one block, linear attention takes a path of its own: as exact as the others."""
+"""Of small inputs and without gradients, linear attention takes a path of its own: as exact as the others."""
 
 from __future__ import annotations
 
