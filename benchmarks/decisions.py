@@ -111,7 +111,7 @@ def main() -> None:
     for images, part in ((0, 1.0), (359, 0.25), (2000, 0.1), (10_000, 0.02)):
         for k in (2, 3, 5):
             for deviation in (0.2, 0.5, 1.0, "0.2–1"):
-                sd = np.linspace(0.002, 0.01, k) if isinstance(deviation, str) else deviation / 100
+                sd = list(np.linspace(0.002, 0.01, k)) if isinstance(deviation, str) else deviation / 100
                 cells = [f"{images:,}" if images else "–", str(k), str(deviation)]
                 for loss in (0.01, 0.0, 0.02):
                     found = rates(accuracies(k, loss), sd, images, int(options.studies * part))
