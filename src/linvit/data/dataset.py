@@ -83,7 +83,7 @@ class Dataset:
         return Augment(mean=self.mean, std=self.std, classes=len(self.classes), **options)
 
 
-def repeated(dataset: Dataset, progress: Progress = ignore) -> int:
+def repeats(dataset: Dataset, progress: Progress = ignore) -> int:
     """How many test images have exactly the pixels of a training or validation image: a model may know them by heart,
     whatever their label. Read in chunks in the order they are stored in, so that little memory is needed."""
     parts = (dataset.train, dataset.validation, dataset.test)

@@ -16,8 +16,7 @@ import torch
 
 from linvit import metrics, report
 from linvit.attention import attention_options
-from linvit.data import Dataset, Survey, survey
-from linvit.data.dataset import repeated as repeated_images
+from linvit.data import Dataset, Survey, repeats, survey
 from linvit.files import remove_parts, slug
 from linvit.locks import claimed, locked
 from linvit.measure.provenance import machine
@@ -268,9 +267,9 @@ def _warnings(study: Study, protocol: Protocol, limit: int | None) -> list[str]:
         found.append("Early stopping (patience) lets variants differ in their number of steps.")
     if recipe.amp != "off" or recipe.compile:
         found.append("Speeds and memory are of float32 models that are not compiled; the training was otherwise.")
-    if again := repeated_images(data):
-        found.append(f"{again:,} of {len(data.test):,} test images ({again / len(data.test):.1%}) repeat training images: "
-                     "accuracies are too high.")  # fmt: skip
+    if known := repeats(data):
+        share = f"{known:,} of {len(data.test):,} test images ({known / len(data.test):.1%})"
+        found.append(f"{share} repeat training images: accuracies are too high.")
     if len(data.test) < 500:
         found.append(f"Only {len(data.test)} test images: one of them is {1 / max(1, len(data.test)):.1%} of accuracy.")
     return found
