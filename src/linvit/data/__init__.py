@@ -11,11 +11,11 @@ for a file format that any path can have.
 """
 
 from linvit.data.augment import Augment, normalise
-from linvit.data.dataset import Dataset, Split, load_data
+from linvit.data.dataset import Dataset, Split, alike, load_data, repeated
 from linvit.data.decode import BadImage, read_image
 from linvit.data.sources import DATASETS, FORMATS, Arrays, Pictures
 
 __all__ = [
-    "DATASETS", "FORMATS", "Arrays", "Augment", "BadImage", "Dataset", "Pictures", "Split", "load_data", "normalise",
-    "read_image",
+    "DATASETS", "FORMATS", "Arrays", "Augment", "BadImage", "Dataset", "Pictures", "Split", "alike", "load_data",
+    "normalise", "read_image", "repeated",
 ]  # fmt: skip
