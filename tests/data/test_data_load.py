@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import json
 import textwrap
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -192,3 +195,57 @@ def test_a_plugin_is_one_file(tmp_path, monkeypatch):
         assert len(data.load_data("halves:images=none").test) == 6  # none is None here, and no word
     finally:
         data.DATASETS._entries.pop("halves", None)
+
+
+def _with_copies(change) -> data.Dataset:
+    """Smooth images, with 7 test images that are training or validation images after `change`."""
+    rng = np.random.default_rng(0)
+    small = torch.from_numpy(rng.uniform(0, 255, (400, 3, 6, 6)))
+    images = torch.nn.functional.interpolate(small, 32, mode="bicubic").clamp(0, 255).to(torch.uint8).numpy()
+    rows = dict(zip(("train", "validation", "test"), np.split(rng.permutation(400), [250, 300]), strict=True))
+    for i, part in enumerate([*["train"] * 5, *["validation"] * 2]):
+        images[rows["test"][3 * i]] = change(images[rows[part][i]])
+    parts = [data.Split(images, part, np.zeros(len(part), np.int64)) for part in rows.values()]
+    return data.Dataset("made", ["a"], *parts, mean=(0.5,) * 3, std=(1.0,) * 3, identity="made")
+
+
+def _encoded(image: np.ndarray) -> np.ndarray:
+    file = io.BytesIO()
+    Image.fromarray(image.transpose(1, 2, 0)).save(file, "JPEG", quality=75)
+    return np.asarray(Image.open(file)).transpose(2, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "same", "alike"),
+    [
+        (lambda image: image, 7, 7),
+        (_encoded, 0, 7),
+        (lambda image: image[:, :, ::-1], 0, 7),
+        (lambda image: _encoded(image[:, :, ::-1]), 0, 7),
+        (lambda image: image[:, ::-1], 0, 0),
+        (lambda image: np.roll(image, 3, 2), 0, 0),
+        (lambda image: np.full_like(image, 9), 0, 0),
+    ],
+)
+def test_test_images_that_repeat_training_images_are_counted(monkeypatch, change, same, alike):
+    monkeypatch.setattr("linvit.data.dataset.CHUNK", 37)
+    heard = []
+    found = _with_copies(change)
+    assert data.repeats(found, lambda *said: heard.append(said)) == same
+    assert data.alike(found) == alike
+    assert {what.rpartition(" ")[2] for _, _, what in heard} == {"train", "validation", "test"}
+    assert all(done < total for done, total, _ in heard)
+
+
+def test_flat_images_repeat_each_other_only_exactly():
+    found = _with_copies(lambda image: image)
+    flat = dataclasses.replace(found.test, store=np.full_like(found.test.store, 9))
+    flat.store[flat.rows[0]] = 10
+    assert data.alike(dataclasses.replace(found, train=flat, test=flat)) == 0
+    assert data.repeats(dataclasses.replace(found, train=flat, test=flat.some(np.arange(10)))) == 10
+
+
+@pytest.mark.parametrize("name", ["digits", "synthetic:images=600"])
+def test_sets_without_copies_have_none(name):
+    found = data.load_data(name)
+    assert data.repeats(found) == data.alike(found) == 0

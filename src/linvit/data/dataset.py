@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from linvit.data import splits
 from linvit.data.augment import Augment
@@ -25,6 +26,7 @@ from linvit.randomness import permutation
 from linvit.registry import check_options, parse, signature_options
 
 CHUNK = 1024  # images looked at together
+ALIKE, CONTRAST = 16, 10  # grey values, of 256: the most that thumbnails of one picture differ by; their spread
 
 
 @dataclass(frozen=True)
@@ -85,18 +87,55 @@ class Dataset:
 
 def repeats(dataset: Dataset, progress: Progress = ignore) -> int:
     """How many test images have exactly the pixels of a training or validation image: a model may know them by heart,
-    whatever their label. Read in chunks in the order they are stored in, so that little memory is needed."""
-    parts = (dataset.train, dataset.validation, dataset.test)
-    total, done, seen, found = sum(map(len, parts)), 0, set(), 0
+    whatever their label."""
+    known = {_hash(image) for chunk in _chunks(dataset, ("train", "validation"), progress) for image in chunk}
+    return sum(_hash(image) in known for chunk in _chunks(dataset, ("test",), progress) for image in chunk)
+
+
+def alike(dataset: Dataset, progress: Progress = ignore) -> int:
+    """How many test images show the same picture as a training or validation image: those of `repeats`, and those
+    that were encoded anew, or mirrored.
+
+    Thumbnails of 16 × 16 grey values then hardly differ anywhere. Flat ones do not tell, and are passed over. On images
+    that a fixed camera took, many pictures of different things are alike.
+    """
+    from scipy.spatial import KDTree
+
+    def thumbnails(*parts: str) -> torch.Tensor:
+        """uint8 (n, 16, 16)"""
+        found = [_thumbnails(torch.from_numpy(chunk)) for chunk in _chunks(dataset, parts, progress)]
+        return torch.cat(found)
+
+    def coarse(thumbnails: torch.Tensor) -> np.ndarray:
+        """(n, 16): few enough numbers for a tree, in which candidates are found."""
+        return thumbnails.float().view(len(thumbnails), 4, 4, 4, 4).mean((2, 4)).flatten(1).numpy()
+
+    known, mine = thumbnails("train", "validation"), thumbnails("test")
+    mine = mine[mine.float().std((1, 2)) > CONTRAST]
+    tree, found = KDTree(coarse(known)), torch.zeros(len(mine), dtype=torch.bool)
+    for view in (mine, mine.flip(2)):
+        distance, nearest = tree.query(coarse(view), p=np.inf, distance_upper_bound=ALIKE / 2)
+        near = np.flatnonzero(np.isfinite(distance))
+        found[near] |= (view[near].short() - known[np.asarray(nearest)[near]].short()).abs().amax((1, 2)) <= ALIKE
+    return int(found.sum())
+
+
+def _chunks(dataset: Dataset, parts: Sequence[str], progress: Progress) -> Iterator[np.ndarray]:
+    """The images of these splits in the order they are stored in, a few at a time: what lies on disk stays there."""
     for part in parts:
-        for rows in np.split(np.sort(part.rows), range(CHUNK, len(part), CHUNK)):
-            hashes = [hashlib.blake2b(image, digest_size=16).digest() for image in part.store[rows]]
-            if part is dataset.test:
-                found += sum(one in seen for one in hashes)
-            else:
-                seen.update(hashes)
-            progress(done := done + len(rows), total, "looking for test images among the training images")
-    return found
+        split: Split = getattr(dataset, part)
+        rows = np.sort(split.rows)
+        for start in range(0, len(rows), CHUNK):
+            progress(start, len(rows), f"looking for repeated images: {part}")
+            yield np.asarray(split.store[rows[start : start + CHUNK]])
+
+
+def _hash(image: np.ndarray) -> bytes:
+    return hashlib.blake2b(image.tobytes(), digest_size=16).digest()
+
+
+def _thumbnails(images: torch.Tensor) -> torch.Tensor:
+    return F.adaptive_avg_pool2d(images.float().mean(1), 16).round().to(torch.uint8)
 
 
 def load_data(
