@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -100,29 +101,46 @@ def read_config(path: str | Path) -> tuple[Path, dict[str, Any]]:
     return folder, about
 
 
-def load(path: str | Path) -> VisionTransformer:
-    """The trained model of a folder, in evaluation mode; its classes and statistics are in `model.about`."""
+@dataclass(frozen=True)
+class Stored:
+    """A trained model as it lies in a folder: what rebuilds it, its weights, and what it was trained on."""
+
+    folder: Path
+    config: ModelConfig
+    tensors: dict[str, Tensor]
+    about: dict[str, Any]  # FACTS
+
+
+def read_model(path: str | Path) -> Stored:
+    """The model of a folder, not built yet."""
     folder, about = read_config(path)
     if not (folder / "model.safetensors").exists():
         raise ValueError(f"{folder} holds no model yet: its training has not finished an epoch")
     try:
-        model = VisionTransformer(model_config(**about["model"]))
+        config = model_config(**about["model"])
     except ValueError as error:
         raise ValueError(f"{folder / 'config.json'}: {error}") from None
     tensors, _ = load_tensors(folder / "model.safetensors")
+    return Stored(folder, config, tensors, about["data"])
+
+
+def load(path: str | Path) -> VisionTransformer:
+    """The trained model of a folder, in evaluation mode; its classes and statistics are in `model.about`."""
+    stored = read_model(path)
+    model = VisionTransformer(stored.config)
     try:
-        model.load_state_dict(tensors)
+        model.load_state_dict(stored.tensors)
     except RuntimeError as error:
         first = str(error).splitlines()[-1].strip()
-        raise ValueError(f"{folder / 'model.safetensors'} does not fit its config.json: {first}") from None
-    model.about = about["data"]
+        raise ValueError(f"{stored.folder / 'model.safetensors'} does not fit its config.json: {first}") from None
+    model.about = stored.about
     return model.eval()
 
 
 def start_from(path: str | Path) -> Start:
     """A trained model's folder as the start of an experiment."""
-    folder, _ = read_config(path)
-    return Start(folder=str(folder.resolve()), sha256=checksum(load_tensors(folder / "model.safetensors")[0]))
+    stored = read_model(path)
+    return Start(folder=str(stored.folder.resolve()), sha256=checksum(stored.tensors))
 
 
 def started(experiment: Experiment, dataset: Dataset) -> VisionTransformer:
@@ -131,18 +149,19 @@ def started(experiment: Experiment, dataset: Dataset) -> VisionTransformer:
     model, start = VisionTransformer(experiment.model), experiment.start
     if start is None:
         return model
-    folder, about = read_config(start.folder)
-    tensors, _ = load_tensors(folder / "model.safetensors")
-    if checksum(tensors) != start.sha256:
-        raise ValueError(f"{folder} holds other weights than this experiment was started from")
+    stored = read_model(start.folder)
+    if checksum(stored.tensors) != start.sha256:
+        raise ValueError(f"{stored.folder} holds other weights than this experiment was started from")
     own = model.state_dict()
-    same_classes = list(about["data"]["classes"]) == list(dataset.classes)
+    same_classes = list(stored.about["classes"]) == list(dataset.classes)
     for key, value in own.items():
-        there = tensors.get(key)
+        there = stored.tensors.get(key)
         if there is not None and there.shape == value.shape and (same_classes or not key.startswith("head.")):
             own[key] = there
         elif ".attention." not in key and not key.startswith("head."):
             found = "nothing" if there is None else tuple(there.shape)
-            raise ValueError(f"{folder} does not fit this model: {key} is {found} there, not {tuple(value.shape)}")
+            raise ValueError(
+                f"{stored.folder} does not fit this model: {key} is {found} there, not {tuple(value.shape)}"
+            )
     model.load_state_dict(own)
     return model
