@@ -100,6 +100,8 @@ TABLE = (
            column="balanced_accuracy"),
     Metric("half_accuracy", "fraction", RUN, "test images right after half of the steps, with a schedule of its own",
            1),
+    Metric("start_accuracy", "fraction", RUN, "validation images right before the first step, of a trained start", 1,
+           column="start_accuracy", heading="Before training"),
     Metric("validation_accuracy", "fraction", RUN, "of the model chosen on it", 1),
     Metric("test_loss", "nat", MODEL, "cross-entropy on test images", -1),
     *(Metric(name, "fraction", (*MODEL, "class"), f"{name} of one class on test images", 1)

@@ -70,6 +70,18 @@ class Linformer(Attention):
             value = (_pooling(k, site.tokens) if init == "pool" else torch.eye(k, site.tokens)).expand(shape).clone()
         self.projection = nn.Parameter(value)
 
+    @torch.no_grad()
+    def pool_tokens(self) -> None:
+        """Let every projected key be an average of neighbours: where trained weights expect softmax, that is nearest.
+        Prefix tokens keep a key of their own if there is more than one for each of them."""
+        if self.kind != "learned" or self.shared:
+            return
+        prefix = self.site.prefix if self.site.prefix < self.k else 0
+        whole = torch.zeros(self.k, self.site.tokens)
+        whole[:prefix, :prefix] = torch.eye(prefix)
+        whole[prefix:, prefix:] = _pooling(self.k - prefix, self.site.tokens - prefix)
+        self.projection.copy_(whole.expand_as(self.projection))
+
     def share(self, owner: Linformer) -> None:
         """Use the owner's projections instead of one's own; they are stored once, with the owner."""
         if self.sharing != "layerwise" or owner.sharing != "layerwise" or owner.matrix().shape != self.matrix().shape:
@@ -98,11 +110,7 @@ class Linformer(Attention):
         if self.kind == "conv" or self.shared:
             raise ValueError("only an attention with learned or pooled projections of its own can be regridded")
         matrix = self.projection
-        prefix, image = matrix[..., : old.prefix], matrix[..., old.prefix :]
-        image = image.flatten(0, 1).unflatten(-1, old.grid)
-        scaled = F.interpolate(image, grid, mode="bilinear", align_corners=False, antialias=True)
-        scaled = scaled.flatten(-2).view(*matrix.shape[:3], -1) * (math.prod(old.grid) / math.prod(grid))
-        value = torch.cat([prefix, scaled], -1)
+        value = regridded(matrix, old.prefix, old.grid, grid)
         self.site = replace(old, tokens=value.shape[-1], grid=grid)
         if self.dwc is not None:
             self.dwc.site = self.site
@@ -122,6 +130,14 @@ class Linformer(Attention):
 
     def macs(self, tokens: int) -> int:
         return 4 * tokens * self.k * self.site.head_dim * self.site.heads
+
+
+def regridded(matrix: Tensor, prefix: int, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
+    """(sides, heads, k, prefix + tokens) for another grid, scaled so that a row that averages tokens still does."""
+    image = matrix[..., prefix:].flatten(0, 1).unflatten(-1, old)
+    image = F.interpolate(image, new, mode="bilinear", align_corners=False, antialias=True)
+    image = image.flatten(-2).view(*matrix.shape[:3], -1) * (math.prod(old) / math.prod(new))
+    return torch.cat([matrix[..., :prefix], image], -1)
 
 
 def _pooling(k: int, tokens: int) -> Tensor:

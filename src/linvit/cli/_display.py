@@ -24,7 +24,7 @@ class Display:
         self.quiet, self.live, self.heard = quiet, None, 0
         self.rows: dict[str, Any] = {}  # name → its row on a terminal
         self.begun = self.spoke = time.monotonic()
-        self.clocks: dict[str, tuple[float, float]] = {}  # name → when it was first heard of, and how far it was then
+        self.clocks: dict[str, tuple[float, float, float]] = {}  # name → when first heard of, how far then, how far now
         self.shares: dict[int, float] = {}  # number of a job → how much of it is done
         self.validation: dict[str, str] = {}
 
@@ -94,9 +94,10 @@ class Display:
     def _left(self, name: str, share: float) -> str:
         """Time left, from what was done since the first word of it: the rest was another day's."""
         now = time.monotonic()
-        since, first = self.clocks.setdefault(name, (now, share))
-        if share < first:  # begun again
-            since, first = self.clocks[name] = now, share
+        since, first, last = self.clocks.get(name, (now, share, share))
+        if share < last:  # begun again
+            since, first = now, share
+        self.clocks[name] = since, first, share
         if share - first < 0.005 or share >= 1:
             return ""
         return f", {duration((now - since) * (1 - share) / (share - first))} left"

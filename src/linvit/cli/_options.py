@@ -35,6 +35,12 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, and no 
 Data = Annotated[
     str, typer.Argument(metavar="DATA", help="A data set's name, or the path of an image folder, .npz or .parquet.")
 ]
+From = Annotated[
+    str | None,
+    typer.Option(
+        "--from", metavar="MODEL", help="A trained model to start from: a run, or a Hugging Face or timm ViT."
+    ),
+]
 ImageSize = Annotated[int | None, typer.Option(metavar="PIXELS", help="Side of the images. [default: the set's own]")]
 Limit = Annotated[int | None, typer.Option(metavar="N", help="At most so many images in each split.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave unreadable images out, and count them.")]

@@ -15,6 +15,7 @@ def run(
     data: options.Data = "digits",
     attention: Annotated[str | None, typer.Option(
         "--attention", "-a", metavar="SPEC", help="One spec, or one per layer: a@2+b@4.")] = None,
+    start: options.From = None,
     epochs: Annotated[float | None, typer.Option(help="Passes over the training images.")] = None,
     steps: Annotated[int | None, typer.Option(help="Steps, instead of epochs.")] = None,
     size: options.Size = None,
@@ -57,6 +58,7 @@ def run(
         linvit train photos/ --attention performer-exp:m=64 --epochs 20 --out runs/photos
         linvit train cifar10 -a softmax@2+performer-relu:m=32@2 --depth 4 --lr 1e-3 --set mixup=0.2
         linvit train mnist --limit 12000 --epochs 2 --json
+        linvit train photos/ --from runs/pretrained -a performer-relu:m=32 --epochs 5
     """
     from linvit.cli import _output, _training
     from linvit.cli._display import Display
@@ -74,8 +76,8 @@ def run(
     with Display(quiet) as display, _output.warnings_in_one_line():
         try:
             trained = train(
-                data, out=out, seed=seed, device=device, data_root=data_root, image_size=image_size, limit=limit,
-                skip_bad=skip_bad, listeners=[display.listen], progress=display.progress,
+                data, start=start, out=out, seed=seed, device=device, data_root=data_root, image_size=image_size,
+                limit=limit, skip_bad=skip_bad, listeners=[display.listen], progress=display.progress,
                 checkpoint_seconds=save_every, **chosen,
             )  # fmt: skip
         except KeyboardInterrupt as stop:

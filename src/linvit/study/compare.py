@@ -30,7 +30,7 @@ from linvit.study.jobs import Hear, Job
 from linvit.study.measuring import Measuring
 from linvit.study.plan import Plan, Planner, Rung
 from linvit.study.protocol import Protocol
-from linvit.train import open_data, pick_device
+from linvit.train import SCRATCH, Start, architecture, open_data, pick_device, start_from
 from linvit.train.defaults import TUNED
 from linvit.train.tasks import TASKS
 
@@ -46,6 +46,8 @@ def compare(
     attentions: Sequence[str] | None = None,
     variants: Sequence[Variant] = (),
     controls: bool = True,
+    start: str | Path | None = None,
+    with_scratch: bool = False,
     seeds: int | None = None,
     seed: int = 0,
     margin: float | None = None,
@@ -71,6 +73,7 @@ def compare(
     """Train and measure every variant with every seed, write the report; the study's folder.
 
     attentions: one variant each; variants: whatever differs in more. controls: `uniform` is trained beside them.
+    start: a trained model's folder: every variant begins with its weights; with_scratch: and once more without.
     margin: accuracy that a faster variant may lose against the best (0.01). budget: time for all of it, e.g. "15m":
     what is not given (image size, model, batch, seeds, steps) is then chosen to fit, and `say` is told the plan;
     dry_run ends there. jobs: how many trainings at a time, each in a process with `threads` threads (1), or as another
@@ -83,6 +86,8 @@ def compare(
     wanted += variants
     if controls and not any(variant.control for variant in wanted):
         wanted.append(Variant(attention=CONTROL))
+    begin = None if start in (None, SCRATCH) else start_from(start)
+    wanted = _with_start(wanted, begin, with_scratch)
     for variant in wanted:
         for part in variant.attention.split("+"):
             attention_options(
@@ -93,7 +98,8 @@ def compare(
     if budget is None and epochs is None and options.get("steps") is None and images.name not in TUNED:
         budget = planning.BUDGET
     folder = Path(out) if out is not None else Path("runs") / f"compare-{slug(images.name)}"
-    ladder = Planner(images, sum(not v.published for v in wanted), cores() if place.type == "cpu" else 1, place, seeds)
+    trained = sum(not v.published for v in wanted)
+    ladder = Planner(images, trained, cores() if place.type == "cpu" else 1, place, seeds, like=architecture(begin))
     plan, rung = _earlier_plan(folder, budget), None
     if budget is not None and plan is None:
         given = {key: value for key, value in options.items() if value is not None}
@@ -101,17 +107,17 @@ def compare(
         ladder = ladder.timed(seconds(budget), progress)
         rung, count = ladder.choose(seconds(budget))
         plan = Plan(seconds=seconds(budget), image_size=rung.side, options=rung.options, seeds=count)
-    asked = {"root": data_root, "image_size": image_size or (plan.image_size if plan else None), "limit": limit,
-             "skip_bad": skip_bad}  # fmt: skip
+    side = image_size or (plan.image_size if plan else ladder.like and ladder.like.image_size)
+    asked = {"root": data_root, "image_size": side, "limit": limit, "skip_bad": skip_bad}
     dataset, source = open_data(data, progress, **asked, patch_size=options.get("patch_size"))
     chosen = (plan.options if plan else {}) | options | ({"epochs": epochs} if epochs is not None else {})
-    protocol = Protocol(dataset, source, seed, chosen, match)
+    protocol = Protocol(dataset, source, seed, chosen, match, begin)
     every = named(wanted)
     each = list(range(seed, seed + (seeds or (plan.seeds if plan else SEEDS))))
     study = Study(
         commands=[command] if command else [], started=time.time(), dataset=Facts.of(dataset), source=source,
         variants=every, seeds={variant.id: each for variant in every if not variant.published}, margin=margin or MARGIN,
-        plan=plan, model=protocol.base.model, recipe=protocol.base.recipe, match=match, budget=budget,
+        plan=plan, model=protocol.base.model, recipe=protocol.base.recipe, start=begin, match=match, budget=budget,
         machine=machine(),
     )  # fmt: skip
     for variant in every:
@@ -150,6 +156,17 @@ def compare(
         crew.close()
         torch.set_num_threads(before)
     return folder
+
+
+def _with_start(wanted: list[Variant], start: Start | None, with_scratch: bool) -> list[Variant]:
+    """Each beginning with the start, unless it has one of its own; and without, if asked."""
+    if start is None:
+        if with_scratch:
+            raise ValueError("with_scratch has no effect without a start: name a trained model, or leave it out")
+        return wanted
+    bare = [v for v in wanted if v.start is None and not v.published]
+    begun = [v.model_copy(update={"start": start}) if v in bare else v for v in wanted]
+    return begun + (bare if with_scratch else [])
 
 
 def _check(

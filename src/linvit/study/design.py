@@ -51,8 +51,8 @@ class Variant(BaseModel):
         """All that may tell it from others, in words."""
         given = {**self.options, **self.data}
         found = {"attention": self.attention} | {key: f"{key} {value}" for key, value in given.items()}
-        if self.start is not None:
-            found["start"] = f"from {Path(self.start.folder).parent.name} ({self.start.sha256[:6]})"
+        if self.start is not None:  # one that has none is known by that
+            found["start"] = f"from {self.start.name}"
         if self.task != "classification":
             found["task"] = self.task
         if self.column != "fair":
@@ -72,6 +72,9 @@ class Variant(BaseModel):
 def named(variants: Sequence[Variant]) -> list[Variant]:
     """Each with its id, and with a label that shows what differs between them and nothing else."""
     every = [variant.parts() for variant in variants]
+    names = [", ".join(parts.values()) for parts in every]
+    if any("start" in parts for parts in every):
+        every = [parts | {"start": parts.get("start", "from scratch")} for parts in every]
     keys = list(dict.fromkeys(key for parts in every for key in parts))
     differ = [key for key in keys if len({parts.get(key) for parts in every}) > 1]
     if not all(
@@ -79,8 +82,8 @@ def named(variants: Sequence[Variant]) -> list[Variant]:
     ):  # one that has nothing of its own is called by its attention
         differ = ["attention", *(key for key in differ if key != "attention")]
     found: dict[str, Variant] = {}
-    for variant, parts in zip(variants, every, strict=True):
-        name = variant.id or ", ".join(parts.values())
+    for variant, parts, name in zip(variants, every, names, strict=True):
+        name = variant.id or name + (f" ({variant.start.sha256[:6]})" if variant.start else "")
         label = variant.label or ", ".join(parts[key] for key in differ if key in parts)
         mine = variant.model_copy(update={"id": name, "label": label})
         if found.setdefault(name, mine) != mine:
@@ -143,6 +146,7 @@ class Study(BaseModel):
     plan: Plan | None = None
     model: ModelConfig
     recipe: Recipe
+    start: Start | None = None
     match: bool = True
     budget: str | None = None
     steps: int | None = None
@@ -155,7 +159,7 @@ class Study(BaseModel):
     def settings(self) -> dict[str, Any]:
         return {
             "format": self.format, "images": self.dataset.identity, "budget": self.budget,
-            "parameter matching": self.match,
+            "parameter matching": self.match, "start": self.start and self.start.sha256,
             "model": self.model.model_dump(mode="json", exclude={"attention", "seed"}),
             "recipe": self.recipe.model_dump(mode="json"),
         }  # fmt: skip

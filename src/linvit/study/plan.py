@@ -33,6 +33,7 @@ LADDER = ((128, 1), (96, 1), (64, 1), (64, 2), (48, 2), (32, 2), (32, 4))  # sid
 PROOF = 3  # seeds
 MANY = (10, 5)  # seeds, where training is long enough with them
 SEEN, FEWEST, MOST = 80_000, 4, 40  # images that a run should see, and epochs that this may be
+START_SEEN, START_FEWEST, START_MOST = 8_000, 1.5, 12  # the same of one that starts from a trained model
 WHOLE = 4  # times as much is all that helps
 SMALL_SET, SMALL_BATCH = 8_000, 64  # few images: more steps rather than larger ones
 TIMING, LONGEST = 0.05, 60.0  # of the budget, and seconds, for timing
@@ -95,12 +96,15 @@ class Planner:
     cores: int
     device: torch.device
     seeds: int | None = None  # asked for
+    like: ModelConfig | None = None  # the model that is started from
     rungs: Sequence[Rung] = ()
     correction: float = 1.0  # of what is expected of a rung, once more is known
 
     @property
     def enough(self) -> float:
         """Epochs after which differences begin to mean something."""
+        if self.like is not None:
+            return min(START_MOST, max(START_FEWEST, START_SEEN / self.images.train))
         if self.images.name in TUNED:
             return TUNED[self.images.name]["epochs"] / 2
         return min(MOST, max(FEWEST, SEEN / self.images.train))
@@ -110,12 +114,16 @@ class Planner:
         model_given = {"size", *ModelConfig.model_fields} & set(given)
         fixed = image_size or (None if sizes and self.images.name not in TUNED else self.images.side)
         side = fixed or max(8, self.images.side // 4 * 4)
-        steps = {(fixed or min(size, side), 1 if model_given else narrower): None for size, narrower in LADDER}
+        if self.like is not None:
+            sides = [fixed] if fixed else _sides(self.like, self.images.side)
+            steps = {(size, 1): None for size in sides}
+        else:
+            steps = {(fixed or min(size, side), 1 if model_given else narrower): None for size, narrower in LADDER}
         return replace(self, rungs=[self._rung(*step, dict(given)) for step in steps])
 
     def _rung(self, side: int, narrower: int, given: dict[str, Any]) -> Rung:
         facts = {"image_size": side, "channels": self.images.channels, "classes": self.images.classes}
-        model, recipe = resolve(self.images.name, facts, "softmax", 0, given)
+        model, recipe = resolve(self.images.name, facts, "softmax", 0, given, self.like, self.like is not None)
         chosen: dict[str, Any] = {}
         if narrower > 1:
             chosen["trunk"] = tuple(max(8, width // narrower) for width in model.widths)
@@ -190,6 +198,15 @@ class Planner:
             ):  # fmt: skip
                 found.append(offer)
         return found[1:4]
+
+
+def _sides(like: ModelConfig, there: int) -> list[int]:
+    """Image sizes that a trained model can be used at: its own; twice that where the images have as many pixels and the
+    tokens stay few; and half of it, from 96 px up."""
+    own, fits = like.image_size, like.patch_size or 1 << (like.pools or 0)
+    double = [2 * own] if 2 * own <= min(there, 256) else []
+    half = [own // 2 // fits * fits] if own // 2 >= 96 else []
+    return [*double, own, *half]
 
 
 def measuring(budget: float) -> float:

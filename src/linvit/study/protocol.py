@@ -17,7 +17,7 @@ from linvit.models import ModelConfig, VisionTransformer, match_parameters
 from linvit.registry import parse_layers
 from linvit.study.design import Study, Variant
 from linvit.study.jobs import Job
-from linvit.train import Experiment, Source, design
+from linvit.train import Experiment, Source, Start, architecture, design
 
 
 @dataclass
@@ -29,10 +29,17 @@ class Protocol:
     seed: int
     options: dict[str, Any]
     match: bool
+    start: Start | None = None  # whose shape all variants have, also those that do not begin with its weights
+
+    @cached_property
+    def like(self) -> ModelConfig | None:
+        return architecture(self.start)
 
     @cached_property
     def base(self) -> Experiment:
-        return design(self.dataset, "softmax", self.seed, source=self.source, **self.options)
+        return design(
+            self.dataset, "softmax", self.seed, source=self.source, start=self.start, like=self.like, **self.options
+        )
 
     @cached_property
     def opened(self) -> dict[Source, Dataset]:
@@ -55,11 +62,13 @@ class Protocol:
             self.seed,
             source=source,
             start=variant.start,
+            like=self.like if variant.start in (None, self.start) else architecture(variant.start),
             task=variant.task,
             **self.options | variant.options,
         )
         parse_layers(variant.attention, found.model.depth)
-        if self.match and variant.column == "fair" and variant.start is None and variant.attention != "softmax":
+        shaped = self.like is not None or variant.start is not None  # by weights that are there
+        if self.match and variant.column == "fair" and not shaped and variant.attention != "softmax":
             rest = {key: value for key, value in variant.options.items() if key != "mlp_dim"}
             like = design(dataset, "softmax", self.seed, **self.options | rest).model
             model = match_parameters(found.model, VisionTransformer(like).parameter_count())

@@ -16,17 +16,19 @@ from linvit.measure.provenance import pick_device
 from linvit.models import VisionTransformer
 from linvit.progress import Progress, ignore
 from linvit.records import Record
-from linvit.train.checkpoint import load, read_config, start_from
+from linvit.train.checkpoint import load, read_config, read_model
 from linvit.train.defaults import ATTENTION
 from linvit.train.events import Event, Listener
 from linvit.train.experiment import Experiment, Start, design
 from linvit.train.recipe import Recipe, create_recipe
 from linvit.train.run import run
 from linvit.train.source import Source, open_data
+from linvit.train.start import SCRATCH, architecture, start_from
 
 __all__ = [
-    "Event", "Experiment", "Listener", "Recipe", "Source", "Start", "Trained", "create_recipe", "design", "load",
-    "open_data", "pick_device", "read_config", "run", "start_from", "train",
+    "SCRATCH", "Event", "Experiment", "Listener", "Recipe", "Source", "Start", "Trained", "architecture",
+    "create_recipe", "design", "load",
+    "open_data", "pick_device", "read_config", "read_model", "run", "start_from", "train",
 ]  # fmt: skip
 
 
@@ -59,7 +61,8 @@ class Trained:
 def train(
     data: str | Path | Dataset = "digits",
     *,
-    attention: str = ATTENTION,
+    attention: str | None = None,
+    start: str | Path | None = None,
     out: str | Path | None = None,
     seed: int = 0,
     device: str = "auto",
@@ -76,15 +79,19 @@ def train(
 ) -> Trained:
     """Train on a named data set or a path; the same call again goes on where it stopped, or returns what it left.
 
+    start: a trained model's folder to begin with, its shape and, if none is named, its attention and image size taken.
     options: any of ModelConfig's and Recipe's, e.g. epochs=10, lr=1e-3, dim=128, and size="001-I" for a named size.
     test=False leaves the test images alone. listeners hear of every step, progress of images being decoded.
     """
     place = pick_device(device)
+    begin = None if start in (None, SCRATCH) else start_from(start)
+    like = architecture(begin)
     data, source = open_data(
-        data, progress, root=data_root, image_size=image_size, limit=limit, skip_bad=skip_bad,
-        patch_size=options.get("patch_size"),
+        data, progress, root=data_root, image_size=image_size or (like and like.image_size), limit=limit,
+        skip_bad=skip_bad, patch_size=options.get("patch_size"),
     )  # fmt: skip
-    experiment = design(data, attention, seed, source=source, task=task, **options)
+    attention = attention or (like.attention if like else ATTENTION)
+    experiment = design(data, attention, seed, source=source, start=begin, like=like, task=task, **options)
     folder = Path(out) if out is not None else Path("runs") / f"{slug(data.name)}-{experiment.id}"
     records = run(
         experiment, data, folder, device=place, listeners=listeners, checkpoint_seconds=checkpoint_seconds, test=test

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from linvit.data import Dataset
 from linvit.files import write_atomically
 from linvit.models import ModelConfig, VisionTransformer, model_config
-from linvit.train.experiment import Experiment, Start
-from linvit.train.files import checksum, load_tensors, save_tensors
+from linvit.train.files import load_tensors, save_tensors
 
 FORMAT = 1  # of config.json
 KEPT = 2  # checkpoints of a running training
@@ -135,33 +134,3 @@ def load(path: str | Path) -> VisionTransformer:
         raise ValueError(f"{stored.folder / 'model.safetensors'} does not fit its config.json: {first}") from None
     model.about = stored.about
     return model.eval()
-
-
-def start_from(path: str | Path) -> Start:
-    """A trained model's folder as the start of an experiment."""
-    stored = read_model(path)
-    return Start(folder=str(stored.folder.resolve()), sha256=checksum(stored.tensors))
-
-
-def started(experiment: Experiment, dataset: Dataset) -> VisionTransformer:
-    """The model as it begins: new, or with the weights of its start. An attention's own weights are new where the start
-    has no such, and so is the head where the classes are others; everything else must be there, in its shape."""
-    model, start = VisionTransformer(experiment.model), experiment.start
-    if start is None:
-        return model
-    stored = read_model(start.folder)
-    if checksum(stored.tensors) != start.sha256:
-        raise ValueError(f"{stored.folder} holds other weights than this experiment was started from")
-    own = model.state_dict()
-    same_classes = list(stored.about["classes"]) == list(dataset.classes)
-    for key, value in own.items():
-        there = stored.tensors.get(key)
-        if there is not None and there.shape == value.shape and (same_classes or not key.startswith("head.")):
-            own[key] = there
-        elif ".attention." not in key and not key.startswith("head."):
-            found = "nothing" if there is None else tuple(there.shape)
-            raise ValueError(
-                f"{stored.folder} does not fit this model: {key} is {found} there, not {tuple(value.shape)}"
-            )
-    model.load_state_dict(own)
-    return model

@@ -18,7 +18,7 @@ from linvit.locks import claimed
 from linvit.measure.provenance import provenance
 from linvit.models import ModelConfig, model_config, without_effect
 from linvit.records import Record
-from linvit.train.defaults import tuned
+from linvit.train.defaults import GENTLER, tuned
 from linvit.train.optimizers import OPTIMIZERS
 from linvit.train.recipe import Recipe, create_recipe, idle
 from linvit.train.source import Source
@@ -44,6 +44,11 @@ class Start(BaseModel):
 
     folder: str
     sha256: str
+
+    @property
+    def name(self) -> str:
+        folder = Path(self.folder)
+        return folder.parent.name if folder.name in ("best", "last") else folder.name
 
 
 class Length(NamedTuple):
@@ -114,11 +119,13 @@ class Experiment(BaseModel):
 
 def design(
     dataset: Dataset, attention: str, seed: int = 0, *, source: Source | None = None, start: Start | None = None,
-    task: str = "classification", **options: Any,
+    like: ModelConfig | None = None, task: str = "classification", **options: Any,
 ) -> Experiment:  # fmt: skip
-    """The experiment for a data set: its tuned defaults with `options` of the model and the recipe over them."""
+    """The experiment for a data set: its tuned defaults with `options` of the model and the recipe over them.
+
+    like: a model whose shape is taken instead of the tuned one, as whoever starts from its weights must."""
     facts = {"image_size": dataset.image_size, "channels": dataset.channels, "classes": len(dataset.classes)}
-    model, recipe = resolve(dataset.name, facts, attention, seed, options)
+    model, recipe = resolve(dataset.name, facts, attention, seed, options, like, trained=start is not None)
     return Experiment(
         data=Images(name=dataset.name, identity=dataset.identity), model=model, recipe=recipe, seed=seed, task=task,
         start=start, label=attention, source=source,
@@ -126,9 +133,11 @@ def design(
 
 
 def resolve(
-    name: str, facts: dict[str, int], attention: str, seed: int, options: Mapping[str, Any]
-) -> tuple[ModelConfig, Recipe]:
-    """For the data set of this name, whose `facts` are those that a model's options take from it."""
+    name: str, facts: dict[str, int], attention: str, seed: int, options: Mapping[str, Any],
+    like: ModelConfig | None = None, trained: bool = False,
+) -> tuple[ModelConfig, Recipe]:  # fmt: skip
+    """For the data set of this name, whose `facts` are those that a model's options take from it. `like` has the shape
+    to take; a `trained` model is trained on more gently than a new one."""
     given = {key: value for key, value in options.items() if value is not None}
     known = ["size", *(key for key in ModelConfig.model_fields if key not in FROM_DATA), *Recipe.model_fields]
     for option in sorted(given):
@@ -139,12 +148,19 @@ def resolve(
     if "epochs" in given and "steps" in given:
         raise ValueError("give epochs or steps, not both")
     usual = tuned(name, facts["image_size"], facts["channels"])
+    if like is not None:
+        if facts["channels"] != like.channels:
+            raise ValueError(f"the images have channels={facts['channels']}, but the start takes {like.channels}")
+        usual = {key: value for key, value in usual.items() if key not in ModelConfig.model_fields}
+        usual |= like.model_dump(exclude={*FROM_DATA, "attention", "seed"}, exclude_none=True)
+    if trained:
+        usual |= GENTLER
     if "epochs" in given:
         usual.pop("steps", None)
     size = given.pop("size", None)
     if size is not None:  # a named size replaces the tuned one
         usual = {key: value for key, value in usual.items() if key not in ModelConfig.model_fields}
-    elif "patch_size" not in given and "patch_size" in usual:
+    elif like is None and "patch_size" not in given and "patch_size" in usual:
         sizes = range(1, usual["patch_size"] + 1)
         usual["patch_size"] = max(p for p in sizes if facts["image_size"] % p == 0)
     usual = {key: value for key, value in usual.items() if key not in without_effect(usual | given)}

@@ -27,12 +27,13 @@ from linvit.measure.provenance import wait
 from linvit.models import VisionTransformer
 from linvit.randomness import generator
 from linvit.train.card import model_card
-from linvit.train.checkpoint import load_checkpoint, save_checkpoint, save_config, save_model, started
+from linvit.train.checkpoint import load_checkpoint, save_checkpoint, save_config, save_model
 from linvit.train.events import Began, Diverged, Listener, Noted, Stepped, Validated, tell
 from linvit.train.experiment import Experiment
 from linvit.train.files import interrupted, load_tensors
 from linvit.train.optimizers import make_optimizer
 from linvit.train.recipe import learning_rate
+from linvit.train.start import class_means, normalised, started
 from linvit.train.tasks import TASKS
 
 LEAST_SCALE = 1e-4  # of gradients in half precision: it halves with each step that overflows, from 65,536
@@ -53,6 +54,7 @@ class Tally:
     stale: int = 0  # validations since the lowest loss
     stopped: bool = False
     scaler: dict[str, Any] = field(default_factory=dict)
+    first_row: dict[str, float] = field(default_factory=dict)  # the validation of a start, before any step
 
 
 class Batch(NamedTuple):
@@ -72,10 +74,12 @@ class Training:
     """One training and its parts; what cannot be built is an error before anything is written."""
 
     def __init__(self, experiment: Experiment, dataset: Dataset, device: torch.device, listeners: Sequence[Listener]):
+        dataset = normalised(dataset, experiment.start)
         self.experiment, self.dataset, self.device, self.listeners = experiment, dataset, device, listeners
         recipe = self.recipe = experiment.recipe
         self.task = TASKS[experiment.task](experiment, dataset, device)
-        self.model = started(experiment, dataset).to(device)
+        model, self.headless = started(experiment, dataset)
+        self.model = model.to(device)
         self.averaged = copy.deepcopy(self.model).requires_grad_(False) if recipe.ema else self.model
         self.modules: dict[str, nn.Module] = {"model": self.model}
         if recipe.ema:
@@ -150,6 +154,7 @@ class Training:
             size = f"{self.model.parameter_count():,} parameters; {len(self.dataset.train):,} images"
             text = f"{what}, {size} of {self.dataset.name}, {self.total:,} steps of {self.batch}"
             tell(self.listeners, Began(text, 0, self.total))
+            self._look_at_start()
         else:
             facts, complaints = found
             self.tally = Tally(**facts)
@@ -162,9 +167,24 @@ class Training:
             tell(self.listeners, Began(text, self.tally.step, self.total))
         log = folder / "log.jsonl"
         rows = [row for row in read_lines(log) if row["step"] <= self.tally.step]
+        if first := self.tally.first_row:
+            before = {f"validation_{name}": value for name, value in first.items()}
+            rows = [{"epoch": 0.0, "step": 0, **before}, *(row for row in rows if row["step"])]
         write_atomically(log, "".join(json.dumps(row) + "\n" for row in rows))  # without what will be done again
         for name in ("best", "last"):
             save_config(folder / name, self.experiment.model, self.dataset)
+
+    @torch.no_grad()
+    def _look_at_start(self) -> None:
+        """A start is validated before its first step, with a head from class means where it has none of its own."""
+        if self.experiment.start is None:
+            return
+        if self.headless:
+            for name, value in class_means(self.model, self.dataset, self.experiment.seed, self.device).items():
+                getattr(self.model.head, name).copy_(value)
+                if self.averaged is not self.model:
+                    getattr(self.averaged.head, name).copy_(value)
+        self.tally.first_row = dict(self.task.row(self.task.evaluate(self.model, self.dataset.validation)))
 
     def _know_best(self, path: Path) -> None:
         """A best model may be newer than the checkpoint. Where steps repeat to the bit it will be made again; where

@@ -70,6 +70,9 @@ def _fitted(training: Training) -> list[Record]:
     if training.diverged is not None:
         step, layer = training.diverged.step, training.diverged.layer
         return [*found, replace(base, metric="diverged", value=step, unit="step").tagged(layer=layer)]
+    if "accuracy" in tally.first_row:
+        value, n = tally.first_row["accuracy"], len(training.dataset.validation)
+        found.append(replace(base, metric="start_accuracy", value=value, unit="fraction", n=n))
     if "accuracy" in tally.best_row:
         value, n = tally.best_row["accuracy"], len(training.dataset.validation)
         found.append(replace(base, metric="validation_accuracy", value=value, unit="fraction", n=n))

@@ -1,0 +1,146 @@
+"""Starts: trained weights under another attention, head, image size or set of classes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import killable
+import numpy as np
+import pytest
+import torch
+
+import linvit
+from linvit.data import load_data, normalise
+from linvit.models import VisionTransformer, model_config
+from linvit.models.resize import resized
+from linvit.records import Records
+from linvit.study import compare
+from linvit.study.design import Study, Variant, named
+from linvit.train import design, run, start_from
+from linvit.train.start import class_means, started
+
+CPU = torch.device("cpu")
+TINY = {key: value for key, value in killable.TINY.items() if key != "device"}
+
+
+@pytest.fixture(scope="module")
+def dataset():
+    return load_data("synthetic:images=300,size=8,classes=3")
+
+
+@pytest.fixture(scope="module")
+def teacher(dataset, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("start") / "teacher"
+    linvit.train(dataset, out=folder, attention="softmax", epochs=2, **TINY)
+    return folder
+
+
+def test_positions_and_projections_follow_the_grid():
+    config = model_config(image_size=28, patch_size=4, channels=1, classes=3, dim=6, heads=1, depth=1, pool="cls",
+                          attention="linformer:k=5")  # fmt: skip
+    tensors = VisionTransformer(config).state_dict()
+    ramp = torch.arange(7.0).expand(7, 7).T  # rows numbered from the top
+    tensors["position"][0, 1:, 0] = ramp.flatten()
+    tensors["position"][0, 1:, 1] = 2.5
+    found = resized(tensors, config, 56)
+    assert found["position"].shape == (1, 1 + 14 * 14, 6)
+    torch.testing.assert_close(found["position"][0, 0], tensors["position"][0, 0])
+    image = found["position"][0, 1:].view(14, 14, 6)
+    torch.testing.assert_close(image[..., 1], torch.full((14, 14), 2.5))
+    middle = (torch.arange(14.0) + 0.5) / 2 - 0.5  # where the new rows' centres lie among the old
+    torch.testing.assert_close(image[4:-4, 3, 0], middle[4:-4], atol=1e-5, rtol=0)
+    key = next(k for k in tensors if k.endswith("attention.projection"))
+    whole, old = found[key], tensors[key]
+    assert whole.shape[-1] == 197
+    torch.testing.assert_close(whole[..., 1:].sum(-1), old[..., 1:].sum(-1), atol=0.2, rtol=0.1)
+    assert all(found[k] is v for k, v in tensors.items() if k not in ("position", key))
+    VisionTransformer(config.model_copy(update={"image_size": 56})).load_state_dict(found)
+    assert all(resized(tensors, config, 28)[k] is v for k, v in tensors.items())
+
+
+def test_a_head_keeps_the_rows_of_classes_that_it_knows_by_name(dataset, teacher):
+    own = linvit.load(teacher).state_dict()
+    turned = replace(dataset, classes=dataset.classes[::-1])
+    start = start_from(teacher)
+    model, headless = started(design(turned, "softmax", start=start, **TINY), turned)
+    assert not headless
+    torch.testing.assert_close(model.state_dict()["head.weight"], own["head.weight"].flip(0))
+    other = replace(dataset, classes=["x", *dataset.classes[1:]])
+    assert started(design(other, "softmax", start=start, **TINY), other)[1]
+
+
+def test_a_new_head_says_whose_mean_is_nearest(dataset, teacher):
+    model = linvit.load(teacher)
+    head = class_means(model, dataset, 0, CPU)
+    images, labels = dataset.train.batch(np.arange(len(dataset.train)))
+    was, model.head = model.head, torch.nn.Identity()
+    with torch.no_grad():
+        f = model(normalise(images, dataset.mean, dataset.std)).double()
+    model.head = was
+    middle = f.mean(0)
+    means = torch.stack([torch.cat([f[labels == c], middle[None]]).mean(0) for c in range(3)])
+    nearest = torch.cdist(f, means).argmin(1)
+    assert ((f @ head["weight"].double().T + head["bias"].double()).argmax(1) == nearest).float().mean() > 0.995
+
+
+def test_a_start_is_seen_before_its_first_step_and_keeps_its_statistics(dataset, teacher, tmp_path):
+    shifted = replace(dataset, mean=(0.9,) * dataset.channels)
+    found = linvit.train(shifted, start=teacher, out=tmp_path / "run", epochs=1, **TINY)
+    first = json.loads((tmp_path / "run" / "log.jsonl").read_text().splitlines()[0])
+    assert first["step"] == 0
+    assert first["validation_accuracy"] == found.value("start_accuracy")
+    said = next(r for r in Records(teacher / "records.jsonl") if r.metric == "validation_accuracy")
+    assert found.value("start_accuracy") == said.value  # it is the teacher, on its own images
+    about = json.loads((tmp_path / "run" / "best" / "config.json").read_text())
+    assert about["data"]["mean"] == pytest.approx(list(dataset.mean))
+    assert about["model"]["attention"] == "softmax"
+
+
+def test_a_linformer_starts_from_averages(dataset, teacher, tmp_path):
+    start = start_from(teacher)
+    model, _ = started(design(dataset, "linformer:k=2", start=start, **TINY), dataset)
+    rows = next(v for k, v in model.state_dict().items() if k.endswith("projection"))
+    torch.testing.assert_close(rows.sum(-1), torch.ones(rows.shape[:-1]))
+    assert ((rows == 0) | (rows == 0.5)).all()
+
+
+def test_every_variant_starts_from_the_same_weights_and_once_more_from_nothing(dataset, teacher, tmp_path):
+    folder = compare(dataset, attentions=["softmax", "performer-relu:m=4"], controls=False, start=teacher,
+                     with_scratch=True, seeds=1, epochs=1, out=tmp_path / "study", jobs=1, **TINY)  # fmt: skip
+    study = Study.read(folder / "study.json")
+    assert [v.label for v in study.variants] == [
+        "softmax, from teacher", "performer-relu:m=4, from teacher", "softmax, from scratch",
+        "performer-relu:m=4, from scratch",
+    ]  # fmt: skip
+    assert study.start == start_from(teacher)
+    text = (folder / "results.csv").read_text()
+    assert "start_accuracy" in text
+    with pytest.raises(ValueError, match="start"):
+        compare(dataset, attentions=["softmax"], seeds=1, epochs=1, out=folder, jobs=1, **TINY)
+    with pytest.raises(ValueError, match="with_scratch has no effect"):
+        compare(dataset, attentions=["softmax"], with_scratch=True, out=tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_variants_id_does_not_depend_on_the_others():
+    start = linvit.train.Start(folder="/a/teacher/best", sha256="c" * 64)
+    begun, bare = Variant(attention="softmax", start=start), Variant(attention="softmax")
+    assert [v.id for v in named([begun, bare])] == [named([begun])[0].id, named([bare])[0].id]
+
+
+def test_images_of_other_channels_are_refused(teacher, tmp_path):
+    grey = load_data("synthetic:images=60,size=8,classes=3,channels=1")
+    with pytest.raises(ValueError, match="channels=1, but the start takes 3"):
+        linvit.train(grey, start=teacher, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_from_a_start_is_the_same_again(dataset, teacher, tmp_path):
+    other = replace(dataset, classes=["a", "b", "c"])
+    experiment = design(other, "performer-relu:m=4", 3, start=start_from(teacher), epochs=1, **TINY)
+    weights = []
+    for name in ("one", "two"):
+        run(experiment, other, tmp_path / name, device=CPU)
+        weights.append((tmp_path / name / "last" / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1]
