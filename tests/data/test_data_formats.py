@@ -267,6 +267,17 @@ def test_tiny_imagenet(tmp_path, name):
         data.load_data("tiny-imagenet", root=tmp_path)
 
 
+def test_a_part_of_tiny_imagenet(tmp_path):
+    """Every fifth class, or all others; of the smallest set there are four."""
+    write_tiny(tmp_path)
+    whole = data.load_data("tiny-imagenet", root=tmp_path)
+    few = data.load_data("tiny-imagenet:part=most,per_class=5", root=tmp_path)
+    assert few.classes == [name for i, name in enumerate(whole.classes) if i % 5 != 4]
+    assert len(few.train) + len(few.validation) == 5 * len(few.classes)
+    with pytest.raises(ValueError, match="per_class=0"):
+        data.load_data("tiny-imagenet:per_class=0", root=tmp_path)
+
+
 def test_tiny_imagenet_is_unpacked_from_its_archive(tmp_path, offline):
     import shutil
 
