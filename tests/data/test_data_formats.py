@@ -10,6 +10,7 @@ import pickle
 import struct
 import sys
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -236,9 +237,8 @@ def test_a_pickle_bomb_in_cifar_does_not_go_off(tmp_path, packed):
     assert not (tmp_path / "created").exists()
 
 
-def write_tiny(root: Path, name: str = "tiny-imagenet-200") -> Path:
+def write_tiny(root: Path, name: str = "tiny-imagenet-200", ids: Sequence[str] = ("n02", "n01", "n03")) -> Path:
     folder = root / name
-    ids = ["n02", "n01", "n03"]
     (folder / "val" / "images").mkdir(parents=True)
     (folder / "wnids.txt").write_text("\n".join(ids))
     (folder / "words.txt").write_text("n01\tgoldfish, Carassius\nn02\ttoad\nn03\ttoad\n")
@@ -268,12 +268,13 @@ def test_tiny_imagenet(tmp_path, name):
 
 
 def test_a_part_of_tiny_imagenet(tmp_path):
-    """Every fifth class, or all others; of the smallest set there are four."""
-    write_tiny(tmp_path)
-    whole = data.load_data("tiny-imagenet", root=tmp_path)
-    few = data.load_data("tiny-imagenet:part=most,per_class=5", root=tmp_path)
-    assert few.classes == [name for i, name in enumerate(whole.classes) if i % 5 != 4]
-    assert len(few.train) + len(few.validation) == 5 * len(few.classes)
+    write_tiny(tmp_path, ids=[f"n{i:02d}" for i in range(1, 8)])
+    names = data.load_data("tiny-imagenet", root=tmp_path).classes
+    few = data.load_data("tiny-imagenet:part=most,per_class=4", root=tmp_path)
+    assert few.classes == names[:4] + names[5:]
+    assert len(few.train) + len(few.validation) == 4 * 6
+    for split in (few.train, few.test):  # red tells the class
+        assert [(0, 1, 2, 3, 5, 6)[label] for label in split.labels] == split.images[:, 0, 0, 0].tolist()
     with pytest.raises(ValueError, match="per_class=0"):
         data.load_data("tiny-imagenet:per_class=0", root=tmp_path)
 
