@@ -38,7 +38,10 @@ Data = Annotated[
 From = Annotated[
     str | None,
     typer.Option(
-        "--from", metavar="MODEL", help="A trained model to start from: a run, or a Hugging Face or timm ViT."
+        "--from",
+        metavar="MODEL",
+        help="Start from a trained model: a run's folder, a Hugging Face or timm ViT, "
+        "'backbones' (those that ship) or 'scratch' (nothing).",
     ),
 ]
 ImageSize = Annotated[int | None, typer.Option(metavar="PIXELS", help="Side of the images. [default: the set's own]")]

@@ -136,6 +136,7 @@ def facts(study: Evidence) -> list[tuple[str, str]]:
     clocks = {"cpu": "CPU time", "wall": "wall time"}
     found = [
         ("Data", ", ".join(filter(None, [data.get("name"), classes, shape, *counts]))),
+        ("Start", _start(info.get("start"))),
         ("Seeds", _seeds(info.get("seeds") or {})),
         ("Training", _pairs({key: info.get(key) for key in ("epochs", "steps", "budget")})),
         ("Parameters matched", {True: "yes", False: "no", None: ""}[info.get("match")]),
@@ -164,6 +165,11 @@ def _seeds(seeds: dict[str, list[int]]) -> str:
     for name, mine in seeds.items():
         groups.setdefault(", ".join(map(str, mine)), []).append(name)
     return next(iter(groups), "") if len(groups) < 2 else "; ".join(f"{', '.join(of)}: {s}" for s, of in groups.items())
+
+
+def _start(start: dict[str, Any] | None) -> str:
+    """Where the trained weights lie, and which they are."""
+    return f"{'/'.join(Path(start['folder']).parts[-2:])} ({start['sha256'][:12]})" if start else "from nothing"
 
 
 def _placing(placing: dict[str, Any] | None) -> str:

@@ -7,7 +7,7 @@ is never run twice: the same call again goes on where it stopped, and a new vari
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from linvit.study.jobs import Hear, Job
 from linvit.study.measuring import Measuring
 from linvit.study.plan import Plan, Planner, Rung
 from linvit.study.protocol import Protocol
-from linvit.train import SCRATCH, Start, architecture, open_data, pick_device, start_from
+from linvit.train import Start, architecture, backbones, open_data, pick_device
 from linvit.train.defaults import TUNED
 from linvit.train.tasks import TASKS
 
@@ -73,7 +73,8 @@ def compare(
     """Train and measure every variant with every seed, write the report; the study's folder.
 
     attentions: one variant each; variants: whatever differs in more. controls: `uniform` is trained beside them.
-    start: a trained model's folder: every variant begins with its weights; with_scratch: and once more without.
+    start: a trained model's folder: every variant begins with its weights; "backbones": with those that ship, which is
+    usual for photos; "scratch": with nothing. with_scratch: and once more without.
     margin: accuracy that a faster variant may lose against the best (0.01). budget: time for all of it, e.g. "15m":
     what is not given (image size, model, batch, seeds, steps) is then chosen to fit, and `say` is told the plan;
     dry_run ends there. jobs: how many trainings at a time, each in a process with `threads` threads (1), or as another
@@ -86,8 +87,6 @@ def compare(
     wanted += variants
     if controls and not any(variant.control for variant in wanted):
         wanted.append(Variant(attention=CONTROL))
-    begin = None if start in (None, SCRATCH) else start_from(start)
-    wanted = _with_start(wanted, begin, with_scratch)
     for variant in wanted:
         for part in variant.attention.split("+"):
             attention_options(
@@ -95,6 +94,10 @@ def compare(
             )  # a name nobody knows is an error before anything is read
     place = pick_device(device)
     images = Survey.of(data) if isinstance(data, Dataset) else survey(data, data_root, limit)
+    bare = list(dict.fromkeys(v.attention for v in wanted if v.start is None and not v.published))
+    starts = backbones.chosen(start, bare, images, image_size, options)
+    begin = starts.get("softmax") or next(iter(starts.values()), None)
+    wanted = _with_starts(wanted, starts, with_scratch)
     if budget is None and epochs is None and options.get("steps") is None and images.name not in TUNED:
         budget = planning.BUDGET
     folder = Path(out) if out is not None else Path("runs") / f"compare-{slug(images.name)}"
@@ -158,14 +161,14 @@ def compare(
     return folder
 
 
-def _with_start(wanted: list[Variant], start: Start | None, with_scratch: bool) -> list[Variant]:
-    """Each beginning with the start, unless it has one of its own; and without, if asked."""
-    if start is None:
+def _with_starts(wanted: list[Variant], starts: Mapping[str, Start], with_scratch: bool) -> list[Variant]:
+    """Each beginning with its attention's, unless it has one of its own; and without, if asked."""
+    if not starts:
         if with_scratch:
             raise ValueError("with_scratch has no effect without a start: name a trained model, or leave it out")
         return wanted
     bare = [v for v in wanted if v.start is None and not v.published]
-    begun = [v.model_copy(update={"start": start}) if v in bare else v for v in wanted]
+    begun = [v.model_copy(update={"start": starts[v.attention]}) if v in bare else v for v in wanted]
     return begun + (bare if with_scratch else [])
 
 

@@ -62,7 +62,7 @@ class Protocol:
             self.seed,
             source=source,
             start=variant.start,
-            like=self.like if variant.start in (None, self.start) else architecture(variant.start),
+            like=architecture(variant.start) or self.like,
             task=variant.task,
             **self.options | variant.options,
         )

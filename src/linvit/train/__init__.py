@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from linvit.data import Dataset
+from linvit.data import Dataset, Survey, survey
 from linvit.files import slug
 from linvit.measure.provenance import pick_device
 from linvit.models import VisionTransformer
 from linvit.progress import Progress, ignore
 from linvit.records import Record
+from linvit.train import backbones
 from linvit.train.checkpoint import load, read_config, read_model
 from linvit.train.defaults import ATTENTION
 from linvit.train.events import Event, Listener
@@ -23,10 +24,10 @@ from linvit.train.experiment import Experiment, Start, design
 from linvit.train.recipe import Recipe, create_recipe
 from linvit.train.run import run
 from linvit.train.source import Source, open_data
-from linvit.train.start import SCRATCH, architecture, start_from
+from linvit.train.start import architecture, start_from
 
 __all__ = [
-    "SCRATCH", "Event", "Experiment", "Listener", "Recipe", "Source", "Start", "Trained", "architecture",
+    "Event", "Experiment", "Listener", "Recipe", "Source", "Start", "Trained", "architecture", "backbones",
     "create_recipe", "design", "load",
     "open_data", "pick_device", "read_config", "read_model", "run", "start_from", "train",
 ]  # fmt: skip
@@ -79,19 +80,23 @@ def train(
 ) -> Trained:
     """Train on a named data set or a path; the same call again goes on where it stopped, or returns what it left.
 
-    start: a trained model's folder to begin with, its shape and, if none is named, its attention and image size taken.
+    start: a trained model's folder to begin with, its shape and, if none is named, its attention and image size taken;
+        "backbones" for those that ship, which photos start from if nothing is said; "scratch" for nothing.
     options: any of ModelConfig's and Recipe's, e.g. epochs=10, lr=1e-3, dim=128, and size="001-I" for a named size.
     test=False leaves the test images alone. listeners hear of every step, progress of images being decoded.
     """
     place = pick_device(device)
-    begin = None if start in (None, SCRATCH) else start_from(start)
+    images = Survey.of(data) if isinstance(data, Dataset) else survey(data, data_root, limit)
+    spec = attention or ATTENTION
+    begin = backbones.chosen(start, [spec], images, image_size, options).get(spec)
     like = architecture(begin)
     data, source = open_data(
         data, progress, root=data_root, image_size=image_size or (like and like.image_size), limit=limit,
         skip_bad=skip_bad, patch_size=options.get("patch_size"),
     )  # fmt: skip
-    attention = attention or (like.attention if like else ATTENTION)
-    experiment = design(data, attention, seed, source=source, start=begin, like=like, task=task, **options)
+    if attention is None and like and start not in (None, backbones.NAME):
+        spec = like.attention  # it is only trained further
+    experiment = design(data, spec, seed, source=source, start=begin, like=like, task=task, **options)
     folder = Path(out) if out is not None else Path("runs") / f"{slug(data.name)}-{experiment.id}"
     records = run(
         experiment, data, folder, device=place, listeners=listeners, checkpoint_seconds=checkpoint_seconds, test=test

@@ -48,6 +48,8 @@ class Start(BaseModel):
     @property
     def name(self) -> str:
         folder = Path(self.folder)
+        if folder.parent.name == "backbones":
+            return "backbones"
         return folder.parent.name if folder.name in ("best", "last") else folder.name
 
 

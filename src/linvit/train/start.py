@@ -18,7 +18,6 @@ from linvit.train.checkpoint import Stored, read_model
 from linvit.train.experiment import Experiment, Start
 from linvit.train.files import checksum
 
-SCRATCH = "scratch"
 SEEN = 2048  # images that a new head is made from
 SHARPNESS = 4.0  # deviations between what two classes' logits say of their own means, roughly
 
