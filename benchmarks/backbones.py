@@ -4,7 +4,7 @@
 
 Data: `tiny-imagenet:part=most`, 80 of the first 100 classes of Tiny ImageNet; every fifth class is kept out, to show
 what the start is worth. softmax is trained from nothing, the others begin with its weights and are trained further, or,
-with `--same`, from nothing too. Killed, the same command goes on. What is finished is written, in half precision and with
+with `--same`, from nothing too. Killed, the same command goes on. What is finished is written, in half precision with
 its card, to src/linvit/backbones.
 """
 
