@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,9 +19,9 @@ from PIL import Image
 from linvit import cli, data
 from linvit.data import Survey
 from linvit.progress import seconds
-from linvit.records import Record
+from linvit.records import Record, Records
 from linvit.report import page
-from linvit.study import Study, compare, measuring, plan
+from linvit.study import Study, compare, jobs, measuring, plan
 from linvit.study.plan import Planner, Rung, fitting, largest_batch
 from linvit.train.loop import Rate
 
@@ -153,13 +156,14 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_plan_is_made_once_and_kept(tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[compare.__module__], "_with_deadline", lambda jobs, *_: jobs)  # however busy it is
     said: list[str] = []
-    words = {"attentions": ["softmax"], "controls": False, "budget": "6s", "threads": 1, "out": tmp_path / "x", **SMALL}
+    words = {"attentions": ["softmax"], "controls": False, "budget": "9s", "threads": 1, "out": tmp_path / "x", **SMALL}
     folder = compare(DATA, **words, seeds=2, say=said.append)
     study = Study.read(folder / "study.json")
     assert study.plan is not None
     assert study.steps == study.plan.steps
-    assert said[0].startswith("plan for 6s")
+    assert said[0].startswith("plan for 9s")
     stored = [json.loads(file.read_text())["recipe"]["steps"] for file in folder.glob("*/experiment.json")]
     assert sorted(stored) == [study.steps // 2, study.steps, study.steps]
 
@@ -169,6 +173,23 @@ def test_a_plan_is_made_once_and_kept(tmp_path: Path, quick: None, monkeypatch: 
     assert heard == []
     compare(DATA, **words | {"attentions": ["uniform"]}, seeds=2, hear=lambda job, event: heard.append(job.variant))
     assert set(heard) == {"uniform"}
+
+
+def test_what_cannot_be_begun_in_time_is_left_for_the_next_call(
+    tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that has become slower: runs of half the steps would end after the budget."""
+    words = {"attentions": ["softmax"], "controls": False, "budget": "9s", "threads": 1, "out": tmp_path / "x", **SMALL}
+    with monkeypatch.context() as slower:
+        slower.setattr(jobs, "time", SimpleNamespace(time=lambda: math.inf))
+        folder = compare(DATA, **words, seeds=1)
+    study = Study.read(folder / "study.json")
+    assert any(text.startswith("The time was up before 1 of the runs with half") for text in study.warnings)
+    half = [r for r in Records(folder / "records.jsonl") if r.metric == "half_accuracy"]
+    assert half == []
+    compare(DATA, **words, seeds=1)
+    assert any(r.metric == "half_accuracy" for r in Records(folder / "records.jsonl"))
+    assert not any(text.startswith("The time was up") for text in Study.read(folder / "study.json").warnings)
 
 
 def test_a_dry_run_says_the_plan_and_writes_nothing(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -30,9 +31,12 @@ class Job(BaseModel):
     device: str = "cpu"
     threads: int = 1
     test: bool = True
+    begin_by: float | None = None  # seconds since the epoch after which it is left for another call
 
     def do(self, dataset: Dataset, listeners: Sequence[Listener]) -> list[Record]:
-        """Its records, of this run or of an earlier one."""
+        """Its records, of this run or of an earlier one; none if it is too late to begin."""
+        if self.begin_by is not None and time.time() > self.begin_by:
+            return []
         before = torch.get_num_threads()
         torch.set_num_threads(self.threads)
         try:
