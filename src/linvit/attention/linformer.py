@@ -90,6 +90,20 @@ class Linformer(Attention):
         return torch.kron(each, self.projection)[..., : self.site.tokens]
 
     @torch.no_grad()
+    def pool(self) -> None:
+        """Make learned projections average: blocks of the grid, and each prefix token by itself where k allows it. With
+        the weights of a trained softmax attention this is softmax over coarser keys."""
+        site = self.site
+        if self.kind != "learned" or self.shared:
+            raise ValueError("only an attention with learned projections of its own can be pooled")
+        image = self.k - site.prefix
+        if site.grid is None or image < 1 or site.tokens != site.prefix + math.prod(site.grid):
+            self.projection.copy_(_pooling(self.k, site.tokens))
+            return
+        group = torch.cat([torch.arange(site.prefix), site.prefix + _blocks(image, site.grid).flatten()])
+        self.projection.copy_(_averages(group, self.k))
+
+    @torch.no_grad()
     def regrid(self, grid: tuple[int, int]) -> None:
         """Interpolate projections to another grid of image tokens, scaled so that a constant row keeps its sum."""
         old = self.site
@@ -126,6 +140,20 @@ class Linformer(Attention):
 
 def _pooling(k: int, tokens: int) -> Tensor:
     """(k, tokens): row i averages the i-th of k nearly equal runs of tokens."""
-    group = torch.arange(tokens) * k // tokens
+    return _averages(torch.arange(tokens) * k // tokens, k)
+
+
+def _averages(group: Tensor, k: int) -> Tensor:
+    """(k, tokens): row i averages the tokens of group i."""
     member = (group == torch.arange(k)[:, None]).float()
     return member / member.sum(1, keepdim=True)
+
+
+def _blocks(k: int, grid: tuple[int, int]) -> Tensor:
+    """(rows, columns): to which of k nearly equal, nearly square blocks each place belongs. Rows are cut into bands,
+    and each band into its share of the k."""
+    rows, columns = grid
+    bands = min(max(round(math.sqrt(k * rows / columns)), -(-k // columns), 1), rows, k)
+    band = torch.arange(rows) * bands // rows
+    first, after = band * k // bands, (band + 1) * k // bands
+    return first[:, None] + torch.arange(columns) * (after - first)[:, None] // columns

@@ -126,7 +126,10 @@ def read_model(path: str | Path) -> Stored:
 
 def load(path: str | Path) -> VisionTransformer:
     """The trained model of a folder, in evaluation mode; its classes and statistics are in `model.about`."""
-    stored = read_model(path)
+    return _built(read_model(path))
+
+
+def _built(stored: Stored) -> VisionTransformer:
     model = VisionTransformer(stored.config)
     try:
         model.load_state_dict(stored.tensors)
@@ -135,6 +138,18 @@ def load(path: str | Path) -> VisionTransformer:
         raise ValueError(f"{stored.folder / 'model.safetensors'} does not fit its config.json: {first}") from None
     model.about = stored.about
     return model.eval()
+
+
+def load_start(start: Start) -> VisionTransformer:
+    """The model that a start names, if its folder still holds those weights; in evaluation mode."""
+    return _built(_same(start))
+
+
+def _same(start: Start) -> Stored:
+    stored = read_model(start.folder)
+    if checksum(stored.tensors) != start.sha256:
+        raise ValueError(f"{stored.folder} holds other weights than this experiment was started from")
+    return stored
 
 
 def start_from(path: str | Path) -> Start:
@@ -149,9 +164,7 @@ def started(experiment: Experiment, dataset: Dataset) -> VisionTransformer:
     model, start = VisionTransformer(experiment.model), experiment.start
     if start is None:
         return model
-    stored = read_model(start.folder)
-    if checksum(stored.tensors) != start.sha256:
-        raise ValueError(f"{stored.folder} holds other weights than this experiment was started from")
+    stored = _same(start)
     own = model.state_dict()
     same_classes = list(stored.about["classes"]) == list(dataset.classes)
     for key, value in own.items():
