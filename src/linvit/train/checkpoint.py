@@ -126,10 +126,10 @@ def read_model(path: str | Path) -> Stored:
 
 def load(path: str | Path) -> VisionTransformer:
     """The trained model of a folder, in evaluation mode; its classes and statistics are in `model.about`."""
-    return _built(read_model(path))
+    return built(read_model(path))
 
 
-def _built(stored: Stored) -> VisionTransformer:
+def built(stored: Stored) -> VisionTransformer:
     model = VisionTransformer(stored.config)
     try:
         model.load_state_dict(stored.tensors)
@@ -142,7 +142,7 @@ def _built(stored: Stored) -> VisionTransformer:
 
 def load_start(start: Start) -> VisionTransformer:
     """The model that a start names, if its folder still holds those weights; in evaluation mode."""
-    return _built(_same(start))
+    return built(_same(start))
 
 
 def _same(start: Start) -> Stored:
