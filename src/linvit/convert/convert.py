@@ -55,8 +55,8 @@ OURS = ("experiment.json", "study.json", "records.jsonl", "report.html", "best")
 TASKS = {"stage 1": "attention-matching", "stage 2": "distillation", "mix, stage 2": "distillation",
          "stage 3": "classification"}  # fmt: skip
 SHARES = {"stage 1": 0.25, "stage 2": 0.5, "stage 3": 0.25}  # of all steps; two stages 2 have half of it each
-RATES = {"stage 1": 2e-3, "stage 2": 1e-3, "mix, stage 2": 1e-3, "stage 3": 2e-4}
-EPOCHS = 4.0  # of all stages together, if nothing else is asked for
+RATES = {"stage 1": 0.2, "stage 2": 0.1, "mix, stage 2": 0.1, "stage 3": 0.02}  # over the width of the tokens
+EPOCHS, STEPS = 4.0, 300  # of all stages together, if nothing else is asked for: the longer of the two
 LOCAL = "window:size=7"  # a linear kind that the search tries too, where it is registered
 TRIED = 2.0  # seconds of steps from which a budget is made
 
@@ -182,7 +182,7 @@ def convert(
             raise ValueError(f"{dataset.name} has no {name} images, and a conversion needs some")
     config, tensors = fitted(stored, dataset)
     student_of(config, tensors, to, inherit, seed)  # what cannot be built is an error before anything is written
-    recipe = _recipe(images.data, options)
+    recipe = _recipe(stored, images.data, options)
     known = {key: options[key] for key in sorted(options)}
     try:
         asked = Conversion(
@@ -235,16 +235,21 @@ def _shares(stages: Sequence[int], search: bool) -> dict[str, float]:
     return found
 
 
-def _recipe(dataset: Dataset, options: dict[str, Any]) -> Recipe:
-    """Of every stage, but for its rate and length: the augmentation that suits the images, and gentle steps."""
+def _recipe(stored: Stored, dataset: Dataset, options: dict[str, Any]) -> Recipe:
+    """Of every stage, but for its rate and length: batches and augmentation as the teacher had them, or, where that is
+    not known, as they suit the images."""
     for name in sorted(options):
         if name in ("epochs", "steps") or name not in Recipe.model_fields:
             known = [field for field in Recipe.model_fields if field not in ("epochs", "steps")]
             raise ValueError(f"a conversion has no option '{name}'" + choices(name, known))
-    usual = tuned(dataset.name, dataset.image_size, dataset.channels)
-    usual = {key: value for key, value in usual.items() if key in ("batch_size", "pad_crop", "flip")}
-    if dataset.image_size > 48:
-        usual["batch_size"] = 64
+    try:
+        known = Experiment.read(stored.folder.parent / "experiment.json").recipe
+        usual: dict[str, Any] = known.augmentation() | {"batch_size": known.batch_size}
+    except ValueError:
+        usual = tuned(dataset.name, dataset.image_size, dataset.channels)
+        usual = {key: usual[key] for key in ("batch_size", "pad_crop", "flip") if key in usual}
+        if dataset.image_size > 48:
+            usual["batch_size"] = 64
     recipe = create_recipe(**usual | {"optimizer": "adamw", "redraw": 0, "weight_decay": 0.01} | options)
     for option, why in idle(recipe).items():
         if option in options:
@@ -260,7 +265,7 @@ def _lengths(
     if steps is not None and steps < len(_names(stages, search)):
         raise ValueError(f"steps={steps} are too few for {len(_names(stages, search))} trainings")
     per_epoch = max(1, len(dataset.train) // recipe.batch_size)
-    total = steps or round((epochs or EPOCHS) * per_epoch)
+    total = steps or max(1, round(epochs * per_epoch) if epochs else max(STEPS, round(EPOCHS * per_epoch)))
     return {name: max(1, round(share * total)) for name, share in _shares(stages, search).items()}
 
 
@@ -284,6 +289,8 @@ class Work:
         plan = self.plan
         self._write("teacher", self._teacher)
         self._row("teacher", self.folder / "teacher")
+        if not self.of("conversion_depth"):
+            self._keep([replace(self.base, metric="conversion_depth", value=self.config.depth, unit="count")])
         layers = self._layers()
         self._write("zero-shot", lambda: student_of(self.config, self.tensors, layers, plan.inherit, plan.seed))
         self._row("zero-shot", self.folder / "zero-shot")
@@ -417,8 +424,8 @@ class Work:
     def _experiment(self, name: str, layers: str, start: Path, steps: int) -> Experiment:
         """One stage as a training."""
         task, plan = TASKS[name], self.plan
-        rate = plan.options.get("lr", RATES[name])
-        recipe = create_recipe(_recipe(self.images.data, plan.options), lr=rate, steps=steps)
+        rate = plan.options.get("lr", RATES[name] / self.config.dim)
+        recipe = create_recipe(_recipe(self.stored, self.images.data, plan.options), lr=rate, steps=steps)
         model = read_model(start).config
         return Experiment(
             data=experiments.Images(name=plan.data.name, identity=self.images.data.identity),
@@ -577,6 +584,6 @@ class Work:
             return
         self._keep([
             *self._measured("teacher", self.folder / "teacher", "test", self.config.attention),
-            *self._measured("student", self.folder / "best", "test", row.attention),
+            *(r.tagged(stage=row.name) for r in self._measured("student", self.folder / "best", "test", row.attention)),
         ])  # fmt: skip
         write_atomically(self.folder / "best" / "README.md", measuring.card(self, row, sum(r.steps for r in self.rows)))
