@@ -11,7 +11,7 @@ from linvit.cli import _options as options
 
 
 def run(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR…", help="Folders of `linvit compare`, or of a conversion.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR…", help="Folders of studies, or of a conversion.")],
     out: options.Out = None,
     margin: Annotated[float | None, typer.Option(
         metavar="POINTS", help="Accuracy that may be given up for speed. [default: the study's, or 1]")] = None,

@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from linvit import metrics
 from linvit.attention import ATTENTIONS
 from linvit.convert import measuring
-from linvit.convert.search import Blocks, Drop, Mix, Score, allowed, evaluations, greedy
+from linvit.convert.search import Blocks, Drop, Mix, Score, allowed, evaluations, greedy, images_needed
 from linvit.convert.student import Images, Inherit, feature_counts, fitted, images_for, linear_layers, student_of
 from linvit.data import Dataset
 from linvit.errors import choices, clear
@@ -180,6 +180,11 @@ def convert(
     for name in ("train", "validation", "test"):
         if not len(images.part(name)):
             raise ValueError(f"{dataset.name} has no {name} images, and a conversion needs some")
+    if max_drop is not None and (left := len(images.decide)) < (fewest := images_needed(max_drop)):
+        raise ValueError(
+            f"max_drop={max_drop:g}: so small a drop can be shown on no fewer than {fewest:,} images, but "
+            f"{dataset.name} leaves {left:,} of its training images to decide by"
+        )
     config, tensors = fitted(stored, dataset)
     student_of(config, tensors, to, inherit, seed)  # what cannot be built is an error before anything is written
     recipe = _recipe(stored, images.data, options)
@@ -482,8 +487,6 @@ class Work:
 
     def _mix(self, models: Sequence[VisionTransformer], specs: Sequence[Sequence[Spec]]) -> Mix:
         data, depth, kinds = self.images.data, self.config.depth, len(models) - 1
-        if len(self.images.decide) < 2 or not len(self.images.search):
-            raise ValueError(f"max_drop={self.plan.max_drop}: {data.name} has too few training images to decide by")
         blocks = Blocks(models, self.images.search, data.mean, data.std)
 
         def name(mix: Mix) -> str:

@@ -145,6 +145,13 @@ class Drop:
         return self.bound <= share * self.accuracy
 
 
+def images_needed(share: float) -> int:
+    """So many images prove that nobody loses more than this share, if teacher and student are right on all of them."""
+    if not 0 < share < 1:
+        raise ValueError(f"max_drop={share} must be a share of the teacher's accuracy, e.g. 0.01")
+    return max(2, math.ceil(NormalDist().inv_cdf(SURE) * math.sqrt(2) / share) - 2)
+
+
 def allowed(candidates: Sequence[tuple[Mix, Score]], share: float, look: Callable[[Mix], Drop]) -> Mix | None:
     """The most linear mix that is shown to stay within the share. They are looked at in the order of their scores, best
     first, and no further than the first that fails: however many there are, a mix that loses more is let through in
