@@ -55,8 +55,12 @@ def test_killed_again_and_again(start, tmp_path):
     whole = left_by(tmp_path / "whole")
     assert {f"{name}/model.safetensors" for name in ("teacher", "zero-shot", "stage-1/best", "stage-2/best", "mix",
                                                      "best")} <= set(whole)  # fmt: skip
-    codes = [start(tmp_path / "killed", kill_at) for kill_at in (3, 14, 29, 44, 52, 61, 77)]
+    codes, stages = [], set()
+    for kill_at in (3, 14, 29, 44, 52, 61, 77):
+        codes.append(start(tmp_path / "killed", kill_at))
+        stages.add(tuple(sorted(path.name for path in (tmp_path / "killed").glob("*/"))))
     assert codes.count(-9) >= 5, codes
+    assert len(stages) >= 4, stages
     assert start(tmp_path / "killed") == 0
     killed = left_by(tmp_path / "killed")
     assert killed["records"] == whole["records"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from dataclasses import replace
 
@@ -75,6 +76,30 @@ def test_nothing_is_done_twice(converted, teacher):
     with pytest.raises(ValueError, match="holds another convert"):
         linvit.convert(teacher, to="performer-relu", data="digits", out=converted.folder, max_drop=0.15, steps=60,
                        report=False)  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", ["linformer:k=3,sharing=layerwise", "performer-theta:m=5"])
+def test_a_mix_is_the_model_that_was_searched(teacher, tmp_path, monkeypatch, spec):
+    """With another linear kind to choose from, and weights that layers share."""
+    module = importlib.import_module("linvit.convert.convert")
+    monkeypatch.setattr(module, "LOCAL", "efficient")
+    asked = []
+    monkeypatch.setattr(module, "allowed", lambda found, share, look: asked.append(look((0, 1, 2, 1))) or (0, 1, 2, 1))
+    done = linvit.convert(teacher, to=spec, data="digits", out=tmp_path / "mix", stages=(2,), steps=4, max_drop=0.4,
+                          device="cpu", report=False)  # fmt: skip
+    made = load(tmp_path / "mix/mix")
+    assert made.config.attention == f"softmax@1+{spec}@1+efficient@1+{spec}@1"
+    assert done.rows[3].name == "mix"
+    assert done.rows[3].linear == 3
+    (drop,) = asked
+    record = next(r for r in done.records if r.metric == "conversion_drop")
+    assert record.tags["model"] == made.config.attention
+    assert record.value == drop.value
+    student, x = load(tmp_path / "mix/stage-2"), torch.randn(7, 1, 8, 8)
+    wanted = made.embed(x)
+    for i, kind in enumerate((0, 1, 2, 1)):
+        wanted = (load(teacher), student, made)[kind].blocks[i](wanted)
+    torch.testing.assert_close(made(x), made.classify(wanted))
 
 
 def test_softmax_to_softmax_is_the_teacher(teacher, tmp_path):

@@ -475,15 +475,23 @@ class Work:
         linear = self._specs(layers)
         old = parse_layers(self.config.attention, self.config.depth)
         if not (self.folder / "mix" / "model.safetensors").exists():
-            models = [self.exact, load(student).to(self.device)]
-            if LOCAL.partition(":")[0] in ATTENTIONS:
-                local = student_of(self.config, self.tensors, LOCAL, "all", self.plan.seed)
-                models.append(local.to(self.device))
-            specs = [old, linear, *[[parse(LOCAL)] * len(old)] * (len(models) - 2)]
+            models, specs = [self.exact, load(student).to(self.device)], [old, linear]
+            if (local := self._local()) is not None:
+                models.append(local)
+                specs.append([parse(LOCAL)] * len(old))
             mix = self._mix(models, specs)
             self._write("mix", lambda: self._mixed(mix, models, specs))
         self._row("mix", self.folder / "mix")
         return read_model(self.folder / "mix").config.attention
+
+    def _local(self) -> VisionTransformer | None:
+        """The teacher with local softmax, where there is one and it fits the grid."""
+        if parse(LOCAL).name not in ATTENTIONS or parse(LOCAL).name in self.plan.to:
+            return None
+        try:
+            return student_of(self.config, self.tensors, LOCAL, "all", self.plan.seed).to(self.device)
+        except ValueError:
+            return None
 
     def _mix(self, models: Sequence[VisionTransformer], specs: Sequence[Sequence[Spec]]) -> Mix:
         data, depth, kinds = self.images.data, self.config.depth, len(models) - 1
@@ -547,8 +555,8 @@ class Work:
         for key, value in model.state_dict().items():
             if key.startswith("blocks."):
                 there = states[mix[int(key.split(".")[1])]]
-                if key in there and there[key].shape == value.shape:  # layerwise projections have one owner
-                    value.copy_(there[key])
+                owners = [name for name in there if name.split(".")[2:] == key.split(".")[2:]]
+                value.copy_(there[key if key in there else owners[0]])  # what layers share may get another owner
         return model
 
     # The result
