@@ -11,6 +11,7 @@ from typing import Any
 import linvit
 
 PUBLIC = f"""linvit: {" ".join(name for name in linvit.__all__ if name != "__version__")}
+linvit.convert: Conversion Converted Row
 linvit.study: Variant Study Job
 linvit.study.runners: Runner
 linvit.train: Experiment Recipe Source Start Trained design run

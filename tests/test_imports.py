@@ -37,7 +37,7 @@ MAY = {
     "data": BASE,  # knows no model
     "measure": MODELS | {"data"},
     "train": MEASURE,
-    "convert": TRAIN,
+    "convert": TRAIN | {"report"},
     "report": {"records", "metrics", "files", "progress"},
     "study": CONVERT | {"report"},
     "studies": STUDY,

@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "compare": "linvit.study",
+    "convert": "linvit.convert",  # the package itself, which can be called
     "create_attention": "linvit.attention",
     "create_kernel": "linvit.kernels",
     "create_model": "linvit.models",
@@ -19,11 +20,22 @@ _HOMES = {
     "train": "linvit.train",  # the package itself, which can be called
     "MultiHead": "linvit.attention.multihead",
 }
-__all__ = ["MultiHead", "__version__", "compare", "create_attention", "create_kernel", "create_model", "load", "train"]
+__all__ = [
+    "MultiHead",
+    "__version__",
+    "compare",
+    "convert",
+    "create_attention",
+    "create_kernel",
+    "create_model",
+    "load",
+    "train",
+]
 
 if TYPE_CHECKING:
     from linvit.attention import create_attention
     from linvit.attention.multihead import MultiHead
+    from linvit.convert import convert
     from linvit.kernels import create_kernel
     from linvit.models import create_model
     from linvit.study import compare

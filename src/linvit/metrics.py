@@ -19,6 +19,7 @@ CURVE = ("variant", "baseline", "attention", "tokens", "mode", "heads", "head_di
 SYNTHETIC = ("variant", "attention", "sigma", "tokens", "heads", "head_dim", "seed")
 SPREAD = ("low", "high")  # quartiles, or the extremes of a few draws
 TIMED = (*SPREAD, "clock", "batch")
+CONVERTED = ("model", "split", "image_size")
 LAYERS = ("layers",)  # how many of a model's a time is the sum of
 CONTROLS = ("identity", "uniform")  # attentions that are there to be compared with, not to be chosen
 ALWAYS = ("attention", "dataset")  # may stand beside anything: what is read rather than what is told apart by
@@ -145,6 +146,21 @@ TABLE = (
            ("from", "to", "heads", "head_dim", "prefix", "batch", "seed", *LAYERS), "break_even_tokens", timed=True),
     Metric("examples", "count", (), "test images with predictions/<variant>, confidence/<variant>, maps/<variant>",
            also=("variants",), artefact=".npz"),
+    Metric("conversion_accuracy", "fraction", CONVERTED, "images right, of a model between teacher and student", 1,
+           ("linear", "loss", "stage", "seed")),
+    Metric("conversion_agreement", "fraction", CONVERTED, "images to which it gives the teacher's class", 1,
+           ("linear", "stage", "seed")),
+    Metric("conversion_steps", "count", ("model",), "steps of a conversion's stage", -1, ("seed",)),
+    Metric("conversion_seconds", "s", ("model",), "wall time of a conversion's stage", -1, ("seed",), timed=True),
+    Metric("conversion_layers", "count", (), "the layers for which a conversion chose the number of features",
+           also=("seed",)),
+    Metric("conversion_depth", "count", (), "the layers of a model that is converted", also=("seed",)),
+    Metric("conversion_drop", "fraction", ("model",), "accuracy lost to the teacher on images that decide; bound: its "
+           "upper 95 % limit", -1, ("bound", "of", "passed", "seed")),
+    Metric("conversion_speed", "images/s", ("model", "image_size"), "median, a batch at a time", 1,
+           (*TIMED, "linear", "tokens", "seed"), timed=True),
+    Metric("conversion_vs_teacher", "×", ("model", "image_size"), "the same beside the teacher", 1,
+           (*TIMED, "linear", "tokens", "seed"), timed=True),
     Metric("illustration", "count", (), "one training image: original, grid, augmented", artefact=".npz"),
 )  # fmt: skip
 METRICS = {metric.name: metric for metric in TABLE}

@@ -13,6 +13,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import itertools
 import math
 import os
 import pkgutil
@@ -20,7 +21,7 @@ import sys
 import types
 import typing
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -93,6 +94,12 @@ def parse_layers(text: str | Spec, depth: int) -> list[Spec]:
     if (layers := sum(count for _, count in parts)) != depth:
         raise ValueError(f"spec '{text}' describes {layers} layers, but the model has depth={depth}")
     return [spec for spec, count in parts for _ in range(count)]
+
+
+def join_layers(specs: Sequence[Spec]) -> str:
+    """The text that `parse_layers` makes these specs of."""
+    runs = [(str(spec), len(list(same))) for spec, same in itertools.groupby(specs)]
+    return runs[0][0] if len(runs) == 1 else "+".join(f"{text}@{count}" for text, count in runs)
 
 
 def signature_options(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:

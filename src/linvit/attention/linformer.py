@@ -70,18 +70,6 @@ class Linformer(Attention):
             value = (_pooling(k, site.tokens) if init == "pool" else torch.eye(k, site.tokens)).expand(shape).clone()
         self.projection = nn.Parameter(value)
 
-    @torch.no_grad()
-    def pool_tokens(self) -> None:
-        """Let every projected key be an average of neighbours: where trained weights expect softmax, that is nearest.
-        Prefix tokens keep a key of their own if there is more than one for each of them."""
-        if self.kind != "learned" or self.shared:
-            return
-        prefix = self.site.prefix if self.site.prefix < self.k else 0
-        whole = torch.zeros(self.k, self.site.tokens)
-        whole[:prefix, :prefix] = torch.eye(prefix)
-        whole[prefix:, prefix:] = _pooling(self.k - prefix, self.site.tokens - prefix)
-        self.projection.copy_(whole.expand_as(self.projection))
-
     def share(self, owner: Linformer) -> None:
         """Use the owner's projections instead of one's own; they are stored once, with the owner."""
         if self.sharing != "layerwise" or owner.sharing != "layerwise" or owner.matrix().shape != self.matrix().shape:
@@ -102,6 +90,20 @@ class Linformer(Attention):
         return torch.kron(each, self.projection)[..., : self.site.tokens]
 
     @torch.no_grad()
+    def pool(self) -> None:
+        """Make learned projections average: blocks of the grid, and each prefix token by itself where k allows it. With
+        the weights of a trained softmax attention this is softmax over coarser keys."""
+        site = self.site
+        if self.kind != "learned" or self.shared:
+            raise ValueError("only an attention with learned projections of its own can be pooled")
+        image = self.k - site.prefix
+        if site.grid is None or image < 1 or site.tokens != site.prefix + math.prod(site.grid):
+            self.projection.copy_(_pooling(self.k, site.tokens))
+            return
+        group = torch.cat([torch.arange(site.prefix), site.prefix + _blocks(image, site.grid).flatten()])
+        self.projection.copy_(_averages(group, self.k))
+
+    @torch.no_grad()
     def regrid(self, grid: tuple[int, int]) -> None:
         """Interpolate projections to another grid of image tokens, scaled so that a constant row keeps its sum."""
         old = self.site
@@ -110,7 +112,11 @@ class Linformer(Attention):
         if self.kind == "conv" or self.shared:
             raise ValueError("only an attention with learned or pooled projections of its own can be regridded")
         matrix = self.projection
-        value = regridded(matrix, old.prefix, old.grid, grid)
+        prefix, image = matrix[..., : old.prefix], matrix[..., old.prefix :]
+        image = image.flatten(0, 1).unflatten(-1, old.grid)
+        scaled = F.interpolate(image, grid, mode="bilinear", align_corners=False, antialias=True)
+        scaled = scaled.flatten(-2).view(*matrix.shape[:3], -1) * (math.prod(old.grid) / math.prod(grid))
+        value = torch.cat([prefix, scaled], -1)
         self.site = replace(old, tokens=value.shape[-1], grid=grid)
         if self.dwc is not None:
             self.dwc.site = self.site
@@ -132,16 +138,22 @@ class Linformer(Attention):
         return 4 * tokens * self.k * self.site.head_dim * self.site.heads
 
 
-def regridded(matrix: Tensor, prefix: int, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
-    """(sides, heads, k, prefix + tokens) for another grid, scaled so that a row that averages tokens still does."""
-    image = matrix[..., prefix:].flatten(0, 1).unflatten(-1, old)
-    image = F.interpolate(image, new, mode="bilinear", align_corners=False, antialias=True)
-    image = image.flatten(-2).view(*matrix.shape[:3], -1) * (math.prod(old) / math.prod(new))
-    return torch.cat([matrix[..., :prefix], image], -1)
-
-
 def _pooling(k: int, tokens: int) -> Tensor:
     """(k, tokens): row i averages the i-th of k nearly equal runs of tokens."""
-    group = torch.arange(tokens) * k // tokens
+    return _averages(torch.arange(tokens) * k // tokens, k)
+
+
+def _averages(group: Tensor, k: int) -> Tensor:
+    """(k, tokens): row i averages the tokens of group i."""
     member = (group == torch.arange(k)[:, None]).float()
     return member / member.sum(1, keepdim=True)
+
+
+def _blocks(k: int, grid: tuple[int, int]) -> Tensor:
+    """(rows, columns): to which of k nearly equal, nearly square blocks each place belongs. Rows are cut into bands,
+    and each band into its share of the k."""
+    rows, columns = grid
+    bands = min(max(round(math.sqrt(k * rows / columns)), -(-k // columns), 1), rows, k)
+    band = torch.arange(rows) * bands // rows
+    first, after = band * k // bands, (band + 1) * k // bands
+    return first[:, None] + torch.arange(columns) * (after - first)[:, None] // columns

@@ -1,4 +1,4 @@
-"""Weights for another image size: positions and projections over tokens follow the grid, all else stays."""
+"""A trained model's weights for images of another size: what belongs to the grid of tokens is interpolated."""
 
 from __future__ import annotations
 
@@ -9,38 +9,37 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linvit.attention.linformer import regridded
 from linvit.models.config import ModelConfig
 from linvit.models.cost import grid
 
+Grid = tuple[int, int]
+
 
 def resized(tensors: Mapping[str, Tensor], config: ModelConfig, image_size: int) -> dict[str, Tensor]:
-    """The state dict of `config`'s model for images of another size, with its prefix tokens as they are.
+    """The weights of `config`'s model for images of this size: the same patches or filters on a larger or smaller grid.
 
-    Positions are interpolated (bicubic, as is usual for vision transformers), and so are a Linformer's projections
-    (bilinear), which are scaled too: a row that averaged tokens still does.
+    Learned positions are interpolated (bicubic), Linformer's projections too, so that a constant row keeps its sum;
+    prefix tokens and everything else stay as they are.
     """
+    if config.stem in ("pixel", "length-one") and image_size != config.image_size:
+        raise ValueError(f"stem={config.stem} has weights for image_size={config.image_size} alone, not {image_size}")
     old, new = grid(config), grid(config.model_copy(update={"image_size": image_size}))
+    prefix = config.prefix_tokens
     found = dict(tensors)
-    if old == new:
-        return found
     for key, value in tensors.items():
-        if key == "position":
-            found[key] = _positions(value, config.prefix_tokens, old, new)
-        elif key == "stem.position":  # of pixels, which the channels share
-            side = config.image_size
-            found[key] = _positions(value[None], 0, (side, side), (image_size, image_size))[0]
-        elif key.endswith(".attention.projection") and value.ndim == 4 and value.shape[-1] == _tokens(config, old):
-            found[key] = regridded(value, config.prefix_tokens, old, new)
+        if old == new:
+            break
+        if key == "position" and value.shape[1] == prefix + math.prod(old):
+            found[key] = _moved(value.transpose(1, 2), prefix, old, new, "bicubic").transpose(1, 2).contiguous()
+        elif key.endswith(".attention.projection") and value.shape[-1] == prefix + math.prod(old):
+            scale = math.prod(old) / math.prod(new)
+            found[key] = _moved(value, prefix, old, new, "bilinear", scale)
     return found
 
 
-def _tokens(config: ModelConfig, size: tuple[int, int]) -> int:
-    return config.prefix_tokens + math.prod(size)
-
-
-def _positions(value: Tensor, prefix: int, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
-    """(1, prefix + tokens, dim) for another grid."""
-    image = value[:, prefix:].unflatten(1, old).permute(0, 3, 1, 2)
-    image = F.interpolate(image.float(), new, mode="bicubic", align_corners=False, antialias=True)
-    return torch.cat([value[:, :prefix], image.permute(0, 2, 3, 1).flatten(1, 2).to(value)], 1)
+def _moved(value: Tensor, prefix: int, old: Grid, new: Grid, mode: str, scale: float = 1.0) -> Tensor:
+    """(…, prefix + old tokens) → (…, prefix + new tokens), in float32."""
+    first, image = value[..., :prefix], value[..., prefix:].float()
+    plane = image.reshape(-1, 1, *old)
+    moved = F.interpolate(plane, new, mode=mode, align_corners=False, antialias=True) * scale
+    return torch.cat([first, moved.reshape(*image.shape[:-1], -1).to(value.dtype)], -1)

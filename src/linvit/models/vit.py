@@ -96,15 +96,23 @@ class VisionTransformer(nn.Module):
         if x.shape[1:] != (config.channels, config.image_size, config.image_size):
             wanted = f"({config.channels}, {config.image_size}, {config.image_size})"
             raise ValueError(f"images have shape {tuple(x.shape[1:])}, but the model takes {wanted}")
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.classify(x)
+
+    def embed(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) → tokens (B, N, dim), with positions, before the first block."""
         x = self.stem(x)
         if self.cls is not None:
             x = torch.cat([self.cls.expand(len(x), -1, -1), x], 1)
         if self.position is not None:
             x = x + self.position
-        x = self.dropout(x)
-        for block in self.blocks:
-            x = block(x)
-        x = x[:, 0] if config.pool == "cls" else x[:, config.prefix_tokens :].mean(1)
+        return self.dropout(x)
+
+    def classify(self, x: Tensor) -> Tensor:
+        """Tokens after the last block → logits (B, classes)."""
+        x = x[:, 0] if self.config.pool == "cls" else x[:, self.config.prefix_tokens :].mean(1)
         return self.head(self.norm(x))
 
     def attentions(self) -> list[Attention]:

@@ -52,7 +52,7 @@ def build(
     specs = {chart.name: chart.figure() for found in sections.values() for chart in found} if figures else {}
     page = target / "report.html"
     with ThreadPoolExecutor(1) as pool:
-        drawn = pool.submit(_draw, specs, target / "figures")
+        drawn = pool.submit(draw_files, specs, target / "figures")
         tables.write_csv(summary, target / "results.csv")
         shown = ("pareto", "growth", "cost", "scaling", "learning") if figures else ()
         titles = [(chart.name, chart.title) for name in shown for chart in sections.get(name, [])]
@@ -62,7 +62,7 @@ def build(
     return page
 
 
-def _draw(specs: dict[str, Any], folder: Path) -> None:
+def draw_files(specs: dict[str, Any], folder: Path) -> None:
     """The charts as SVG and PNG files, drawn by another process."""
     if not specs:
         return
@@ -86,7 +86,7 @@ def script_json(value: Any) -> Markup:
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
-def render(summary: Summary, advice: Recommendation, sections: dict[str, list[Chart]]) -> str:
+def template(name: str) -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
@@ -94,16 +94,27 @@ def render(summary: Summary, advice: Recommendation, sections: dict[str, list[Ch
     environment.filters |= {
         "percent": lambda value: f"{100 * value:.0f}\N{NO-BREAK SPACE}%", "breakable": breakable, "parts": parts,
     }  # fmt: skip
+    return environment.get_template(name)
+
+
+def shell(sections: dict[str, list[Chart]]) -> dict[str, Markup]:
+    """What makes a page work by itself: its charts, style and scripts."""
+    return {
+        "specs": script_json({chart.name: chart.page() for found in sections.values() for chart in found}),
+        "style": Markup(theme.css() + (HERE / "page.css").read_text(encoding="utf-8")),
+        "library": Markup(_library()),
+        "script": Markup((HERE / "page.js").read_text(encoding="utf-8")),
+    }
+
+
+def render(summary: Summary, advice: Recommendation, sections: dict[str, list[Chart]]) -> str:
     chosen = next((v for v in summary.variants if v.id == advice.variant), None)
-    return environment.get_template("page.html").render(
+    return template("page.html").render(
         summary=summary, advice=advice, chosen=chosen, sections=sections, tables=tables,
         breaks=curves.break_even, untimed=curves.not_timed(summary), examples=images.examples(summary),
         illustration=images.illustration(summary),
         confused={v.label: found for v in summary.variants if (found := curves.confused(summary, v))},
-        facts=facts(summary.study), colours=len(theme.PALETTE), shapes=theme.SHAPES,
-        specs=script_json({c.name: c.page() for found in sections.values() for c in found}),
-        style=Markup(theme.css() + (HERE / "page.css").read_text(encoding="utf-8")), library=Markup(_library()),
-        script=Markup((HERE / "page.js").read_text(encoding="utf-8")),
+        facts=facts(summary.study), colours=len(theme.PALETTE), shapes=theme.SHAPES, **shell(sections),
     )  # fmt: skip
 
 

@@ -125,7 +125,10 @@ def read_model(path: str | Path) -> Stored:
 
 def load(path: str | Path) -> VisionTransformer:
     """The trained model of a folder, in evaluation mode; its classes and statistics are in `model.about`."""
-    stored = read_model(path)
+    return built(read_model(path))
+
+
+def built(stored: Stored) -> VisionTransformer:
     model = VisionTransformer(stored.config)
     try:
         model.load_state_dict(stored.tensors)

@@ -1,4 +1,4 @@
-"""Experiment = data + model + recipe + seed + task + start; without options at their defaults, that is its identity."""
+"""Experiment = data + model + recipe + seed + task + start + teacher: its identity, but for options at defaults."""
 
 from __future__ import annotations
 
@@ -71,13 +71,15 @@ class Experiment(BaseModel):
     seed: int = Field(0, ge=0)
     task: str = "classification"
     start: Start | None = None  # None: from scratch
+    teacher: Start | None = None  # of a task that learns from a model
     label: str = ""  # what people call it
     source: Source | None = None  # where its images lie
 
     def settings(self, defaults: bool = True) -> dict[str, Any]:
         """What it is; neither its name nor where its images lie."""
         found = self.model_dump(mode="json", exclude_defaults=not defaults, exclude={"label", "source"})
-        return found | {"format": self.format, "start": self.start and self.start.sha256}
+        taught = {"teacher": self.teacher.sha256} if self.teacher else {}
+        return found | {"format": self.format, "start": self.start and self.start.sha256} | taught
 
     @property
     def id(self) -> str:

@@ -14,7 +14,7 @@ from linvit.data import Dataset
 from linvit.data.augment import normalise
 from linvit.models import ModelConfig, VisionTransformer
 from linvit.models.resize import resized
-from linvit.train.checkpoint import Stored, read_model
+from linvit.train.checkpoint import Stored, built, read_model
 from linvit.train.experiment import Experiment, Start
 from linvit.train.files import checksum
 
@@ -26,6 +26,18 @@ def start_from(path: str | Path) -> Start:
     """A trained model's folder as the start of an experiment."""
     stored = read_model(path)
     return Start(folder=str(stored.folder.resolve()), sha256=checksum(stored.tensors))
+
+
+def load_start(start: Start) -> VisionTransformer:
+    """The model that a start names, if its folder still holds those weights; in evaluation mode."""
+    return built(_same(start))
+
+
+def _same(start: Start) -> Stored:
+    stored = read_model(start.folder)
+    if checksum(stored.tensors) != start.sha256:
+        raise ValueError(f"{stored.folder} holds other weights than this experiment was started from")
+    return stored
 
 
 def architecture(start: Start | None) -> ModelConfig | None:
@@ -51,13 +63,12 @@ def started(experiment: Experiment, dataset: Dataset) -> tuple[VisionTransformer
     model, start = VisionTransformer(experiment.model), experiment.start
     if start is None:
         return model, False
-    stored = read_model(start.folder)
-    if checksum(stored.tensors) != start.sha256:
-        raise ValueError(f"{stored.folder} holds other weights than this experiment was started from")
+    stored = _same(start)
     tensors = resized(stored.tensors, stored.config, experiment.model.image_size)
     linformers: list[Linformer] = [a for a in model.attentions() if isinstance(a, Linformer)]
     for attention in linformers:
-        attention.pool_tokens()
+        if attention.kind == "learned" and not attention.shared:
+            attention.pool()
     head = _known_rows(stored, dataset.classes)
     own = model.state_dict()
     for key, value in own.items():

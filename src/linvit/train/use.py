@@ -76,7 +76,8 @@ def evaluate_folder(
 
 def _trained_on(home: Path) -> tuple[dict[str, Any], str]:
     """How the data of the run were found, and their identity."""
-    for path in (home / "experiment.json", home.parent / "experiment.json"):
+    names = ("experiment.json", "convert.json")
+    for path in (place / name for place in (home, home.parent) for name in names):
         try:
             there = json.loads(path.read_text(encoding="utf-8"))
             return dict(there["source"]), there["data"]["identity"]
@@ -87,14 +88,19 @@ def _trained_on(home: Path) -> tuple[dict[str, Any], str]:
 
 def _relabelled(split: Split, dataset: Dataset, model: VisionTransformer) -> Split:
     """Labels as the model numbers its classes, found by name."""
-    known = {name: i for i, name in enumerate(model.about["classes"])}
+    number = class_numbers(dataset, model.about["classes"])
+    return replace(split, labels=number[split.labels])
+
+
+def class_numbers(dataset: Dataset, classes: Sequence[str]) -> np.ndarray:
+    """Where each class of the data set stands among a model's, found by name."""
+    known = {name: i for i, name in enumerate(classes)}
     if strange := [name for name in dataset.classes if name not in known]:
         raise ValueError(
             f"{dataset.name} has the class '{strange[0]}', which the model does not know "
             f"(it knows {', '.join(list(known)[:8])}{', …' if len(known) > 8 else ''})"
         )
-    number = np.array([known[name] for name in dataset.classes])
-    return replace(split, labels=number[split.labels])
+    return np.array([known[name] for name in dataset.classes])
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,19 @@
+"""Conversion: `linvit.convert("runs/teacher", to="performer-hyp", data="cifar10")`, a trained model made linear."""
+
+import inspect
+import sys
+import types
+
+from linvit.convert.convert import Conversion, Converted, Row, convert
+
+__all__ = ["Conversion", "Converted", "Row", "convert"]
+
+
+class _Callable(types.ModuleType):
+    """`linvit.convert` is this package, as `linvit.train` is one; calling it is `convert`."""
+
+    __call__ = staticmethod(convert)
+    __signature__ = inspect.signature(convert)
+
+
+sys.modules[__name__].__class__ = _Callable

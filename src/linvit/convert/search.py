@@ -1,0 +1,164 @@
+"""Which layers may be linear: greedy both ways, on the task itself; then a bound of the drop decides, on other images.
+
+A mix names for every layer which model its block comes from: 0 is the teacher, the others are kinds of linear students.
+All models share stem, positions, final norm and head.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from linvit.data import Split, normalise
+from linvit.models import VisionTransformer
+
+Mix = tuple[int, ...]
+Score = tuple[float, float]  # accuracy, and minus the cross-entropy for ties
+Scores = Callable[[Mix, Sequence[Mix]], list[Score]]  # of the mixes, each a change of the first one
+SURE = 0.95  # of the upper bound that decides
+
+
+def greedy(layers: int, kinds: int, scores: Scores) -> dict[int, tuple[Mix, Score]]:
+    """How many layers are linear → the better of two mixes and its score: one from all-linear with softmax put back
+    where it helps most, one from softmax with that layer made linear which hurts least. Of several linear kinds, the
+    first is replaced by others where that helps, before softmax is put back."""
+    found: dict[int, tuple[Mix, Score]] = {}
+    for mix, score in [*_back(layers, kinds, scores), *_forth(layers, kinds, scores)]:
+        linear = layers - mix.count(0)
+        if linear not in found or score > found[linear][1]:
+            found[linear] = mix, score
+    return dict(sorted(found.items()))
+
+
+def _back(layers: int, kinds: int, scores: Scores) -> Iterator[tuple[Mix, Score]]:
+    mix: Mix = (1,) * layers
+    (score,) = scores(mix, [mix])
+    while others := [_put(mix, i, kind) for i in range(layers) for kind in range(2, kinds + 1) if mix[i] == 1]:
+        better, at = _best(scores(mix, others), others)
+        if better <= score:
+            break
+        mix, score = at, better
+    yield mix, score
+    while linear := [i for i in range(layers) if mix[i]]:
+        moves = [_put(mix, i, 0) for i in linear]
+        score, mix = _best(scores(mix, moves), moves)
+        yield mix, score
+
+
+def _forth(layers: int, kinds: int, scores: Scores) -> Iterator[tuple[Mix, Score]]:
+    mix: Mix = (0,) * layers
+    while exact := [i for i in range(layers) if not mix[i]]:
+        moves = [_put(mix, i, kind) for i in exact for kind in range(1, kinds + 1)]
+        score, mix = _best(scores(mix, moves), moves)
+        yield mix, score
+
+
+def _put(mix: Mix, layer: int, kind: int) -> Mix:
+    return (*mix[:layer], kind, *mix[layer + 1 :])
+
+
+def _best(scores: Sequence[Score], mixes: Sequence[Mix]) -> tuple[Score, Mix]:
+    """The highest score; of equal ones the last, since late layers give way first."""
+    return max(reversed(list(zip(scores, mixes, strict=True))), key=lambda pair: pair[0])
+
+
+def evaluations(layers: int, kinds: int) -> int:
+    """How many mixes `greedy` may ask for."""
+    return 1 + layers * (layers + 1) // 2 * (1 + kinds) + (kinds - 1) * layers * (layers + 1) // 2
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Models whose blocks can be mixed, and the images that tell how good a mix is."""
+
+    models: Sequence[VisionTransformer]  # the first is the teacher
+    split: Split
+    mean: Sequence[float]
+    std: Sequence[float]
+    batch: int = 64
+
+    @torch.inference_mode()
+    def logits(self, base: Mix, mixes: Sequence[Mix]) -> Iterator[tuple[Tensor, list[Tensor]]]:
+        """Labels and the logits of each mix, batch by batch. Up to the first layer in which a mix differs from the
+        base, the base's tokens are used again."""
+        shell, device = self.models[0], next(self.models[0].parameters()).device
+        for start in range(0, len(self.split), self.batch):
+            images, labels = self.split.batch(slice(start, start + self.batch))
+            tokens = [shell.embed(normalise(images.to(device), self.mean, self.std))]
+            for i, kind in enumerate(base):
+                tokens.append(self.models[kind].blocks[i](tokens[-1]))
+            yield labels.to(device), [shell.classify(self._after(tokens, base, mix)) for mix in mixes]
+
+    def _after(self, tokens: list[Tensor], base: Mix, mix: Mix) -> Tensor:
+        first = next((i for i, (a, b) in enumerate(zip(base, mix, strict=True)) if a != b), len(mix))
+        x = tokens[first]
+        for i in range(first, len(mix)):
+            x = self.models[mix[i]].blocks[i](x)
+        return x
+
+    def scores(self, base: Mix, mixes: Sequence[Mix]) -> list[Score]:
+        right, loss = np.zeros(len(mixes)), np.zeros(len(mixes))
+        for labels, every in self.logits(base, mixes):
+            right += [(said.argmax(-1) == labels).sum().item() for said in every]
+            loss += [F.cross_entropy(said.float(), labels, reduction="sum").item() for said in every]
+        return [(float(a), float(-b)) for a, b in zip(right / len(self.split), loss / len(self.split), strict=True)]
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Of n images the teacher was right on `accuracy`; it alone on `lost`, the student alone on `won`."""
+
+    n: int
+    accuracy: float
+    lost: int
+    won: int
+
+    @classmethod
+    def of(cls, teacher: np.ndarray, student: np.ndarray) -> Drop:
+        """From whether each was right."""
+        lost, won = int((teacher & ~student).sum()), int((student & ~teacher).sum())
+        return cls(len(teacher), float(teacher.mean()), lost, won)
+
+    @property
+    def value(self) -> float:
+        return (self.lost - self.won) / self.n
+
+    @property
+    def bound(self) -> float:
+        """One-sided upper limit of the drop over images like these, both models on the same ones: Wald's for a paired
+        difference, with one image more in either discordant cell (Bonett and Price), so that agreement on a few images
+        proves little."""
+        n, lost, won = self.n + 2, self.lost + 1, self.won + 1
+        difference = (lost - won) / n
+        spread = math.sqrt(max(0.0, (lost + won) / n - difference**2) / n)
+        return difference + NormalDist().inv_cdf(SURE) * spread
+
+    def within(self, share: float) -> bool:
+        """Whether the bound allows no more than this share of the teacher's accuracy to be lost."""
+        return self.bound <= share * self.accuracy
+
+
+def images_needed(share: float) -> int:
+    """So many images prove that nobody loses more than this share, if teacher and student are right on all of them."""
+    if not 0 < share < 1:
+        raise ValueError(f"max_drop={share} must be a share of the teacher's accuracy, e.g. 0.01")
+    return max(2, math.ceil(NormalDist().inv_cdf(SURE) * math.sqrt(2) / share) - 2)
+
+
+def allowed(candidates: Sequence[tuple[Mix, Score]], share: float, look: Callable[[Mix], Drop]) -> Mix | None:
+    """The most linear mix that is shown to stay within the share. They are looked at in the order of their scores, best
+    first, and no further than the first that fails: however many there are, a mix that loses more is let through in
+    at most 5 % of searches, since the images that order them are not those that decide."""
+    passed: list[Mix] = []
+    for mix, _ in sorted(candidates, key=lambda found: found[1], reverse=True):
+        if not look(mix).within(share):
+            break
+        passed.append(mix)
+    return min(passed, key=lambda mix: mix.count(0), default=None)

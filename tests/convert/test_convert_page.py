@@ -1,0 +1,83 @@
+"""The page of a conversion: in a browser, and what stands beside it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+
+import altair as alt
+import pytest
+
+import linvit
+from linvit.cli import main
+from linvit.report import conversion
+
+
+@pytest.fixture(scope="module")
+def folder(teacher, tmp_path_factory):
+    """A conversion with a search, on larger images, so that every section is there."""
+    out = tmp_path_factory.mktemp("page") / "</script><b>x"
+    done = linvit.convert(
+        teacher, to="performer-hyp", data="digits", out=out, max_drop=0.3, stages=(2,), steps=8, device="cpu",
+        image_size=12, limit=300, command="linvit convert '</script><script>alert(1)</script>'",
+    )  # fmt: skip
+    return done.folder
+
+
+def test_files(folder):
+    assert {path.name for path in folder.iterdir()} >= {"report.html", "report.md", "results.csv", "figures", "best"}
+    rows = list(csv.DictReader((folder / "results.csv").open()))
+    assert [row["model"] for row in rows] == ["teacher", "zero-shot", "stage 2", "mix", "mix, stage 2"]
+    assert [row["chosen"] for row in rows].count("True") == 1
+    evidence = conversion.read(folder)
+    assert " ".join(conversion.headline(evidence).split()) in (folder / "report.md").read_text()
+    assert len(evidence.layers) == 4
+    found = conversion.charts(evidence)
+    assert {chart.name for charts in found.values() for chart in charts} == {
+        "stages", "layers", "speed", "growth-accuracy", "growth-speed"}  # fmt: skip
+    for charts in found.values():
+        for chart in charts:
+            alt.LayerChart.from_dict(chart.page())
+            assert (folder / "figures" / f"{chart.name}.svg").exists()
+
+
+def test_report_builds_it_again(folder, capsys):
+    page = (folder / "report.html").read_bytes()
+    (folder / "report.html").unlink()
+    assert main(["report", str(folder), "--json"]) == 0
+    assert (folder / "report.html").read_bytes() == page
+    said = json.loads(capsys.readouterr().out)
+    assert said["headline"].startswith(f"{said['rows'][-1]['linear_layers']} of 4 layers linear")
+
+
+def test_an_unfinished_conversion_says_so(folder, tmp_path):
+    shutil.copy(folder / "convert.json", tmp_path)
+    with pytest.raises(ValueError, match="this conversion has not finished"):
+        conversion.build(tmp_path)
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_in_a_browser(folder, width, scheme):
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if (chromium := shutil.which("chromium")) is None:
+        pytest.skip("no chromium on the PATH to open the page with")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme).new_page()
+        errors, requests = [], []
+        page.on("console", lambda message: errors.append(message.text))
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("dialog", lambda dialog: (errors.append("dialog"), dialog.dismiss()))
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto((folder / "report.html").as_uri())
+        page.wait_for_selector("html[data-charts=drawn]", timeout=60_000)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert "layers linear" in page.locator("h1").inner_text()
+        assert page.locator(".strip span").count() == 4
+        assert page.locator("[data-chart] svg").count() == 5
+        assert page.evaluate("document.scripts.length") == 3
+        assert "<script>alert(1)" in page.locator("body").inner_text()
+        assert errors == []
+        assert [url for url in requests if not url.startswith("data:") and not url.endswith("/report.html")] == []
+        browser.close()

@@ -1,0 +1,226 @@
+"""A conversion and what it leaves."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import linvit
+from linvit import metrics
+from linvit.convert.student import feature_counts, fitted, images_for, student_of
+from linvit.registry import parse, parse_layers
+from linvit.train import load
+from linvit.train.checkpoint import read_model
+from linvit.train.use import evaluate_folder
+
+
+@pytest.fixture(scope="module")
+def converted(teacher, tmp_path_factory):
+    return linvit.convert(
+        teacher, to="performer-hyp", data="digits", out=tmp_path_factory.mktemp("convert") / "one", max_drop=0.15,
+        steps=60, device="cpu", report=False,
+    )  # fmt: skip
+
+
+def test_every_stage_has_its_row(converted):
+    names = [row.name for row in converted.rows]
+    assert names == ["teacher", "zero-shot", "stage 1", "stage 2", "mix", "mix, stage 2", "stage 3"]
+    rows = {row.name: row for row in converted.rows}
+    assert rows["teacher"].linear == 0
+    assert rows["teacher"].agreement == 1
+    assert rows["zero-shot"].linear == 4
+    assert rows["zero-shot"].accuracy < rows["stage 1"].accuracy < rows["stage 2"].accuracy
+    assert sum(row.steps for row in converted.rows) == 60
+    assert converted.chosen in converted.rows[4:]
+    assert converted.test_accuracy() >= 0.85 * converted.test_accuracy("teacher")
+
+
+def test_the_result_is_a_model_like_any_other(converted):
+    home = converted.folder
+    found = evaluate_folder(home)  # the data are known
+    assert found.result.accuracy == converted.test_accuracy()
+    assert found.changed is False
+    assert load(home).config.attention == converted.chosen.attention
+    assert "test accuracy, student" in (home / "best/README.md").read_text()
+    again = linvit.train("digits", epochs=1, **small(home), out=home.parent / "more")
+    assert again.test_accuracy is not None
+
+
+def small(home) -> dict:
+    config = load(home).config
+    return {"attention": config.attention, "stem": "patch", "patch_size": 2, "dim": 24, "depth": 4, "heads": 2,
+            "mlp_dim": 32, "device": "cpu"}  # fmt: skip
+
+
+def test_records_are_as_the_table_says(converted):
+    assert [problem for record in converted.records for problem in metrics.problems(record)] == []
+
+
+def test_nothing_is_done_twice(converted, teacher):
+    lines = (converted.folder / "records.jsonl").read_bytes()
+    weights = (converted.folder / "best/model.safetensors").read_bytes()
+    heard = []
+    again = linvit.convert(
+        teacher, to="performer-hyp", data="digits", out=converted.folder, max_drop=0.15, steps=60, device="cpu",
+        report=False, listeners=[heard.append],
+    )  # fmt: skip
+    assert (converted.folder / "records.jsonl").read_bytes() == lines
+    assert (converted.folder / "best/model.safetensors").read_bytes() == weights
+    assert again.rows == converted.rows
+    assert not [event for event in heard if type(event).__name__ == "Stepped"]
+    with pytest.raises(ValueError, match="holds another convert"):
+        linvit.convert(teacher, to="performer-relu", data="digits", out=converted.folder, max_drop=0.15, steps=60,
+                       report=False)  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", ["linformer:k=3,sharing=layerwise", "performer-theta:m=5"])
+def test_a_mix_is_the_model_that_was_searched(teacher, tmp_path, monkeypatch, spec):
+    """With another linear kind to choose from, and weights that layers share."""
+    module = importlib.import_module("linvit.convert.convert")
+    monkeypatch.setattr(module, "LOCAL", "efficient")
+    asked = []
+    monkeypatch.setattr(module, "allowed", lambda found, share, look: asked.append(look((0, 1, 2, 1))) or (0, 1, 2, 1))
+    done = linvit.convert(teacher, to=spec, data="digits", out=tmp_path / "mix", stages=(2,), steps=4, max_drop=0.4,
+                          device="cpu", report=False)  # fmt: skip
+    made = load(tmp_path / "mix/mix")
+    assert made.config.attention == f"softmax@1+{spec}@1+efficient@1+{spec}@1"
+    assert done.rows[3].name == "mix"
+    assert done.rows[3].linear == 3
+    (drop,) = asked
+    record = next(r for r in done.records if r.metric == "conversion_drop")
+    assert record.tags["model"] == made.config.attention
+    assert record.value == drop.value
+    student, x = load(tmp_path / "mix/stage-2"), torch.randn(7, 1, 8, 8)
+    wanted = made.embed(x)
+    for i, kind in enumerate((0, 1, 2, 1)):
+        wanted = (load(teacher), student, made)[kind].blocks[i](wanted)
+    torch.testing.assert_close(made(x), made.classify(wanted))
+
+
+def test_softmax_to_softmax_is_the_teacher(teacher, tmp_path):
+    done = linvit.convert(teacher, to="softmax", data="digits", out=tmp_path / "same", stages=(), device="cpu",
+                          report=False)  # fmt: skip
+    assert [row.name for row in done.rows] == ["teacher", "zero-shot"]
+    assert done.rows[1].agreement == 1
+    x = torch.randn(7, 1, 8, 8)
+    assert torch.equal(done.model(x), load(teacher)(x))
+
+
+def test_the_images_that_decide_are_seen_by_nobody_else(digits, teacher):
+    about = read_model(teacher).about
+    images = images_for(digits, about, True, 3)
+    parts = [set(split.rows.tolist()) for split in (images.data.train, images.search, images.decide)]
+    assert set().union(*parts) == set(digits.train.rows.tolist())
+    assert sum(map(len, parts)) == len(digits.train)
+    assert all(parts)
+    assert images.data.identity != digits.identity
+    assert np.array_equal(images_for(digits, about, True, 3).decide.rows, images.decide.rows)
+    assert images_for(digits, about, False, 3).data.identity == digits.identity
+    other = images_for(digits, about | {"mean": [0.25]}, False, 3)  # the teacher's normalisation is used
+    assert other.data.mean == (0.25,)
+    assert other.data.identity != digits.identity
+
+
+@pytest.mark.parametrize("inherit", ["all", "not-qk", "mlp"])
+def test_what_is_inherited(teacher, inherit):
+    exact = load(teacher)
+    old = exact.state_dict()
+    new = student_of(exact.config, old, "softmax@1+performer-relu:m=5,dwc=3@3", inherit, 7).state_dict()
+    assert not new["blocks.2.attn.attention.dwc.weight"].any()  # adds nothing yet
+    for key, value in old.items():
+        fresh = key.startswith(("blocks.1", "blocks.2", "blocks.3")) and ".attn." in key
+        same = torch.equal(new[key], value)
+        if not fresh or inherit == "all":
+            assert same, key
+        elif "qkv.weight" in key:
+            q, k, v = (torch.equal(a, b) for a, b in zip(new[key].chunk(3), value.chunk(3), strict=True))
+            assert (q, k, v) == (False, False, inherit == "not-qk"), key
+        elif "proj.weight" in key:
+            assert same == (inherit == "not-qk"), key
+
+
+def test_a_linformer_starts_with_pooled_keys(teacher):
+    exact = load(teacher)
+    made = student_of(exact.config, exact.state_dict(), "linformer:k=16", "all", 0)
+    x = torch.randn(5, 1, 8, 8)
+    torch.testing.assert_close(made(x), exact(x), atol=1e-4, rtol=1e-4)  # as many keys as tokens
+    asked = student_of(exact.config, exact.state_dict(), "linformer:k=3,init=normal", "all", 0)
+    assert (asked.attentions()[0].matrix() < 0).any()
+
+
+def test_layers_get_as_many_features_as_their_q_and_k_need(teacher, digits):
+    model = load(teacher)
+    with torch.no_grad():  # sharper attention in layer 2 needs more
+        model.blocks[2].attn.qkv.weight[:48] *= 2
+    found = feature_counts(model, parse("performer-hyp"), digits.train, model.about)
+    counts = [spec.options["m"] for spec in found]
+    assert set(counts) <= {6, 12, 24, 48}
+    assert counts[2] == max(counts) > min(counts)
+    assert (
+        feature_counts(model, parse("performer-hyp:m=7"), digits.train, model.about) == [parse("performer-hyp:m=7")] * 4
+    )
+    assert feature_counts(model, parse("uniform"), digits.train, model.about) == parse_layers("uniform", 4)
+
+
+def test_a_teacher_that_knows_more_classes_answers_among_those_of_the_data(teacher, digits):
+    stored = read_model(teacher)
+    names = [*digits.classes[::-1], "others"]
+    order = [*range(10)][::-1]
+    head = {key: torch.cat([value[order], value[:1] * 0]) for key, value in stored.tensors.items() if "head." in key}
+    wider = replace(stored, tensors=stored.tensors | head, about=stored.about | {"classes": names},
+                    config=stored.config.model_copy(update={"classes": 11}))  # fmt: skip
+    config, tensors = fitted(wider, digits)
+    assert config.classes == 10
+    assert all(torch.equal(value, stored.tensors[key]) for key, value in tensors.items())
+    with pytest.raises(ValueError, match="has the class '9', which the model does not know"):
+        fitted(replace(wider, about=stored.about | {"classes": digits.classes[:9]}), digits)
+
+
+def test_larger_images(teacher, tmp_path):
+    done = linvit.convert(teacher, to="linformer:k=9", data="digits", image_size=16, limit=120, stages=(1, 2), steps=6,
+                          out=tmp_path / "large", device="cpu", report=False)  # fmt: skip
+    assert done.model.config.image_size == 16
+    assert done.model.config.patch_size == 2
+    sizes = {r.tags["image_size"] for r in done.records if r.metric == "conversion_speed"}
+    assert sizes == {8, 12, 16}
+    grown = {(r.tags["model"], r.tags["image_size"]) for r in done.records
+             if r.metric == "conversion_accuracy" and r.tags["split"] == "validation"}  # fmt: skip
+    assert {(name, size) for name in ("teacher", "student") for size in sizes} <= grown
+
+
+def test_a_budget_becomes_steps_once(teacher, tmp_path):
+    options = {"to": "performer-relu:m=4", "data": "digits", "limit": 100, "stages": (2,), "device": "cpu"}
+    done = linvit.convert(teacher, **options, budget="1s", out=tmp_path / "timed", report=False)
+    plan = json.loads((tmp_path / "timed/convert.json").read_text())
+    assert list(plan["steps"]) == ["stage 2"]
+    assert plan["steps"]["stage 2"] == done.rows[-1].steps >= 1
+    again = linvit.convert(teacher, **options, budget="1s", out=tmp_path / "timed", report=False)
+    assert again.rows == done.rows
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"to": "performer-nothing"}, "unknown attention 'performer-nothing'"),
+    ({"to": "softmax@3+uniform@2"}, "describes 5 layers, but the model has depth=4"),
+    ({"stages": (1, 4)}, "stage 4 is not one of 1, 2, 3"),
+    ({"inherit": "some"}, "inherit=some must be one of all, not-qk, mlp"),
+    ({"max_drop": 0.001}, "so small a drop can be shown on no fewer than 2,325 images, but digits leaves 243"),
+    ({"max_drop": 7}, "max_drop=7 must be a share"),
+    ({"steps": 5, "epochs": 1}, "give one of epochs, steps and budget"),
+    ({"steps": 1}, "steps=1 are too few for 3 trainings"),
+    ({"budget": "soon"}, "budget 'soon' is not a duration"),
+    ({"dim": 32}, "a conversion has no option 'dim'"),
+    ({"momentum": 0.5}, "momentum=0.5 has no effect"),
+    ({"data": "synthetic"}, "which the model does not know|channels"),
+    ({"image_size": 9}, "patch_size=2 does not divide image_size=9"),
+])  # fmt: skip
+def test_what_cannot_be_is_said_in_one_line_and_nothing_is_written(teacher, tmp_path, options, message):
+    wanted = {"to": "performer-relu:m=4", "data": "digits"} | options
+    with pytest.raises(ValueError, match=message) as caught:
+        linvit.convert(teacher, out=tmp_path / "none", device="cpu", **wanted)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "none").exists()

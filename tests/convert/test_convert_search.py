@@ -1,0 +1,136 @@
+"""Which layers may be linear: the search beside exhaustive search, and the bound that decides."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import numpy as np
+import pytest
+
+from linvit.convert.search import Blocks, Drop, allowed, evaluations, greedy, images_needed
+from linvit.convert.student import student_of
+from linvit.measure.accuracy import evaluate
+from linvit.train import load
+
+
+@pytest.fixture(scope="module")
+def models(teacher):
+    exact = load(teacher)
+    other = student_of(exact.config, exact.state_dict(), "performer-hyp:m=5", "all", 0)
+    return exact, other
+
+
+@pytest.fixture(scope="module")
+def blocks(models, digits):
+    return Blocks(models, digits.train.some(np.arange(211)), digits.mean, digits.std, batch=101)
+
+
+def test_the_score_of_a_mix_is_the_accuracy_of_the_model_that_has_it(models, blocks, digits):
+    exact, other = models
+    mix = (0, 1, 1, 0)
+    whole = load_mixed(exact, other, "softmax@1+performer-hyp:m=5@2+softmax@1", mix)
+    found = evaluate(whole, blocks.split, digits.classes, digits.mean, digits.std)
+    for base in ((0, 0, 0, 0), (1, 1, 1, 1), mix):  # whatever tokens are used again
+        ((accuracy, minus),) = blocks.scores(base, [mix])
+        assert accuracy == pytest.approx(found.accuracy)
+        assert -minus == pytest.approx(found.loss, rel=1e-4)
+
+
+def load_mixed(exact, other, layers, mix):
+    whole = student_of(exact.config, exact.state_dict(), layers, "all", 0)
+    own = whole.state_dict()
+    for i, kind in enumerate(mix):
+        own |= {key: v for key, v in (exact, other)[kind].state_dict().items() if key.startswith(f"blocks.{i}.")}
+    whole.load_state_dict(own)
+    return whole
+
+
+def test_the_search_comes_within_one_layer_of_trying_everything(blocks):
+    every = list(itertools.product((0, 1), repeat=4))
+    scores = dict(zip(every, blocks.scores(every[0], every), strict=True))
+    found = greedy(4, 1, lambda base, mixes: [scores[mix] for mix in mixes])
+    assert sorted(found) == [0, 1, 2, 3, 4]
+    for share in (0.0, 0.01, 0.03, 0.1, 0.3):
+        least = scores[0, 0, 0, 0][0] * (1 - share)
+        best = max(sum(mix) for mix, (accuracy, _) in scores.items() if accuracy >= least)
+        mine = max(linear for linear, (_, (accuracy, _)) in found.items() if accuracy >= least)
+        assert mine >= best - 1, share
+
+
+def test_greedy_is_the_better_of_both_ways_and_asks_no_more_than_it_says():
+    source = random.Random(5)
+    values = {mix: (source.random(), 0.0) for mix in itertools.product((0, 1, 2), repeat=5)}
+    asked = set()
+
+    def scores(base, mixes):
+        asked.update(mixes)
+        for mix in mixes:
+            assert sum(a != b for a, b in zip(base, mix, strict=True)) <= 1
+        return [values[mix] for mix in mixes]
+
+    found = greedy(5, 2, scores)
+    assert len(asked) <= evaluations(5, 2)
+    assert sorted(found) == list(range(6))
+    first = max((mix for mix in values if sum(map(bool, mix)) == 1), key=values.__getitem__)
+    assert found[1][1] >= values[first]  # one linear layer: the way from softmax has tried them all
+
+
+def test_a_second_linear_kind_is_taken_where_it_helps():
+    """Layer 1 is fine with kind 2 and hopeless with kind 1; softmax need not be put back."""
+
+    def scores(base, mixes):
+        return [(1.0 - 0.5 * (mix[1] == 1), 0.0) for mix in mixes]
+
+    assert greedy(3, 2, scores)[3][0] == (1, 2, 1)
+
+
+@pytest.mark.parametrize(("n", "lost", "won"), [(1009, 13, 7), (499, 0, 0), (211, 3, 11)])
+def test_the_bound_is_a_paired_interval(n, lost, won):
+    teacher = np.array([True] * lost + [False] * won + [True] * (n - lost - won))
+    student = np.array([False] * lost + [True] * won + [True] * (n - lost - won))
+    drop = Drop.of(teacher, student)
+    assert (drop.n, drop.lost, drop.won) == (n, lost, won)
+    assert drop.value == pytest.approx(teacher.mean() - student.mean())
+    a, b, m = lost + 1, won + 1, n + 2
+    wanted = (a - b) / m + 1.6448536269514722 * math.sqrt((a + b - (a - b) ** 2 / m) / m**2)
+    assert drop.bound == pytest.approx(wanted)
+    assert drop.bound > drop.value
+
+
+def test_the_bound_holds_in_95_of_100_samples():
+    """True drop 2 points: of 2,000 samples of 300 images, at most 5 % plus four standard errors lie above the bound."""
+    source = np.random.default_rng(11)
+    misses = 0
+    for _ in range(2000):
+        lost, won, _ = source.multinomial(300, (0.05, 0.03, 0.92))
+        misses += Drop(300, 0.9, int(lost), int(won)).bound < 0.02
+    assert misses / 2000 < 0.05 + 4 * math.sqrt(0.05 * 0.95 / 2000)
+
+
+def test_so_many_images_are_needed_at_least():
+    for share in (0.01, 0.02, 0.3):
+        fewest = images_needed(share)
+        assert Drop(fewest, 1.0, 0, 0).within(share)
+        assert not Drop(fewest - 1, 1.0, 0, 0).within(share)
+    with pytest.raises(ValueError, match=r"max_drop=1\.5 must be a share"):
+        images_needed(1.5)
+
+
+def test_the_best_are_looked_at_first_and_no_further_than_the_first_that_fails():
+    candidates = [((0, 1), (0.9, 0.0)), ((1, 1), (0.8, 0.0)), ((1, 0), (0.7, 0.0))]
+    drops = {(0, 1): Drop(1000, 1.0, 1, 0), (1, 1): Drop(1000, 1.0, 2, 0), (1, 0): Drop(1000, 1.0, 0, 0)}
+    looked = []
+
+    def look(mix):
+        looked.append(mix)
+        return drops[mix]
+
+    assert allowed(candidates, 0.02, look) == (1, 1)
+    drops[1, 1] = Drop(1000, 1.0, 500, 0)
+    looked.clear()
+    assert allowed(candidates, 0.02, look) == (0, 1)
+    assert looked == [(0, 1), (1, 1)]
+    drops[0, 1] = drops[1, 1]
+    assert allowed(candidates, 0.02, look) is None

@@ -1,0 +1,67 @@
+"""Weights for images of another size."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from linvit.attention import create_attention
+from linvit.models import VisionTransformer, create_model
+from linvit.models.resize import resized
+
+OPTIONS = {"image_size": 15, "patch_size": 3, "channels": 1, "dim": 14, "depth": 2, "heads": 2, "mlp_dim": 11,
+           "classes": 3, "attention": "linformer:k=7", "prefix": 2}  # fmt: skip
+
+
+def test_positions_are_a_picture_and_prefix_tokens_stay():
+    model = create_model(**OPTIONS)
+    with torch.no_grad():  # a plane is what bicubic interpolation reproduces, away from the borders
+        rows, columns = torch.meshgrid(torch.arange(5.0), torch.arange(5.0), indexing="ij")
+        model.position[0, 2:, 0] = (2 * rows + columns).flatten()
+    tensors = model.state_dict()
+    found = resized(tensors, model.config, 21)
+    assert found["position"].shape == (1, 2 + 49, 14)
+    assert torch.equal(found["position"][:, :2], tensors["position"][:, :2])
+    at = (torch.arange(7) + 0.5) * 5 / 7 - 0.5  # the centres of the new cells among the old ones
+    wanted = 2 * at[:, None] + at
+    torch.testing.assert_close(found["position"][0, 2:, 0].view(7, 7)[2:5, 2:5], wanted[2:5, 2:5], atol=1e-3, rtol=0)
+    larger = VisionTransformer(model.config.model_copy(update={"image_size": 21}))
+    larger.load_state_dict(found)
+    assert larger(torch.randn(2, 1, 21, 21)).isfinite().all()
+
+
+def test_projections_of_tokens_are_those_of_regrid():
+    model = create_model(**OPTIONS)
+    found = resized(model.state_dict(), model.config, 21)["blocks.1.attn.attention.projection"]
+    attention = model.attentions()[1]
+    attention.regrid((7, 7))
+    torch.testing.assert_close(found, attention.projection)
+
+
+def test_the_same_size_is_the_same_bits():
+    model = create_model(**OPTIONS)
+    found = resized(model.state_dict(), model.config, 15)
+    assert all(torch.equal(value, found[key]) for key, value in model.state_dict().items())
+
+
+def test_a_stem_whose_weights_have_a_size_is_refused():
+    model = create_model(image_size=8, channels=1, stem="pixel", dim=12, depth=1, heads=2, classes=3)
+    with pytest.raises(ValueError, match="stem=pixel has weights for image_size=8 alone, not 12"):
+        resized(model.state_dict(), model.config, 12)
+
+
+@pytest.mark.parametrize(("k", "prefix"), [(7, 2), (9, 0), (2, 2), (17, 2)])
+def test_pooled_projections_average_blocks_of_the_grid(k, prefix):
+    attention = create_attention(
+        f"linformer:k={k}", heads=2, head_dim=7, tokens=15 + prefix, grid=(3, 5), prefix=prefix
+    )
+    attention.pool()
+    matrix = attention.matrix()[0, 0]
+    torch.testing.assert_close(matrix.sum(1), torch.ones(k))
+    assert ((matrix > 0).sum(0) == 1).all()  # each token is in one average
+    if k > prefix:
+        assert torch.equal(matrix[:prefix, :prefix], torch.eye(prefix))
+    if k == 15 + prefix:  # as many keys as tokens: softmax itself
+        q, k_, v = torch.randn(3, 2, 2, k, 7)
+        exact = create_attention("softmax", heads=2, head_dim=7, tokens=k)
+        torch.testing.assert_close(attention(q, k_, v), exact(q, k_, v))
