@@ -148,8 +148,9 @@ def _attention(spec: Spec, config: ModelConfig, first: bool = True) -> Cost:
     m = options.get("m", 64) if drawn else d
     learned = {
         "theta-linear": m * m, "theta-mlp": d * m + m * m + 2 * m, "theta-mixture": 4 * d * d + 7 * d + 3,
-        "theta": m * d + 2 * d * d + 2 * d + 2 * d * m + 2 * m + 2,
+        "theta": m * d + 2 * d * d + 2 * d + 2 * d * m + 2 * m + 2, "hedgehog": heads * d * d,
     }  # fmt: skip
     rows = m * d if drawn and (kernel == "theta-linear" or kernel not in learned) else 0
     weights = learned.get(kernel, 0)
-    return switches + Cost(weights, heads * tokens * 4 * m * d, 2 * weights, rows)
+    work = 6 * d if kernel == "hedgehog" else 4 * m
+    return switches + Cost(weights, heads * tokens * work * d, 2 * weights, rows)
