@@ -136,6 +136,10 @@ def _attention(spec: Spec, config: ModelConfig, first: bool = True) -> Cost:
     switches = Cost(2 * d * bool(options.get("qk_norm")) + heads * d * options.get("dwc", 0) ** 2)
     if spec.name == "softmax":
         return switches + Cost(macs=2 * tokens**2 * d * heads)
+    if spec.name == "window":
+        size = options.get("size", min(7, 2 * max(grid(config)) - 1))
+        keys = math.prod(min(side, 2 * size) for side in grid(config)) + 2 * config.prefix_tokens
+        return switches + Cost(macs=2 * tokens * keys * d * heads)
     if spec.name == "linformer":
         sharing, kind, k = spec.options.get("sharing"), options.get("kind"), options.get("k", min(64, tokens))
         copies = (heads if sharing == "none" else 1) * (1 if sharing in ("key-value", "layerwise") else 2)
