@@ -65,7 +65,7 @@ def test_a_window_over_the_whole_grid_is_softmax(grid):
 
 
 def test_far_tokens_do_not_matter_and_near_ones_do():
-    attention, (q, k, v) = window(3, (13, 17), 1), inputs(tokens=1 + 13 * 17)
+    attention, (q, k, _) = window(3, (13, 17), 1), inputs(tokens=1 + 13 * 17)
     reach = attention.attention_matrix(q, k)[0, 0, 1 + 6 * 17 + 8].nonzero().flatten().tolist()
     assert reach == [0, *(1 + row * 17 + column for row in (5, 6, 7) for column in (7, 8, 9))]
 

@@ -51,7 +51,7 @@ class Window(Attention):
         self.register_buffer("near", F.pad(near, (site.prefix, 0), value=True), persistent=False)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        (b, h, n, _), first, (rows, columns) = q.shape, self.site.prefix, self.grid
+        (_, h, n, _), first, (rows, columns) = q.shape, self.site.prefix, self.grid
         if n - first > rows * columns:
             raise ValueError(f"{n} tokens do not fit grid={self.grid} with prefix={first}")
         kept = q.new_ones(1, n, 1) if mask is None else mask[:, :, None].to(q)

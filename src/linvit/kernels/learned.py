@@ -127,7 +127,8 @@ class Hedgehog(FeatureMap):
 
     def log_features(self, x: Tensor) -> Tensor:
         """±Wx of x (…, heads, N, d), or of any (…, d) if there is one head."""
-        u = x @ self.weight.squeeze(0).to(x).mT
+        weight = self.weight[0] if self.site.heads == 1 else self.weight
+        u = x @ weight.to(x).mT
         return torch.cat([u, -u], -1)
 
     def phi(self, x: Tensor) -> Tensor:

@@ -98,7 +98,7 @@ class VisionTransformer(nn.Module):
             raise ValueError(f"images have shape {tuple(x.shape[1:])}, but the model takes {wanted}")
         x = self.stem(x)
         if self.cls is not None:
-            x = torch.cat([self.cls.expand(len(x), -1, -1), x], 1)
+            x = torch.cat([self.cls.expand(x.shape[0], -1, -1), x], 1)
         if self.position is not None:
             x = x + self.position
         x = self.dropout(x)
