@@ -1,0 +1,1 @@
+"""Conversion: trained models with another attention, and for use elsewhere."""
