@@ -172,7 +172,8 @@ def test_weights_of_an_attention_without_any_go_to_transformers(tmp_path):
     ("softmax", {"pool": "mean"}, "pool=mean"), ("softmax", {"prefix": 2}, "prefix=2"),
     ("softmax", {"stem": "conv", "trunk": (3, 5), "patch_size": None}, "stem=conv"),
     ("softmax", {"layer_scale": 0.5}, "layer_scale=0.5"), ("softmax", {"head_dim": 7}, "heads=2 × head_dim=7"),
-    ("softmax+efficient", {"depth": 2}, "differs between layers"), ("linformer:k=5", {}, "blocks.0.attn.attention.projection"),
+    ("softmax+efficient", {"depth": 2}, "differs between layers"),
+    ("linformer:k=5", {}, "blocks.0.attn.attention.projection"),
     ("performer-exp:m=11", {}, "blocks.0.attn.attention.kernel.omega.rows"),
     ("softmax:qk_norm=true", {}, "blocks.0.attn.attention.q_norm"),
 ])  # fmt: skip
