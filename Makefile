@@ -29,7 +29,7 @@ LOWEST := .venv-lowest/bin
 
 .venv-lowest/.done: pyproject.toml constraints-lowest.txt
 	test -x $(LOWEST)/python || python3 -m venv .venv-lowest
-	$(LOWEST)/python -m pip install --quiet --disable-pip-version-check -c constraints-lowest.txt -e '.[test,parquet]'
+	$(LOWEST)/python -m pip install --quiet --disable-pip-version-check -c constraints-lowest.txt -e '.[test,parquet,onnx]'
 	touch $@
 
 test-lowest: .venv-lowest/.done

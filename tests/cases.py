@@ -17,6 +17,7 @@ from linvit.attention import ATTENTIONS, PERFORMER, attention_names, attention_o
 from linvit.attention.base import Attention
 from linvit.attention.performer import Performer
 from linvit.kernels import KERNELS
+from linvit.measure.cost import squarest
 from linvit.registry import parse
 
 SMALL = {"m": 11, "k": 5}  # primes; whoever has these options gets them small
@@ -25,7 +26,8 @@ BATCH = 2
 
 # Facts that no signature tells.
 FAMILIES = {"relu", "gelu", "trig", "exp", "theta", "theta-linear"}  # non-negative, signed, with a norm, exponential, …
-ORDERED = {"linformer"}  # tokens have places: not permutation-equivariant
+ORDERED = {"linformer", "window"}  # tokens have places: not permutation-equivariant
+GRIDDED = {"window"}  # cannot be without a grid
 NOT_AVERAGES = {"linformer"}  # rows of the matrix need not sum to one
 
 
@@ -71,8 +73,12 @@ def _choices(annotation: object) -> list[object]:
     return [value for part in parts for value in _choices(part)]
 
 
-def build(spec: str, **site: object) -> Attention:
-    return create_attention(spec, **(SITE | site))  # type: ignore[arg-type]
+def build(spec: str, **site: typing.Any) -> Attention:
+    site = SITE | site
+    if parse(spec).name in GRIDDED and "grid" not in site:
+        prefix = min(1, site["tokens"] - 1)
+        site |= {"prefix": prefix, "grid": squarest(site["tokens"] - prefix)}
+    return create_attention(spec, **site)
 
 
 @cache

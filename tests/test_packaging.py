@@ -11,7 +11,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def test_the_oldest_versions_admitted_are_those_that_ci_runs():
-    admitted = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["parquet"]]
+    extras = PROJECT["optional-dependencies"]
+    admitted = [*PROJECT["dependencies"], *extras["parquet"], *extras["onnx"]]
     lines = (ROOT / "constraints-lowest.txt").read_text().splitlines()
     assert sorted(admitted) == sorted(line.replace("==", ">=") for line in lines if not line.startswith("#"))
     assert "make test-lowest" in (ROOT / ".ci" / "run").read_text()

@@ -16,26 +16,21 @@ _HOMES = {
     "create_attention": "linvit.attention",
     "create_kernel": "linvit.kernels",
     "create_model": "linvit.models",
+    "export": "linvit.convert.export",
     "load": "linvit.train",
     "train": "linvit.train",  # the package itself, which can be called
     "MultiHead": "linvit.attention.multihead",
 }
 __all__ = [
-    "MultiHead",
-    "__version__",
-    "compare",
-    "convert",
-    "create_attention",
-    "create_kernel",
-    "create_model",
-    "load",
-    "train",
-]
+    "MultiHead", "__version__", "compare", "convert", "create_attention", "create_kernel", "create_model", "export",
+    "load", "train",
+]  # fmt: skip
 
 if TYPE_CHECKING:
     from linvit.attention import create_attention
     from linvit.attention.multihead import MultiHead
     from linvit.convert import convert
+    from linvit.convert.export import export
     from linvit.kernels import create_kernel
     from linvit.models import create_model
     from linvit.study import compare

@@ -24,7 +24,7 @@ def write_atomically(path: Path, content: bytes | str) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(part, path)
-        except OSError:
+        except BaseException:  # Ctrl-C too
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)  # a full disk needs the room
             raise

@@ -175,7 +175,7 @@ def test_kernels_by_name():
         linvit.create_kernel("relu", head_dim=0)
     assert set(KERNELS.names()) >= {
         "exp", "hyp", "trig", "smreg", "oprf", "relu", "elu", "gelu", "sigmoid", "abs", "cos", "tanh", "identity",
-        "elu1", "gexp", "theta-linear", "theta-mixture", "theta-mlp", "theta",
+        "elu1", "gexp", "theta-linear", "theta-mixture", "theta-mlp", "theta", "hedgehog",
     }  # fmt: skip
 
 
@@ -193,7 +193,7 @@ def test_plain_construction_without_the_registry():
 def test_documented_defaults():
     buffers = dict(build("performer-exp").named_buffers())
     assert buffers["kernel.omega.rows"].shape == (64, 7)
-    for name, width in (("exp", 64), ("hyp", 128), ("trig", 128), ("theta", 128), ("relu", 64)):
+    for name, width in (("exp", 64), ("hyp", 128), ("trig", 128), ("theta", 128), ("relu", 64), ("hedgehog", 14)):
         kernel = linvit.create_kernel(name, head_dim=7)
         assert kernel.width == width
         assert kernel.phi(torch.zeros(5, 7)).shape == (5, width)

@@ -112,6 +112,22 @@ def test_learnable_kernels_as_reported(spec, f):
     torch.testing.assert_close(kernel.phi(x), f(kernel, x), rtol=1e-6, atol=1e-6)
 
 
+def test_hedgehog_has_a_matrix_for_each_head():
+    """Exponentials of ±Wx as they are written, each head with a W of its own; at the start 2 Σ cosh(x + y)."""
+    q, k, v = inputs()
+    attention = performer("hedgehog").double()
+    x, y = q * 7**-0.25, k * 7**-0.25
+    start = 2 * torch.cosh(x[:, :, :, None] + y[:, :, None]).sum(-1)
+    torch.testing.assert_close(attention(q, k, v), start / start.sum(-1, keepdim=True) @ v, rtol=1e-11, atol=1e-11)
+    weight = torch.randn(3, 7, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    attention.load_state_dict({"kernel.weight": weight})
+    for head, w in enumerate(weight):
+        phi_q, phi_k = (torch.cat([(z[:, head] @ w.T).exp(), (-z[:, head] @ w.T).exp()], -1) for z in (x, y))
+        scores = phi_q @ phi_k.transpose(1, 2)
+        expected = scores / scores.sum(-1, keepdim=True) @ v[:, head]
+        torch.testing.assert_close(attention(q, k, v)[:, head], expected, rtol=1e-11, atol=1e-11)
+
+
 def test_modes_of_sign_indefinite_features():
     """gelu: shift is positive; rms divides by nothing; clamp keeps |D| at a least; literal does neither."""
     q, k, v = inputs(sigma=0.3)

@@ -136,7 +136,7 @@ def test_debug_names_the_input_that_is_not_finite(which, value, word):
 @every_name
 def test_multihead_has_the_same_names_for_every_attention(name):
     torch.manual_seed(0)
-    module = MultiHead(23, heads=3, head_dim=7, tokens=13, attention=cases.spec_of(name))
+    module = MultiHead(23, heads=3, head_dim=7, tokens=13, attention=cases.spec_of(name), grid=(1, 13))
     shared = {"qkv.weight", "qkv.bias", "proj.weight", "proj.bias"}
     assert {key for key in module.state_dict() if not key.startswith("attention.")} == shared
     assert module.qkv.weight.shape == (63, 23)

@@ -75,7 +75,7 @@ def test_the_gate_forgives_no_row_of_an_output():
 
 @pytest.mark.parametrize("name", attention_names())
 def test_everything_registered_passes_the_gate(name):
-    attention = create_attention(name, heads=2, head_dim=8, tokens=67)
+    attention = create_attention(name, heads=2, head_dim=8, tokens=67, grid=(6, 11), prefix=1)
     found = wrong(attention, *torch.randn(4, 1, 2, 67, 8, generator=generator("gate")))
     assert found is None
 

@@ -237,7 +237,8 @@ KNOWN = [
     "softmax", "uniform", "efficient", "linformer:k=7", "linformer:k=7,sharing=layerwise", "linformer:sharing=none",
     "linformer:k=7,sharing=key-value,kind=conv", "linformer:k=7,kind=pool", "performer-relu:m=7", "performer-exp",
     "performer-relu:projection=none", "performer-theta:m=7", "performer-theta-linear:m=7", "performer-theta-mlp:m=7",
-    "performer-theta-mixture", "performer-theta-linear:projection=none",
+    "performer-theta-mixture", "performer-theta-linear:projection=none", "performer-hedgehog",
+    "window", "window:size=1",
 ]  # fmt: skip
 
 
@@ -258,7 +259,10 @@ def test_an_attention_from_elsewhere_is_never_overestimated(name):
     assert estimate(model.config).parameters <= model.parameter_count()
 
 
-@pytest.mark.parametrize("attention", ["performer-relu:m=16", "linformer:k=5", "performer-exp:m=8"])
+@pytest.mark.parametrize(
+    "attention",
+    ["performer-relu:m=16", "linformer:k=5", "performer-exp:m=8", "performer-hedgehog", "window", "window:size=1"],
+)
 def test_work_of_linear_attentions(attention):
     model = create_model(**SMALL, attention=attention)
     assert estimate(model.config).macs == pytest.approx(model.macs(), rel=0.01)

@@ -10,7 +10,7 @@ import typer
 
 from linvit.cli import _options as options
 
-HEADS, HEAD_DIM, TOKENS = 8, 64, 1024  # the site for which costs are stated
+HEADS, HEAD_DIM, TOKENS, GRID = 8, 64, 1024, (32, 32)  # the site for which costs are stated
 COSTS = (
     f"MACs: all heads, for heads={HEADS}, head_dim={HEAD_DIM}, N={TOKENS} and the default options. break-even: tokens "
     "above which it takes fewer MACs than softmax (for time, see linvit bench speed)."
@@ -56,7 +56,7 @@ def attentions() -> tuple[list[dict[str, Any]], list[str]]:
     for name in attention_names():
         kernel = KERNELS[name.removeprefix(PERFORMER)] if name.startswith(PERFORMER) else None
         what = ATTENTIONS[name] if kernel is None else kernel
-        attention = create_attention(name, heads=HEADS, head_dim=HEAD_DIM, tokens=TOKENS)
+        attention = create_attention(name, heads=HEADS, head_dim=HEAD_DIM, tokens=TOKENS, grid=GRID)
         own = {key: value for key, value in attention_options(name).items() if key not in switches}
         rows.append(
             {

@@ -94,7 +94,7 @@ def student_of(
     for i, spec in enumerate(parse_layers(attention, config.depth)):
         mine: Attention = model.attentions()[i]
         if isinstance(mine, Linformer) and mine.kind == "learned" and not mine.shared and "init" not in spec.options:
-            mine.pool()
+            Linformer.pool(mine)
         if mine.switches.dwc:
             own[f"blocks.{i}.attn.attention.dwc.weight"].zero_()
     changed = {f"blocks.{i}" for i, spec in enumerate(parse_layers(attention, config.depth)) if spec != old[i]}

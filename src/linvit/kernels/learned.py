@@ -1,4 +1,5 @@
-"""Learnable kernels: three as the reports wrote them, and `theta`, which is positive and starts exactly at FAVOR+."""
+"""Learnable kernels: three as the reports wrote them, `hedgehog`, and `theta`, which is positive and starts exactly at
+FAVOR+."""
 
 from __future__ import annotations
 
@@ -110,6 +111,32 @@ class ThetaMlp(Learned):
 
     def phi(self, x: Tensor) -> Tensor:
         return _run(self.mlp, x)
+
+
+@register("hedgehog")
+class Hedgehog(FeatureMap):
+    """exp(±Wx) with a W for each head that starts as the identity: made to learn the softmax of a trained model."""
+
+    formula = "[exp(Wx); exp(−Wx)], W (d×d) learned for each head"
+    estimates = "learned (2 Σ_f cosh(x_f + y_f) at the start)"
+
+    def __init__(self, site: Site, **options):
+        super().__init__(site, **options)
+        self.weight = nn.Parameter(torch.eye(site.head_dim).repeat(site.heads, 1, 1))
+        self.width, self.rows = 2 * site.head_dim, site.head_dim
+
+    def log_features(self, x: Tensor) -> Tensor:
+        """±Wx of x (…, heads, N, d), or of any (…, d) if there is one head."""
+        weight = self.weight[0] if self.site.heads == 1 else self.weight
+        u = x @ weight.to(x).mT
+        return torch.cat([u, -u], -1)
+
+    def phi(self, x: Tensor) -> Tensor:
+        return self.log_features(x).exp()
+
+    def prepare(self, q: Tensor, k: Tensor, keep: Tensor | None) -> Prepared:
+        q, k = (self.log_features(x.unflatten(0, (-1, self.site.heads)) * self.scale).flatten(0, 1) for x in (q, k))
+        return Prepared(q, k, Features())
 
 
 @register("theta")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from linvit.attention import Attention, create_attention
+from linvit.measure.cost import squarest
 from linvit.measure.provenance import provenance
 from linvit.progress import Progress, ignore
 from linvit.randomness import generator
@@ -69,7 +70,8 @@ def measure(
     specs = list(dict.fromkeys([*specs, CONTROL]))
 
     def build(spec: str, draw: int) -> Attention:
-        return create_attention(spec, heads=heads, head_dim=head_dim, tokens=tokens, seed=seed + draw).eval()
+        grid = squarest(tokens)
+        return create_attention(spec, heads=heads, head_dim=head_dim, tokens=tokens, grid=grid, seed=seed + draw).eval()
 
     for spec in specs:
         build(spec, 0)  # a bad spec is an error before anything is measured

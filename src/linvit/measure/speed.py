@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from linvit.attention import Attention, create_attention
+from linvit.measure.cost import squarest
 from linvit.measure.provenance import provenance
 from linvit.measure.race import BASELINES, FEWEST, ROUNDS, Call, Times, over_rounds, quartiles, race, ratios
 from linvit.progress import Progress, ignore
@@ -49,8 +50,8 @@ class Setting:
     def attention(self, spec: str, tokens: int) -> Attention:
         """With the grid that is nearest to a square, if the tokens after the prefix make one of several rows."""
         image = tokens - self.prefix
-        rows = max((n for n in range(1, math.isqrt(max(0, image)) + 1) if image % n == 0), default=0)
-        grid = (rows, image // rows) if rows > 1 or image == 1 else None
+        rows, columns = squarest(image) if image > 0 else (0, 0)
+        grid = (rows, columns) if rows > 1 or image == 1 else None
         return create_attention(
             spec, heads=self.heads, head_dim=self.head_dim, tokens=tokens, grid=grid, prefix=self.prefix, seed=self.seed
         ).to(self.device)

@@ -136,6 +136,10 @@ def _attention(spec: Spec, config: ModelConfig, first: bool = True) -> Cost:
     switches = Cost(2 * d * bool(options.get("qk_norm")) + heads * d * options.get("dwc", 0) ** 2)
     if spec.name == "softmax":
         return switches + Cost(macs=2 * tokens**2 * d * heads)
+    if spec.name == "window":
+        size = options.get("size", min(7, 2 * max(grid(config)) - 1))
+        keys = math.prod(min(side, 2 * size) for side in grid(config)) + 2 * config.prefix_tokens
+        return switches + Cost(macs=2 * tokens * keys * d * heads)
     if spec.name == "linformer":
         sharing, kind, k = spec.options.get("sharing"), options.get("kind"), options.get("k", min(64, tokens))
         copies = (heads if sharing == "none" else 1) * (1 if sharing in ("key-value", "layerwise") else 2)
@@ -148,8 +152,9 @@ def _attention(spec: Spec, config: ModelConfig, first: bool = True) -> Cost:
     m = options.get("m", 64) if drawn else d
     learned = {
         "theta-linear": m * m, "theta-mlp": d * m + m * m + 2 * m, "theta-mixture": 4 * d * d + 7 * d + 3,
-        "theta": m * d + 2 * d * d + 2 * d + 2 * d * m + 2 * m + 2,
+        "theta": m * d + 2 * d * d + 2 * d + 2 * d * m + 2 * m + 2, "hedgehog": heads * d * d,
     }  # fmt: skip
     rows = m * d if drawn and (kernel == "theta-linear" or kernel not in learned) else 0
     weights = learned.get(kernel, 0)
-    return switches + Cost(weights, heads * tokens * 4 * m * d, 2 * weights, rows)
+    work = 6 * d if kernel == "hedgehog" else 4 * m
+    return switches + Cost(weights, heads * tokens * work * d, 2 * weights, rows)

@@ -105,7 +105,7 @@ class VisionTransformer(nn.Module):
         """(B, C, H, W) → tokens (B, N, dim), with positions, before the first block."""
         x = self.stem(x)
         if self.cls is not None:
-            x = torch.cat([self.cls.expand(len(x), -1, -1), x], 1)
+            x = torch.cat([self.cls.expand(x.shape[0], -1, -1), x], 1)
         if self.position is not None:
             x = x + self.position
         return self.dropout(x)
