@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention
-from linvit.attention.linformer import Linformer
+from linvit.attention.linformer import share_layerwise
 from linvit.attention.multihead import MultiHead
 from linvit.models.config import ModelConfig
 from linvit.models.cost import check_fits, frame
@@ -85,10 +85,7 @@ class VisionTransformer(nn.Module):
         self.head = _head(config)
         self.tokens = tokens
         initialise(self, config.seed)
-        linformers: list[Linformer] = [a for a in self.attentions() if isinstance(a, Linformer)]
-        layerwise = [a for a in linformers if a.sharing == "layerwise"]
-        for other in layerwise[1:]:  # layerwise projections belong to the model: the first layer owns them
-            other.share(layerwise[0])
+        share_layerwise(self.attentions())
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) → logits (B, classes), or features where there are no classes."""
