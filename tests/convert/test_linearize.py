@@ -261,6 +261,8 @@ def test_padding_of_torchs_own_module():
 def test_what_is_refused():
     with pytest.raises(ValueError, match="Linear has no attention that linvit knows"):
         linvit.linearize(nn.Linear(2, 3), "uniform")
+    with pytest.raises(ValueError, match="Block is not a whole vision transformer"):
+        linvit.linearize(TimmLike.Block(), "uniform")
     with pytest.raises(ValueError, match="has a fast path that passes its attention by"):
         linvit.linearize(nn.Sequential(nn.TransformerEncoderLayer(4, 2)), "uniform")
     model = build("timm")

@@ -23,7 +23,7 @@ def images(n: int = 2):
     return torch.randn(n, 3, 35, 35, generator=torch.Generator().manual_seed(3))
 
 
-def test_a_name_for_transformers_is_the_spec():
+def test_a_name_for_transformers_is_the_spec(tmp_path):
     pytest.importorskip("transformers")
     name = linvit.register_transformers("performer-exp:m=11")
     assert name == "linvit-performer-exp:m=11"
@@ -33,12 +33,13 @@ def test_a_name_for_transformers_is_the_spec():
         assert (out - exact(images()).logits).abs().max() > 1e-3
         # the same as the attention itself inside, its features drawn for layer 0 in every layer
         attention = create_attention("performer-exp:m=11", heads=3, head_dim=11, tokens=26)
-        for layer in exact.vit.layers:
-            linvit.linearize(exact, "performer-exp:m=11")
-            layer.attention.linvit = attention
+        linvit.linearize(exact, "performer-exp:m=11")
         for layer in exact.vit.layers:
             layer.attention.linvit = attention
         torch.testing.assert_close(exact(images()).logits, out)
+        model.save_pretrained(tmp_path)
+        again = type(model).from_pretrained(tmp_path, attn_implementation=name)
+        assert torch.equal(again(images()).logits, out)
 
 
 def test_softmax_by_that_way_is_softmax():

@@ -108,9 +108,9 @@ def _site(model: Any) -> dict[str, Any]:
     elif hasattr(model, "class_token"):  # torchvision
         grid, prefix = _pair(model.image_size, model.patch_size), 1
     else:
-        config = model.config
-        if config.model_type not in PREFIX:
-            raise ValueError(f"model_type={config.model_type!r}: give the vision transformer that is inside this model")
+        config: Any = getattr(model, "config", None)
+        if getattr(config, "model_type", None) not in PREFIX:
+            raise ValueError(f"{type(model).__name__} is not a whole vision transformer: give that")
         grid = _pair(config.image_size, config.patch_size)
         prefix = PREFIX[config.model_type] + getattr(config, "num_register_tokens", 0)
     return {"tokens": prefix + grid[0] * grid[1], "grid": tuple(grid), "prefix": prefix}

@@ -47,7 +47,6 @@ TIMM = {
     r"pos_embed": "position",
     r"patch_embed\.proj\.*": r"stem.embed.\1",
     r"blocks\.#\.(norm[12]|attn\.qkv|attn\.proj)\.*": r"blocks.\1.\2.\3",
-    r"blocks\.#\.attn\.linvit\.(.+)": r"blocks.\1.attn.attention.\2",
     r"blocks\.#\.mlp\.fc1\.*": r"blocks.\1.mlp.0.\2",
     r"blocks\.#\.mlp\.fc2\.*": r"blocks.\1.mlp.3.\2",
     r"blocks\.#\.ls([12])\.gamma": r"blocks.\1.scale\2",
@@ -61,7 +60,6 @@ TORCHVISION = {
     r"encoder\.layers\.encoder_layer_#\.ln_([12])\.*": r"blocks.\1.norm\2.\3",
     r"encoder\.layers\.encoder_layer_#\.self_attention\.in_proj_*": r"blocks.\1.attn.qkv.\2",
     r"encoder\.layers\.encoder_layer_#\.self_attention\.out_proj\.*": r"blocks.\1.attn.proj.\2",
-    r"encoder\.layers\.encoder_layer_#\.self_attention\.linvit\.(.+)": r"blocks.\1.attn.attention.\2",
     r"encoder\.layers\.encoder_layer_#\.mlp\.(?:0|linear_1)\.*": r"blocks.\1.mlp.0.\2",
     r"encoder\.layers\.encoder_layer_#\.mlp\.(?:3|linear_2)\.*": r"blocks.\1.mlp.3.\2",
     r"encoder\.ln\.*": r"norm.\1",
@@ -72,7 +70,7 @@ HEADS = {  # by the size in a name, where no configuration says it
     "b": 12, "l": 16, "h": 16,
 }  # fmt: skip
 IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
-HALVES = [0.5, 0.5, 0.5], [0.5, 0.5, 0.5]
+HALVES = 0.5, 0.5
 FLOATS = ("F64", "F32", "F16", "BF16")
 MODEL_TYPES = ("vit", "deit", "dinov2", "dinov2_with_registers")
 PREFIX_TOKENS = ("cls", "distillation", "registers")
@@ -224,7 +222,7 @@ def _hugging_face(folder: Path, said: Mapping[str, Any], header: Mapping[str, An
     pixels = _json(beside) if beside.exists() else {}
     mean, std = HALVES if kind == "vit" else IMAGENET
     if pixels.get("do_normalize") is False:
-        mean, std = pixels["image_mean"], pixels["image_std"] = [0.0] * 3, [1.0] * 3
+        pixels |= {"image_mean": 0.0, "image_std": 1.0}
     return Said(
         heads=_whole(said, "num_attention_heads"),
         norm_eps=said.get("layer_norm_eps", 1e-6 if kind.startswith("dinov2") else 1e-12),
@@ -238,7 +236,7 @@ def _hugging_face(folder: Path, said: Mapping[str, Any], header: Mapping[str, An
 
 
 def _timm(said: Mapping[str, Any], header: Mapping[str, Any]) -> Said:
-    name, arguments, cfg = str(said.get("architecture")), said.get("model_args") or {}, said.get("pretrained_cfg") or {}
+    name, arguments, cfg = str(said.get("architecture")), _object(said, "model_args"), _object(said, "pretrained_cfg")
     if not re.match(r"(vit|deit3?|flexivit)_", name) or re.search("rope|relpos|quickgelu", name):
         raise ValueError(f"architecture={name!r} is not a plain vision transformer: vit_…, deit_… and deit3_… are read")
     for field in ("act_layer", "norm_layer", "mlp_layer", "attn_layer", "block_fn", "embed_layer"):
@@ -257,7 +255,6 @@ def _timm(said: Mapping[str, Any], header: Mapping[str, Any]) -> Said:
         labels=said.get("label_names") or cfg.get("label_names"),
         mean=cfg.get("mean", IMAGENET[0]),
         std=cfg.get("std", IMAGENET[1]),
-        attention=said.get("linvit_attention", "softmax"),
     )
 
 
@@ -271,7 +268,6 @@ def _torchvision(said: Mapping[str, Any]) -> Said:
         labels=said.get("label_names") or said.get("classes"),
         mean=said.get("mean", IMAGENET[0]),
         std=said.get("std", IMAGENET[1]),
-        attention=said.get("linvit_attention", "softmax"),
     )
 
 
@@ -282,6 +278,13 @@ def _heads(architecture: str, size: str) -> int:
             f"architecture={architecture!r}: how many heads this has is not known: write num_heads into config.json"
         )
     return HEADS[found[1]]
+
+
+def _object(said: Mapping[str, Any], field: str) -> dict[str, Any]:
+    value = said.get(field) or {}
+    if not isinstance(value, dict):
+        raise ValueError(f"config.json: {field}={value!r} must be an object")
+    return value
 
 
 def _whole(said: Mapping[str, Any], field: str) -> int:
@@ -307,11 +310,11 @@ def _classes(folder: Path, said: Said, count: int) -> list[str]:
 
 
 def _numbers(name: str, given: Any, channels: int) -> list[float]:
-    """The mean or std of each channel."""
-    if given in (*IMAGENET, *HALVES) and channels != 3:  # nobody said so, and the usual ones are for colours
-        return [0.5] * channels
+    """The mean or std of each channel; one number is that of all."""
+    if given in IMAGENET and channels != 3:  # nobody said so, and those are of colours
+        given = 0.5
     least = 0.0 if name == "std" else -math.inf
-    numbers = given if isinstance(given, list) else []
+    numbers = given if isinstance(given, list) else [given] * channels
     if len(numbers) != channels or not all(isinstance(x, (int, float)) and least < x < math.inf for x in numbers):
         raise ValueError(f"{name}={given!r} must be {channels} numbers, one for each channel")
     return [float(x) for x in numbers]
@@ -335,7 +338,7 @@ def _configured(facts: Said, shapes: Shapes, said: Mapping[str, Any]) -> tuple[M
     count = shape("position", 3)[1]
     positioned, side = _grid(count, prefix, facts.positioned)
     size = said.get("image_size", side * patch)
-    if set(size if isinstance(size, list) else [size]) != {side * patch}:
+    if any(one != side * patch for one in (size if isinstance(size, list) else [size])):
         raise ValueError(f"image_size={size}, but {count} positions of patches of {patch} px are for {side * patch} px")
     depth = 1 + max((int(key.split(".")[1]) for key in shapes if key.startswith("blocks.")), default=-1)
     inner = shape("blocks.0.attn.proj.weight", 2)[1]
