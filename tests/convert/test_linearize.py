@@ -254,6 +254,12 @@ def test_padding_of_torchs_own_module():
     assert weights is None
     short = x[:, :19]
     torch.testing.assert_close(out[:, :19], attn(short, short, short)[0], atol=1e-5, rtol=1e-4)
+    square = torch.randn(26, 26, DIM)  # as many images as tokens
+    drop = torch.rand(26, 26) < 0.5
+    direct = torch.cat([attn(*[x[:, ~gone]] * 3)[0][:, 0] for x, gone in zip(square.split(1), drop, strict=True)])
+    out = attn(square, square, square, key_padding_mask=drop.float())[0]
+    first = torch.stack([row[~gone][0] for row, gone in zip(out, drop, strict=True)])
+    torch.testing.assert_close(first, direct, atol=1e-5, rtol=1e-4)
     with pytest.raises(ValueError, match="not the same: only self-attention"):
         attn(x, x + 1, x)
 

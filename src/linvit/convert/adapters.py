@@ -24,16 +24,14 @@ CLASSES = ("ViTAttention", "DeiTAttention", "Dinov2Attention", "Dinov2WithRegist
 
 
 def key_mask(mask: Tensor | None, batch: int, tokens: int) -> Tensor | None:
-    """Which keys are kept, (B, N) bool, from a mask as softmax takes it: bool, or added to the scores. All queries must
-    have the same: linear attention sums over the keys before it sees a query."""
+    """Which keys are kept, (B, N) bool, from a mask over scores (…, queries, keys): bool, or added to them. All queries
+    must have the same: linear attention sums over the keys before it sees a query."""
     if mask is None:
         return None
     if mask.dtype != torch.bool:
         if not tracing() and ((mask > torch.finfo(mask.dtype).min / 2) & (mask != 0)).any():
             raise ValueError("attention mask: a linear attention has no scores to which a bias could be added")
         mask = mask == 0
-    if mask.ndim == 2 and mask.shape == (batch, tokens) and batch != tokens:
-        return mask
     while mask.ndim < 4:
         mask = mask.unsqueeze(0)
     mask = mask.expand(batch, mask.shape[1], mask.shape[2], tokens)
@@ -91,7 +89,7 @@ def torchvision(
     b, n, _ = x.shape
     parts = F.linear(x, self.in_proj_weight, self.in_proj_bias)
     q, k, v = parts.view(b, n, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind()
-    out = self.linvit(q, k, v, None if key_padding_mask is None else key_mask(~key_padding_mask.bool(), b, n))
+    out = self.linvit(q, k, v, None if key_padding_mask is None else ~key_padding_mask.bool())
     out = self.out_proj(out.transpose(1, 2).reshape(b, n, -1))
     return out if self.batch_first else out.transpose(0, 1), None
 
