@@ -14,6 +14,7 @@ PUBLIC = f"""linvit: {" ".join(name for name in linvit.__all__ if name != "__ver
 linvit.convert: Conversion Converted Row
 linvit.study: Variant Study Job
 linvit.study.runners: Runner
+linvit.convert: Linearized
 linvit.train: Experiment Recipe Source Start Trained design run
 linvit.train.events: Began Noted Stepped Validated Diverged
 linvit.train.tasks: Task

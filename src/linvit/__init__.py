@@ -17,19 +17,22 @@ _HOMES = {
     "create_kernel": "linvit.kernels",
     "create_model": "linvit.models",
     "export": "linvit.convert.export",
+    "linearize": "linvit.convert",
     "load": "linvit.train",
+    "register_transformers": "linvit.convert",
+    "timm_attention": "linvit.convert",
     "train": "linvit.train",  # the package itself, which can be called
     "MultiHead": "linvit.attention.multihead",
 }
 __all__ = [
     "MultiHead", "__version__", "compare", "convert", "create_attention", "create_kernel", "create_model", "export",
-    "load", "train",
+    "linearize", "load", "register_transformers", "timm_attention", "train",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from linvit.attention import create_attention
     from linvit.attention.multihead import MultiHead
-    from linvit.convert import convert
+    from linvit.convert import convert, linearize, register_transformers, timm_attention
     from linvit.convert.export import export
     from linvit.kernels import create_kernel
     from linvit.models import create_model

@@ -7,6 +7,7 @@ another resolution is a new grid, to which `regrid` interpolates them.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal
 
@@ -136,6 +137,14 @@ class Linformer(Attention):
 
     def macs(self, tokens: int) -> int:
         return 4 * tokens * self.k * self.site.head_dim * self.site.heads
+
+
+def share_layerwise(attentions: Iterable[Attention]) -> None:
+    """Layerwise projections belong to the model: the first layer that has them owns them."""
+    linformers: list[Linformer] = [a for a in attentions if isinstance(a, Linformer)]
+    layerwise = [a for a in linformers if a.sharing == "layerwise"]
+    for other in layerwise[1:]:
+        other.share(layerwise[0])
 
 
 def _pooling(k: int, tokens: int) -> Tensor:

@@ -5,8 +5,12 @@ import sys
 import types
 
 from linvit.convert.convert import Conversion, Converted, Row, convert
+from linvit.convert.linearize import Linearized, linearize
+from linvit.convert.registries import register_transformers, timm_attention
 
-__all__ = ["Conversion", "Converted", "Row", "convert"]
+__all__ = [
+    "Conversion", "Converted", "Linearized", "Row", "convert", "linearize", "register_transformers", "timm_attention",
+]  # fmt: skip
 
 
 class _Callable(types.ModuleType):

@@ -26,7 +26,7 @@ class ModelConfig(BaseModel):
 
     image_size: int = Field(32, ge=4, le=8192)
     channels: int = Field(3, ge=1)
-    classes: int = Field(10, ge=1)
+    classes: int = Field(10, ge=0)  # 0: no head, the features are what comes out
     stem: Literal["patch", "conv", "resnet", "pixel", "length-one"] = "patch"
     patch_size: int | None = Field(None, ge=1)
     trunk: tuple[PositiveInt, ...] | None = Field(None, min_length=1)  # widths of a convolutional stem
@@ -37,8 +37,8 @@ class ModelConfig(BaseModel):
     head_dim: int | None = Field(None, ge=1)
     mlp_dim: int = Field(256, ge=1)
     attention: str = "softmax"
-    pool: Literal["cls", "mean"] = "mean"  # mean of the image tokens, or the first prefix token
-    prefix: int | None = Field(None, ge=0)  # learned tokens before the image's; without it 1 for pool=cls, 0 for mean
+    pool: Literal["cls", "mean", "cls-mean"] = "mean"  # the first prefix token, the mean of the image tokens, or both
+    prefix: int | None = Field(None, ge=0)  # learned tokens before the image's; without it 0 for pool=mean, else 1
     positions: Literal["learned", "sincos", "none"] = "learned"
     qkv_bias: bool = True
     norm_eps: float = Field(1e-5, gt=0)
@@ -56,7 +56,12 @@ class ModelConfig(BaseModel):
 
     @property
     def prefix_tokens(self) -> int:
-        return int(self.pool == "cls") if self.prefix is None else self.prefix
+        return int(self.pool != "mean") if self.prefix is None else self.prefix
+
+    @property
+    def features(self) -> int:
+        """The width of what the head sees."""
+        return 2 * self.dim if self.pool == "cls-mean" else self.dim
 
     @model_validator(mode="before")
     @classmethod
@@ -73,10 +78,12 @@ class ModelConfig(BaseModel):
             raise ValueError(f"trunk has {len(self.widths):,} widths, more than the {LONGEST_TRUNK} there may be")
         for spec in parse_layers(self.attention, self.depth) or parse_layers(self.attention.split("@")[0], 1):
             check_options(spec, attention_options(spec.name))
-        if self.pool == "cls" and not self.prefix_tokens:
-            raise ValueError("pool=cls: prefix=0 has no token: use pool=mean")
-        if self.pool == "cls" and not self.depth:
-            raise ValueError("pool=cls: depth=0 leaves a cls token that has seen no image: use pool=mean")
+        if self.pool != "mean" and not self.prefix_tokens:
+            raise ValueError(f"pool={self.pool}: prefix=0 has no token: use pool=mean")
+        if self.pool != "mean" and not self.depth:
+            raise ValueError(f"pool={self.pool}: depth=0 leaves a cls token that has seen no image: use pool=mean")
+        if self.head != "linear" and not self.classes:
+            raise ValueError(f"head={self.head} has no effect: classes=0 has no head: leave it out")
         if self.depth and self.head_dim is None and self.dim % self.heads:
             raise ValueError(f"dim={self.dim} is not a multiple of heads={self.heads}: give head_dim")
         check_fits(self)

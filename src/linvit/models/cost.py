@@ -63,7 +63,8 @@ def frame(config: ModelConfig) -> Cost:
     block = Cost(4 * dim + scales, kept=BLOCK) + _linear(dim, 3 * inner, tokens, config.qkv_bias)
     for a, b in ((inner, dim), (dim, config.mlp_dim), (config.mlp_dim, dim)):
         block += _linear(a, b, tokens)
-    widths = (dim, 2048, 1024, config.classes) if config.head == "wide" else (dim, config.classes)
+    hidden = (2048, 1024) if config.head == "wide" else ()
+    widths = (config.features, *hidden, config.classes) if config.classes else ()
     head = sum((_linear(a, b) for a, b in pairwise(widths)), Cost())
     rest = Cost((config.prefix_tokens + positions + 2) * dim, alive=2 * tokens * dim)
     return _stem(config) + rest + block * config.depth + head

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention
-from linvit.attention.linformer import Linformer
+from linvit.attention.linformer import share_layerwise
 from linvit.attention.multihead import MultiHead
 from linvit.models.config import ModelConfig
 from linvit.models.cost import check_fits, frame
@@ -85,13 +85,10 @@ class VisionTransformer(nn.Module):
         self.head = _head(config)
         self.tokens = tokens
         initialise(self, config.seed)
-        linformers: list[Linformer] = [a for a in self.attentions() if isinstance(a, Linformer)]
-        layerwise = [a for a in linformers if a.sharing == "layerwise"]
-        for other in layerwise[1:]:  # layerwise projections belong to the model: the first layer owns them
-            other.share(layerwise[0])
+        share_layerwise(self.attentions())
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) → logits (B, classes)."""
+        """(B, C, H, W) → logits (B, classes), or features where there are no classes."""
         config = self.config
         if x.shape[1:] != (config.channels, config.image_size, config.image_size):
             wanted = f"({config.channels}, {config.image_size}, {config.image_size})"
@@ -112,8 +109,15 @@ class VisionTransformer(nn.Module):
 
     def classify(self, x: Tensor) -> Tensor:
         """Tokens after the last block → logits (B, classes)."""
-        x = x[:, 0] if self.config.pool == "cls" else x[:, self.config.prefix_tokens :].mean(1)
-        return self.head(self.norm(x))
+        return self.head(self.pooled(x))
+
+    def pooled(self, x: Tensor) -> Tensor:
+        """(B, N, dim) → what the head sees, (B, features). One vector is normalised once it is pooled, two before."""
+        first = self.config.prefix_tokens
+        if self.config.pool == "cls-mean":
+            x = self.norm(x)
+            return torch.cat([x[:, 0], x[:, first:].mean(1)], 1)
+        return self.norm(x[:, 0] if self.config.pool == "cls" else x[:, first:].mean(1))
 
     def attentions(self) -> list[Attention]:
         return [block.attn.attention for block in self.blocks]  # type: ignore[union-attr]
@@ -132,9 +136,12 @@ class VisionTransformer(nn.Module):
 
 
 def _head(config: ModelConfig) -> nn.Module:
+    if not config.classes:
+        return nn.Identity()
     if config.head == "linear":
-        return nn.Linear(config.dim, config.classes)
-    layers = [m for a, b in ((config.dim, 2048), (2048, 1024)) for m in (nn.Linear(a, b), nn.GELU(), nn.Dropout(0.5))]
+        return nn.Linear(config.features, config.classes)
+    widths = (config.features, 2048), (2048, 1024)
+    layers = [m for a, b in widths for m in (nn.Linear(a, b), nn.GELU(), nn.Dropout(0.5))]
     return nn.Sequential(*layers, nn.Linear(1024, config.classes))
 
 

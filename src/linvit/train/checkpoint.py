@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from linvit.data import Dataset
 from linvit.files import write_atomically
 from linvit.models import ModelConfig, VisionTransformer, model_config
+from linvit.models.foreign import download, is_foreign, read_foreign
 from linvit.train.files import load_tensors, save_tensors
 
 FORMAT = 1  # of config.json
@@ -83,21 +85,28 @@ def save_config(folder: Path, config: ModelConfig, dataset: Dataset) -> None:
 
 
 def read_config(path: str | Path) -> tuple[Path, dict[str, Any]]:
-    """The model folder at or below `path` (a run's folder means its best model) and its config.json."""
-    folder = Path(path)
+    """The folder of a linvit model at or below `path` (a run's folder means its best model) and its config.json."""
+    folder, about = _opened(Path(path))
+    try:
+        if about["format"] != FORMAT or not isinstance(about["model"], dict) or not {*FACTS} <= set(about["data"]):
+            raise KeyError("format")
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{folder / 'config.json'} is not a linvit model's configuration ({error!r})") from None
+    return folder, about
+
+
+def _opened(folder: Path) -> tuple[Path, Any]:
+    """A model's folder and its config.json, whoever wrote it."""
     if not folder.exists():
         raise ValueError(f"{folder} does not exist: give the folder of a run or of a model (…/best)")
     if not (folder / "config.json").exists() and (folder / "best" / "config.json").exists():
         folder = folder / "best"
     try:
-        about = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        if about["format"] != FORMAT or not isinstance(about["model"], dict) or not {*FACTS} <= set(about["data"]):
-            raise KeyError("format")
+        return folder, json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{folder} holds no model: config.json is missing") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{folder / 'config.json'} is not a linvit model's configuration ({error!r})") from None
-    return folder, about
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder / 'config.json'} cannot be read ({error!r})") from None
 
 
 @dataclass(frozen=True)
@@ -111,8 +120,16 @@ class Stored:
 
 
 def read_model(path: str | Path) -> Stored:
-    """The model of a folder, not built yet."""
-    folder, about = read_config(path)
+    """The model of a folder, not built yet: linvit's own, or one of Hugging Face's, timm's or torchvision's layout. A
+    model of the hub is named by its id, `org/name`."""
+    place, name = Path(path), ""
+    if not place.exists() and not place.parent.exists() and re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(path)):
+        name = str(path)
+        place = download(name)
+    folder, about = _opened(place)
+    if is_foreign(about):
+        return Stored(folder, *read_foreign(folder, about, name or folder.resolve().name))
+    folder, about = read_config(folder)
     if not (folder / "model.safetensors").exists():
         raise ValueError(f"{folder} holds no model yet: its training has not finished an epoch")
     try:
@@ -124,7 +141,10 @@ def read_model(path: str | Path) -> Stored:
 
 
 def load(path: str | Path) -> VisionTransformer:
-    """The trained model of a folder, in evaluation mode; its classes and statistics are in `model.about`."""
+    """The trained model of a folder, in evaluation mode; its classes and statistics are in `model.about`.
+
+    The folder is linvit's, or config.json and safetensors in the layout of Hugging Face's ViT, DeiT and DINOv2, of timm
+    or of torchvision; or it is a model's id on the Hugging Face hub."""
     return built(read_model(path))
 
 

@@ -19,7 +19,7 @@ from linvit.measure.accuracy import Evaluation, evaluate
 from linvit.measure.provenance import pick_device
 from linvit.models import VisionTransformer
 from linvit.progress import Progress, ignore
-from linvit.train.checkpoint import load, read_config
+from linvit.train.checkpoint import built, read_model
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,9 @@ def evaluate_folder(
     """The accuracy of a trained model, by default on the data set that it was trained on."""
     if split not in ("test", "validation"):
         raise ValueError(f"split '{split}' is not one of test, validation")
-    home, _ = read_config(folder)
-    model = load(home)
+    stored = read_model(folder)
+    home, model = stored.folder, built(stored)
+    _check_classes(model)
     config, identity = model.config, ""
     if isinstance(data, Dataset):
         dataset = data
@@ -72,6 +73,11 @@ def evaluate_folder(
     result = evaluate(model.to(place), chosen, about["classes"], about["mean"], about["std"], place, batch)
     changed = dataset.identity != identity if identity and limit is None else None
     return Evaluated(home, dataset.name, split, result, changed)
+
+
+def _check_classes(model: VisionTransformer) -> None:
+    if not model.about["classes"]:
+        raise ValueError(f"{model.about['name']} has no head, only features: train it on images of the classes wanted")
 
 
 def _trained_on(home: Path) -> tuple[dict[str, Any], str]:
@@ -136,6 +142,7 @@ def predict(
     progress: Progress = ignore,
 ) -> Iterator[Prediction]:
     """The likeliest classes of image files. An unreadable one is an error, or given to `skip`."""
+    _check_classes(model)
     config, about = model.config, model.about
     device = next(model.parameters()).device
     for start in range(0, len(images), batch):

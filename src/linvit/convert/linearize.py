@@ -1,0 +1,155 @@
+"""`linearize(model, "performer-exp:m=64")`: another attention inside a trained model, whoever made it.
+
+The module stays what it is: its class, its forward signature, its parameters under their keys. Softmax is the module's
+own attention, so that going away from it and back changes no bit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from linvit.attention import attentions, create_attention
+from linvit.attention.base import precise, softmax_attention
+from linvit.attention.linformer import Linformer, share_layerwise
+from linvit.convert.adapters import LINVIT, find
+from linvit.measure.error import attention_error
+from linvit.measure.trained import captured
+from linvit.models import VisionTransformer
+from linvit.registry import Spec, parse_layers
+
+SOFTMAX = Spec("softmax")
+NOTE = "linvit_attention"  # what `load` looks for in config.json
+PREFIX = {"vit": 1, "deit": 2, "dinov2": 1, "dinov2_with_registers": 1}  # tokens, by transformers' model_type
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class Linearized:
+    """What a change of attention did."""
+
+    attention: str  # of all layers, as one spec
+    copied: list[str]  # keys of the state dict that are as they were
+    created: list[str]
+    dropped: list[str]
+    # layer → attention_error and output_error against softmax, on the q, k, v that the model has with softmax
+    distance: dict[int, dict[str, float]] = field(default_factory=dict)
+
+
+def linearize(
+    model: Model, spec: str, layers: str | Sequence[int] = "all", images: Tensor | None = None, seed: int = 0
+) -> tuple[Model, Linearized]:
+    """Put another attention into a vision transformer of transformers (ViT, DeiT, DINOv2), timm, torchvision or linvit,
+    in place, and say what that did.
+
+    spec: an attention for all of these layers, or one for each of them (`softmax@2+performer-relu:m=32@4`).
+    layers: "all", numbers, or text such as "0-5,11". images: a batch as the model takes it, for the distances.
+    """
+    places = find(model)
+    chosen = _numbers(layers, len(places))
+    specs = dict(zip(chosen, parse_layers(spec, len(chosen)), strict=True))
+    site = _site(model)
+    made = {}
+    for i, one in specs.items():
+        kind, module = places[i]
+        if one != SOFTMAX or kind is LINVIT:
+            heads, head_dim = getattr(module, kind.heads), module.head_dim
+            made[i] = create_attention(one, heads=heads, head_dim=head_dim, **site, layer=i, seed=seed)  # type: ignore[arg-type]
+    share_layerwise(made.values())
+    going = [getattr(places[i][1], places[i][0].slot, None) for i in chosen]
+    staying: list[Linformer] = [a for a in attentions(model) if isinstance(a, Linformer) and a not in going]
+    if orphans := [a.site.layer for a in staying if a.shared and a.shared[0] in going]:
+        raise ValueError(f"layers={layers!r}: layer {orphans[0]} shares its projections with one that goes")
+    before = list(model.state_dict())
+    for i in chosen:  # everything that can be refused has been
+        kind, module = places[i]
+        if i in made:
+            kind.put(module, made[i])
+        else:
+            kind.restore(module)
+    attention = _note(model, [specs.get(i) for i in range(len(places))])
+    after = list(model.state_dict())
+    return model, Linearized(
+        attention=attention,
+        copied=[key for key in after if key in before],
+        created=[key for key in after if key not in before],
+        dropped=[key for key in before if key not in after],
+        distance={} if images is None else _distances(model, images),
+    )
+
+
+def _numbers(layers: str | Sequence[int], depth: int) -> list[int]:
+    if layers == "all":
+        return list(range(depth))
+    parts = layers.split(",") if isinstance(layers, str) else [str(i) for i in layers]
+    chosen: list[int] = []
+    for part in parts:
+        found = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        last = int(found[2] or found[1]) if found else depth
+        if found is None or not int(found[1]) <= last < depth:
+            raise ValueError(f"layers={layers!r}: '{part}' is not among layers 0 to {depth - 1} (all, or e.g. 0-2,5)")
+        chosen += range(int(found[1]), last + 1)
+    return sorted(set(chosen))
+
+
+def _site(model: Any) -> dict[str, Any]:
+    """Tokens, their grid, and how many come before it, as each library writes them down."""
+    if isinstance(model, VisionTransformer):
+        grid, prefix = model.stem.grid, model.config.prefix_tokens
+    elif hasattr(model, "patch_embed"):  # timm
+        grid, prefix = model.patch_embed.grid_size, model.num_prefix_tokens
+    elif hasattr(model, "class_token"):  # torchvision
+        grid, prefix = _pair(model.image_size, model.patch_size), 1
+    else:
+        config: Any = getattr(model, "config", None)
+        if getattr(config, "model_type", None) not in PREFIX:
+            raise ValueError(f"{type(model).__name__} is not a whole vision transformer: give that")
+        grid = _pair(config.image_size, config.patch_size)
+        prefix = PREFIX[config.model_type] + getattr(config, "num_register_tokens", 0)
+    return {"tokens": prefix + grid[0] * grid[1], "grid": tuple(grid), "prefix": prefix}
+
+
+def _pair(size: Any, patch: Any) -> tuple[int, int]:
+    (rows, columns), (height, width) = ((x, x) if isinstance(x, int) else x for x in (size, patch))
+    return rows // height, columns // width
+
+
+def _note(model: Any, changed: list[Spec | None]) -> str:
+    """Write down which attention the model has now, where it is saved with the model if that is possible."""
+    ours = isinstance(model, VisionTransformer)
+    holder = model if ours or not hasattr(model, "config") else model.config
+    known = model.config.attention if ours else getattr(holder, NOTE, str(SOFTMAX))
+    now = [str(new or old) for new, old in zip(changed, parse_layers(known, len(changed)), strict=True)]
+    runs = [(text, len(list(run))) for text, run in groupby(now)]
+    attention = runs[0][0] if len(runs) == 1 else "+".join(f"{text}@{count}" for text, count in runs)
+    if ours:
+        model.config = model.config.model_copy(update={"attention": attention})
+    else:
+        setattr(holder, NOTE, attention)
+    return attention
+
+
+def _distances(model: nn.Module, images: Tensor) -> dict[int, dict[str, float]]:
+    """Means over images. Every layer gives softmax's output onwards, so that its neighbours' errors are not its own."""
+    hooks = [attention.register_forward_hook(_as_softmax) for attention in attentions(model)]
+    sums: dict[int, dict[str, float]] = defaultdict(lambda: {"attention_error": 0.0, "output_error": 0.0})
+    try:
+        for layers in captured(model, images):
+            for attention, q, k, v in layers:
+                found, row = attention_error(attention, q, k, v), sums[attention.site.layer]
+                row.update({name: total + found[name] * len(q) / len(images) for name, total in row.items()})
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return dict(sums)
+
+
+def _as_softmax(attention: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    return softmax_attention(*precise(*inputs[:3]), mask=None).to(output.dtype)  # type: ignore[misc]

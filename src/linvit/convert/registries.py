@@ -1,0 +1,129 @@
+"""linvit's attentions under names that other libraries look up: transformers' registries, timm's `attn_layer`."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from linvit.attention import Attention, create_attention
+from linvit.convert.adapters import bidirectional, key_mask, timm
+from linvit.registry import parse
+
+
+def register_transformers(spec: str) -> str:
+    """Make `attn_implementation="linvit-<spec>"` known to transformers, masks included, and return that name.
+
+    A kernel without weights of its own only: transformers has no place for more, `linearize` has. All layers draw the
+    same random features, because transformers does not tell which layer calls; with `linearize` each has its own.
+    """
+    try:
+        from transformers import AttentionInterface, AttentionMaskInterface
+        from transformers.masking_utils import sdpa_mask
+    except ImportError:
+        raise ValueError("transformers 5 is not installed: pip install 'linvit[hf]'") from None
+    spec = str(parse(spec))
+    probe = create_attention(spec, heads=1, head_dim=8, tokens=4096)
+    if names := [name for name, _ in probe.named_parameters()]:
+        raise ValueError(f"spec '{spec}' learns {names[0]}: transformers' registry has no place for it, use linearize")
+    name = f"linvit-{spec}"
+    AttentionInterface.register(name, functools.partial(_attend, spec))
+    AttentionMaskInterface.register(name, sdpa_mask)
+    return name
+
+
+def _attend(
+    spec: str, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    scaling: float | None = None, dropout: float = 0.0, **kwargs: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """As transformers calls it: q, k, v (B, H, N, D), q unscaled → (B, N, H, D)."""
+    bidirectional(getattr(module, "is_causal", False))
+    b, heads, n, d = query.shape
+    if scaling is not None and not math.isclose(scaling, d**-0.5):
+        query = query * (scaling * math.sqrt(d))
+    out = _built(spec, heads, d, n, query.device)(query, key, value, key_mask(attention_mask, b, n))
+    return out.transpose(1, 2).contiguous(), None
+
+
+@functools.lru_cache(maxsize=64)
+def _built(spec: str, heads: int, head_dim: int, tokens: int, device: torch.device) -> Attention:
+    """The same features for every number of tokens: they come from the seed."""
+    return create_attention(spec, heads=heads, head_dim=head_dim, tokens=tokens).to(device)
+
+
+class TimmAttention(nn.Module):
+    """Constructor, parameters and forward as timm's `Attention`."""
+
+    create: Callable[..., Attention]
+    forward = timm
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 8,
+        attn_head_dim: int | None = None,
+        dim_out: int | None = None,
+        qkv_bias: bool = False,
+        qk_norm: bool = False,
+        scale_norm: bool = False,
+        proj_bias: bool = True,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+        norm_layer: Callable[..., nn.Module] | None = None,
+        device: Any = None,
+        dtype: Any = None,
+    ):
+        super().__init__()
+        if attn_head_dim is None and dim % num_heads:
+            raise ValueError(f"dim={dim} is not a multiple of num_heads={num_heads}: give attn_head_dim")
+        if (qk_norm or scale_norm) and norm_layer is None:
+            raise ValueError("qk_norm and scale_norm need a norm_layer")
+        self.num_heads, self.head_dim = num_heads, attn_head_dim or dim // num_heads
+        self.scale = self.head_dim**-0.5
+        inner, place = self.num_heads * self.head_dim, {"device": device, "dtype": dtype}
+
+        def norm(wanted: bool, width: int) -> nn.Module:
+            return norm_layer(width, **place) if wanted and norm_layer else nn.Identity()
+
+        self.qkv = nn.Linear(dim, 3 * inner, bias=qkv_bias, **place)
+        self.q_norm, self.k_norm = norm(qk_norm, self.head_dim), norm(qk_norm, self.head_dim)
+        self.attn_drop = nn.Dropout(attn_drop)  # for softmax's weights, of which there are none here
+        self.norm = norm(scale_norm, inner)
+        self.proj = nn.Linear(inner, dim_out or dim, bias=proj_bias, **place)
+        self.proj_drop = nn.Dropout(proj_drop)
+        self.linvit = type(self).create(heads=num_heads, head_dim=self.head_dim).to(device)
+
+
+def timm_attention(
+    spec: str, *, grid: tuple[int, int] | None = None, prefix: int = 1, seed: int = 0
+) -> type[TimmAttention]:
+    """A class for timm's `VisionTransformer(attn_layer=…)`; make one for each model, whose layers it counts.
+
+    timm tells an attention neither its layer nor its tokens. Most do not need them; one that does, such as linformer,
+    needs the grid of image tokens, and prefix, the tokens before it (CLS).
+    """
+    spec = str(parse(spec))
+    tokens = None if grid is None else prefix + math.prod(grid)
+    if tokens is None:
+        few, many = ({k: v.shape for k, v in _sized(spec, n).state_dict().items()} for n in (1024, 2048))
+        if few != many:
+            raise ValueError(f"spec '{spec}' is made for a number of tokens: give grid=(rows, columns)")
+    layers = itertools.count()
+
+    class LinvitAttention(TimmAttention):
+        @staticmethod
+        def create(heads: int, head_dim: int) -> Attention:
+            site = {"tokens": tokens or 1, "grid": grid, "prefix": prefix if grid else 0}
+            return create_attention(spec, heads=heads, head_dim=head_dim, layer=next(layers), seed=seed, **site)  # type: ignore[arg-type]
+
+    LinvitAttention.__name__ = LinvitAttention.__qualname__ = f"LinvitAttention[{spec}]"
+    return LinvitAttention
+
+
+def _sized(spec: str, tokens: int) -> Attention:
+    return create_attention(spec, heads=1, head_dim=8, tokens=tokens)

@@ -1,0 +1,285 @@
+"""Another attention inside models of other libraries: what stays, what comes, and the way back."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import linvit
+from linvit.attention import attentions
+from linvit.models import create_model
+
+DIM, HEADS, DEPTH, SIZE, PATCH = 33, 3, 4, 35, 7
+
+
+class TimmLike(nn.Module):
+    """timm's names: blocks[i].attn with qkv, proj and what lies between."""
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.num_heads, self.head_dim, self.scale = HEADS, DIM // HEADS, (DIM // HEADS) ** -0.5
+            self.qkv, self.proj = nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM)
+            self.q_norm, self.k_norm = nn.LayerNorm(self.head_dim), nn.Identity()
+            self.attn_drop, self.proj_drop, self.norm = nn.Dropout(0.0), nn.Dropout(0.0), nn.LayerNorm(DIM)
+
+        def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+            b, n, _ = x.shape
+            q, k, v = self.qkv(x).reshape(b, n, 3, HEADS, -1).permute(2, 0, 3, 1, 4).unbind(0)
+            out = F.scaled_dot_product_attention(self.q_norm(q), self.k_norm(k), v, attn_mask, is_causal=is_causal)
+            return self.proj_drop(self.proj(self.norm(out.transpose(1, 2).reshape(b, n, DIM))))
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm1, self.attn = nn.LayerNorm(DIM), TimmLike.Attention()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.attn(self.norm1(x))
+
+    def __init__(self):
+        super().__init__()
+        self.patch_embed = nn.Module()
+        self.patch_embed.proj, self.patch_embed.grid_size = nn.Conv2d(3, DIM, PATCH, PATCH), (SIZE // PATCH,) * 2
+        self.cls_token, self.num_prefix_tokens = nn.Parameter(torch.randn(1, 1, DIM)), 1
+        self.blocks, self.head = nn.Sequential(*(self.Block() for _ in range(DEPTH))), nn.Linear(DIM, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patch_embed.proj(x).flatten(2).transpose(1, 2)
+        return self.head(self.blocks(torch.cat([self.cls_token.expand(len(x), -1, -1), x], 1))[:, 0])
+
+
+class TorchvisionLike(nn.Module):
+    """torchvision's names: nn.MultiheadAttention as self_attention, its first output taken."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.ln_1 = nn.LayerNorm(DIM)
+            self.self_attention = nn.MultiheadAttention(DIM, HEADS, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.ln_1(x)
+            y, _ = self.self_attention(y, y, y, need_weights=False)
+            return x + y
+
+    def __init__(self):
+        super().__init__()
+        self.image_size, self.patch_size = SIZE, PATCH
+        self.conv_proj, self.class_token = nn.Conv2d(3, DIM, PATCH, PATCH), nn.Parameter(torch.randn(1, 1, DIM))
+        self.encoder = nn.Sequential(*(self.Block() for _ in range(DEPTH)))
+        self.heads = nn.Linear(DIM, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv_proj(x).flatten(2).transpose(1, 2)
+        return self.heads(self.encoder(torch.cat([self.class_token.expand(len(x), -1, -1), x], 1))[:, 0])
+
+
+def build(kind: str) -> nn.Module:
+    torch.manual_seed(5)
+    if kind == "linvit":
+        shape = {"image_size": SIZE, "patch_size": PATCH, "dim": DIM, "heads": HEADS, "depth": DEPTH, "classes": 5}
+        return create_model(**shape, pool="cls").eval()
+    if kind in ("timm", "torchvision"):
+        return (TimmLike if kind == "timm" else TorchvisionLike)().eval()
+    transformers = pytest.importorskip("transformers")
+    size = {"hidden_size": DIM, "num_attention_heads": HEADS, "num_hidden_layers": DEPTH, "image_size": SIZE}
+    config = getattr(transformers, f"{kind}Config")(**size, patch_size=PATCH, num_labels=5, initializer_range=0.4)
+    return getattr(transformers, f"{kind}ForImageClassification")(config).eval()
+
+
+KINDS = ["linvit", "timm", "torchvision", "ViT", "DeiT", "Dinov2", "Dinov2WithRegisters"]
+
+
+@pytest.fixture(params=KINDS)
+def model(request):
+    return build(request.param)
+
+
+def images(n: int = 2) -> Tensor:
+    return torch.randn(n, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(3))
+
+
+@torch.no_grad()
+def logits(model: nn.Module, x: Tensor | None = None) -> Tensor:
+    out = model(images() if x is None else x)
+    return out if isinstance(out, Tensor) else out.logits
+
+
+def test_there_and_back_changes_no_bit(model):
+    before, weights = logits(model), {key: value.clone() for key, value in model.state_dict().items()}
+    same, report = linvit.linearize(model, "performer-exp:m=11")
+    assert same is model
+    away = logits(model)
+    assert (away - before).abs().max() > 1e-3
+    assert report.copied == list(weights)
+    assert len(report.created) == DEPTH
+    assert all(key.endswith("kernel.omega.rows") for key in report.created)
+    assert not report.dropped
+    assert all(torch.equal(model.state_dict()[key], value) for key, value in weights.items())
+    _, report = linvit.linearize(model, "softmax")
+    assert len(report.dropped) == DEPTH
+    assert list(model.state_dict()) == list(weights)
+    assert torch.equal(logits(model), before)
+
+
+def test_a_linformer_that_leaves_out_nothing_is_softmax(model):
+    """Identity projections: the same numbers by another way, so that q, k and v are those of the module itself."""
+    before = logits(model)
+    tokens = 26 + {"deit": 1, "dinov2_with_registers": 4}.get(getattr(model, "base_model_prefix", ""), 0)
+    linvit.linearize(model, f"linformer:k={tokens},init=identity")
+    torch.testing.assert_close(logits(model), before, atol=1e-4, rtol=1e-4)
+    assert {a.site.tokens for a in attentions(model)} == {tokens}
+    assert {a.site.grid for a in attentions(model)} == {(5, 5)}
+
+
+def test_some_layers(model):
+    _, report = linvit.linearize(model, "performer-relu:m=11", layers="0-1,3")
+    assert [a.site.layer for a in attentions(model) if type(a).__name__ == "Performer"] == [0, 1, 3]
+    assert report.attention == "performer-relu:m=11@2+softmax@1+performer-relu:m=11@1"
+    _, report = linvit.linearize(model, "softmax@1+uniform@1", layers=[1, 2])
+    assert report.attention == "performer-relu:m=11@1+softmax@1+uniform@1+performer-relu:m=11@1"
+    for layers, part in (("0-4", "0-4"), ("a", "a"), ([7], "7"), ("2-1", "2-1"), ([-1], "-1")):
+        with pytest.raises(ValueError, match=f"'{part}' is not among layers 0 to 3"):
+            linvit.linearize(model, "uniform", layers=layers)
+    with pytest.raises(ValueError, match=r"describes 3 layers, but the model has depth=4"):
+        linvit.linearize(model, "softmax@2+uniform@1")
+
+
+def test_distance_is_of_each_layer_alone(model):
+    """A layer's distance is on the q, k, v that the original gives, whatever the other layers became."""
+    _, alone = linvit.linearize(model, "performer-exp:m=11", layers=[2], images=images(3))
+    linvit.linearize(model, "softmax")
+    _, all_of_them = linvit.linearize(model, "performer-exp:m=11", images=images(3))
+    assert sorted(all_of_them.distance) == [0, 1, 2, 3]
+    for name in ("attention_error", "output_error"):
+        assert all_of_them.distance[2][name] == pytest.approx(alone.distance[2][name], rel=1e-3)
+        assert all_of_them.distance[2][name] > 0.01
+
+
+def test_the_distance_of_an_attention_that_is_exact_is_none():
+    _, report = linvit.linearize(build("timm"), "linformer:k=26,init=identity@1+uniform@3", images=images(3))
+    assert report.distance[0]["attention_error"] < 1e-6
+    assert report.distance[0]["output_error"] < 1e-6
+    assert min(report.distance[layer]["attention_error"] for layer in (1, 2, 3)) > 0.01
+
+
+def test_what_is_kept(model):
+    """Signature, copies, pickles, autocast, gradients."""
+    wanted = inspect.signature(model.forward)
+    linvit.linearize(model, "performer-theta:m=11")
+    assert inspect.signature(model.forward) == wanted
+    out = logits(model)
+    other = copy.deepcopy(model)
+    assert torch.equal(logits(other), out)
+    with torch.no_grad():
+        for attention in attentions(model):
+            attention.kernel.omega.mul_(3)
+    assert torch.equal(logits(other), out)  # a copy has its own
+    assert not torch.equal(logits(model), out)
+    if not isinstance(model, (TimmLike, TorchvisionLike)):
+        assert torch.equal(logits(pickle.loads(pickle.dumps(other))), out)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert (logits(other).float() - out).abs().max() < 0.1 * out.abs().max() + 0.1
+    other.train()
+    result = other(images())
+    (result if isinstance(result, Tensor) else result.logits).square().sum().backward()
+    assert all(p.grad is not None for a in attentions(other) for p in a.parameters())
+
+
+@pytest.mark.parametrize("kind", ["ViT", "DeiT", "Dinov2", "Dinov2WithRegisters"])
+def test_saved_as_pretrained_and_loaded_by_linvit(kind, tmp_path):
+    model, _ = linvit.linearize(build(kind), "softmax@1+performer-theta:m=11@2+performer-exp:m=13@1", seed=17)
+    with torch.no_grad():
+        for attention in attentions(model):
+            for parameter in attention.parameters():
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)))
+    model.save_pretrained(tmp_path)
+    ours = linvit.load(tmp_path)
+    assert ours.config.attention == "softmax@1+performer-theta:m=11@2+performer-exp:m=13@1"
+    torch.testing.assert_close(logits(ours), logits(model), atol=1e-4, rtol=1e-4)
+    plain = type(model).from_pretrained(tmp_path)  # transformers alone knows the softmax it came from
+    assert not attentions(plain)
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_masks_of_transformers(implementation):
+    """What lies under masked tokens does not reach the logits."""
+    model = build("ViT")
+    model.set_attn_implementation(implementation)
+    linvit.linearize(model, "performer-exp:m=11")
+    mask, other = torch.ones(2, 26, dtype=torch.long), images()
+    with torch.no_grad():
+        torch.testing.assert_close(model(images(), attention_mask=mask).logits, logits(model))
+        mask[:, 21:] = 0  # the last row of patches
+        other[:, :, 28:] = 9.0
+        masked, changed = (model(x, attention_mask=mask).logits for x in (images(), other))
+    torch.testing.assert_close(masked, changed)
+    assert (masked - logits(model)).abs().max() > 1e-3
+
+
+def test_a_mask_that_linear_attention_cannot_keep():
+    model = build("timm")
+    linvit.linearize(model, "performer-exp:m=11")
+    attn, x = model.blocks[0].attn, torch.randn(2, 26, DIM)
+    keep = torch.ones(2, 26, dtype=torch.bool)
+    keep[:, 19:] = False
+    out = attn(x, attn_mask=keep[:, None, None])
+    torch.testing.assert_close(out[:, :19], attn(x[:, :19]), atol=1e-5, rtol=1e-4)
+    added = torch.zeros(2, 1, 26, 26).masked_fill(~keep[:, None, None], -torch.inf)
+    torch.testing.assert_close(attn(x, attn_mask=added), out)
+    for mask, words in (
+        (torch.ones(26, 26).tril().bool(), "the same for all queries"),
+        (torch.rand(26, 26), "no scores"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            attn(x, attn_mask=mask)
+    with pytest.raises(ValueError, match="is_causal=True"):
+        attn(x, is_causal=True)
+
+
+def test_padding_of_torchs_own_module():
+    model = build("torchvision")
+    linvit.linearize(model, "performer-exp:m=11")
+    attn, x = model.encoder[0].self_attention, torch.randn(2, 26, DIM)
+    drop = torch.zeros(2, 26, dtype=torch.bool)
+    drop[:, 19:] = True
+    out, weights = attn(x, x, x, key_padding_mask=drop)
+    assert weights is None
+    short = x[:, :19]
+    torch.testing.assert_close(out[:, :19], attn(short, short, short)[0], atol=1e-5, rtol=1e-4)
+    square = torch.randn(26, 26, DIM)  # as many images as tokens
+    drop = torch.rand(26, 26) < 0.5
+    direct = torch.cat([attn(*[x[:, ~gone]] * 3)[0][:, 0] for x, gone in zip(square.split(1), drop, strict=True)])
+    out = attn(square, square, square, key_padding_mask=drop.float())[0]
+    first = torch.stack([row[~gone][0] for row, gone in zip(out, drop, strict=True)])
+    torch.testing.assert_close(first, direct, atol=1e-5, rtol=1e-4)
+    with pytest.raises(ValueError, match="not the same: only self-attention"):
+        attn(x, x + 1, x)
+
+
+def test_what_is_refused():
+    with pytest.raises(ValueError, match="Linear has no attention that linvit knows"):
+        linvit.linearize(nn.Linear(2, 3), "uniform")
+    with pytest.raises(ValueError, match="Block is not a whole vision transformer"):
+        linvit.linearize(TimmLike.Block(), "uniform")
+    with pytest.raises(ValueError, match="has a fast path that passes its attention by"):
+        linvit.linearize(nn.Sequential(nn.TransformerEncoderLayer(4, 2)), "uniform")
+    model = build("timm")
+    model.blocks[1].attn.scale = 1.0
+    with pytest.raises(ValueError, match=r"blocks.1.attn: scores are scaled by 1, not by head_dim\^-½"):
+        linvit.linearize(model, "uniform")
+    model = build("timm")
+    before = logits(model)
+    with pytest.raises(ValueError, match="k=99 is more than the 26 tokens"):
+        linvit.linearize(model, "softmax@3+linformer:k=99@1")
+    assert torch.equal(logits(model), before)  # nothing was changed
+    linvit.linearize(model, "linformer:k=7,sharing=layerwise")
+    with pytest.raises(ValueError, match="layer 1 shares its projections with one that goes"):
+        linvit.linearize(model, "softmax", layers=[0])

@@ -1,0 +1,392 @@
+"""Models from elsewhere give the same logits here; what linvit cannot compute is refused in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import linvit
+from linvit import data
+from linvit.train import design, start_from
+from linvit.train.checkpoint import started
+from linvit.train.use import evaluate_folder, predict
+
+DEIT_TINY = Path(os.environ.get("LINVIT_MODELS", "nowhere")) / "deit-tiny"
+SIZE = {"hidden_size": 33, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 35, "patch_size": 7}
+KINDS = ["ViT", "DeiT", "Dinov2", "Dinov2WithRegisters"]
+
+
+def louder(model: torch.nn.Module) -> torch.nn.Module:
+    """Weights so large that every part of the model matters to the logits."""
+    source = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=source) * (0.3 if parameter.ndim > 1 else 0.7))
+    return model.eval()
+
+
+def hugging_face(kind: str, suffix: str = "ForImageClassification", **options):
+    transformers = pytest.importorskip("transformers")
+    own = {} if kind.startswith("Dinov2") else {"intermediate_size": 53}
+    own |= {"num_register_tokens": 4} if kind.endswith("Registers") else {}
+    config = getattr(transformers, f"{kind}Config")(**SIZE, **own, num_labels=5, **options)
+    return louder(getattr(transformers, kind + suffix)(config))
+
+
+def images(size: int = 35, channels: int = 3) -> Tensor:
+    return torch.randn(2, channels, size, size, generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+def assert_same(folder: Path, model, x: Tensor | None = None):
+    x = images() if x is None else x
+    ours, theirs = linvit.load(folder)(x), model(x).logits
+    assert theirs.std() > 0.1
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+def saved(folder: Path, model) -> Path:
+    """The keys as the model has them in memory, which are the newer ones."""
+    folder.mkdir(exist_ok=True)
+    save_file(dict(model.state_dict()), folder / "model.safetensors")
+    model.config.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("keys", ["old", "new", "sharded", "half"])
+def test_the_logits_of_hugging_face(kind, keys, tmp_path):
+    model = hugging_face(kind, qkv_bias=keys != "sharded")
+    if keys == "new":
+        saved(tmp_path, model)
+    elif keys == "half":
+        model.bfloat16().save_pretrained(tmp_path)
+        model.float()
+    else:
+        model.save_pretrained(tmp_path, max_shard_size="20KB" if keys == "sharded" else "1GB")
+    assert (tmp_path / "model.safetensors.index.json").exists() == (keys == "sharded")
+    names = "".join(load_file(next(iter(sorted(tmp_path.glob("*.safetensors"))))))
+    assert ("q_proj" in names) == (keys == "new")
+    assert_same(tmp_path, model)
+
+
+def test_class_names_and_normalisation_are_kept(tmp_path):
+    model = hugging_face("ViT")
+    model.config.id2label = {0: "crane", 1: "tench", 2: "crane", 3: "ox", 4: "yak"}
+    model.save_pretrained(tmp_path)
+    about = linvit.load(tmp_path).about
+    assert about == {"name": tmp_path.name, "classes": ["crane", "tench", "crane (2)", "ox", "yak"],
+                     "mean": [0.5] * 3, "std": [0.5] * 3}  # fmt: skip
+    pixels = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(pixels))
+    about = linvit.load(tmp_path).about
+    assert (about["mean"], about["std"]) == ([0.1, 0.2, 0.3], [0.4, 0.5, 0.6])
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(pixels | {"do_normalize": False}))
+    about = linvit.load(tmp_path).about
+    assert (about["mean"], about["std"]) == ([0.0] * 3, [1.0] * 3)
+
+
+@pytest.mark.parametrize("kind", ["ViT", "Dinov2"])
+def test_without_a_head_there_are_features_and_a_new_head_is_learned(kind, tmp_path):
+    model = hugging_face(kind, "Model")
+    model.save_pretrained(tmp_path / "features")
+    ours = linvit.load(tmp_path / "features")
+    assert (ours.about["classes"], ours.config.classes) == ([], 0)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(images()), model(images()).last_hidden_state[:, 0], atol=1e-5, rtol=1e-5)
+    for use in (lambda: list(predict(ours, ["x.png"])), lambda: evaluate_folder(tmp_path / "features", "digits")):
+        with pytest.raises(ValueError, match="features has no head, only features"):
+            use()
+    dataset = data.load_data("synthetic:classes=3,images=60,size=35,channels=3")
+    model = ours.config.model_copy(update={"classes": 3, "attention": "performer-relu:m=11"})
+    experiment = design(dataset, "softmax").model_copy(
+        update={"model": model, "start": start_from(tmp_path / "features")}
+    )
+    begun = started(experiment, dataset)
+    assert begun.head.weight.shape == (3, 33)
+    torch.testing.assert_close(begun.blocks[1].attn.qkv.weight, ours.blocks[1].attn.qkv.weight)
+
+
+# timm and torchvision: a forward pass of each in a few lines, on weights with its keys
+
+
+def random_weights(shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    source = torch.Generator().manual_seed(3)
+    return {
+        key: torch.randn(shape, generator=source) * (0.3 if len(shape) > 1 else 0.7) for key, shape in shapes.items()
+    }
+
+
+def attended(x: Tensor, w: dict[str, Tensor], qkv: str, proj: str, heads: int, joint: str = ".") -> Tensor:
+    b, n, _ = x.shape
+    q, k, v = F.linear(x, w[f"{qkv}{joint}weight"], w.get(f"{qkv}{joint}bias")).view(b, n, 3, heads, -1).unbind(2)
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) / q.shape[-1] ** 0.5
+    out = torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v).reshape(b, n, -1)
+    return F.linear(out, w[f"{proj}.weight"], w[f"{proj}.bias"])
+
+
+def mlp(x: Tensor, w: dict[str, Tensor], one: str, two: str) -> Tensor:
+    return F.linear(F.gelu(F.linear(x, w[f"{one}.weight"], w[f"{one}.bias"])), w[f"{two}.weight"], w[f"{two}.bias"])
+
+
+def norm(x: Tensor, w: dict[str, Tensor], name: str) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], w[f"{name}.weight"], w[f"{name}.bias"], 1e-6)
+
+
+def timm_logits(w: dict[str, Tensor], x: Tensor, heads: int, pool: str = "token") -> Tensor:
+    x = F.conv2d(x, w["patch_embed.proj.weight"], w["patch_embed.proj.bias"], w["patch_embed.proj.weight"].shape[-1])
+    x = x.flatten(2).transpose(1, 2)
+    prefix = torch.cat([w[key] for key in ("cls_token", "reg_token") if key in w], 1)
+    everywhere = w["pos_embed"].shape[1] > x.shape[1]
+    x = torch.cat([prefix.expand(len(x), -1, -1), x if everywhere else x + w["pos_embed"]], 1)
+    x = x + w["pos_embed"] if everywhere else x
+    for i in range(sum(key.endswith("norm1.bias") for key in w)):
+        b = f"blocks.{i}."
+        branch = attended(norm(x, w, f"{b}norm1"), w, f"{b}attn.qkv", f"{b}attn.proj", heads)
+        x = x + branch * w.get(f"{b}ls1.gamma", torch.ones(()))
+        branch = mlp(norm(x, w, f"{b}norm2"), w, f"{b}mlp.fc1", f"{b}mlp.fc2")
+        x = x + branch * w.get(f"{b}ls2.gamma", torch.ones(()))
+    x = norm(x[:, 0], w, "norm") if pool == "token" else norm(x[:, prefix.shape[1] :].mean(1), w, "fc_norm")
+    return F.linear(x, w["head.weight"], w["head.bias"])
+
+
+def timm_folder(folder: Path, pool: str = "token", registers: int = 0, everywhere: bool = True, scale: bool = False):
+    d, positions = 33, 25 + (1 + registers) * everywhere
+    final = "norm" if pool == "token" else "fc_norm"
+    shapes = {"cls_token": (1, 1, d), "pos_embed": (1, positions, d), "patch_embed.proj.weight": (d, 3, 7, 7),
+              "patch_embed.proj.bias": (d,), f"{final}.weight": (d,), f"{final}.bias": (d,),
+              "head.weight": (5, d), "head.bias": (5,)}  # fmt: skip
+    shapes |= {"reg_token": (1, registers, d)} if registers else {}
+    for i in range(2):
+        block = {"norm1": (d,), "norm2": (d,), "attn.qkv": (3 * d, d), "attn.proj": (d, d), "mlp.fc1": (53, d),
+                 "mlp.fc2": (d, 53)}  # fmt: skip
+        for name, shape in block.items():
+            shapes |= {f"blocks.{i}.{name}.weight": shape, f"blocks.{i}.{name}.bias": shape[:1]}
+        shapes |= {f"blocks.{i}.ls{j}.gamma": (d,) for j in (1, 2)} if scale else {}
+    weights = random_weights(shapes)
+    save_file(weights, folder / "model.safetensors")
+    config = {"architecture": "deit_tiny_patch7_35", "global_pool": pool, "pretrained_cfg": {"mean": [0.1, 0.2, 0.3]}}
+    (folder / "config.json").write_text(json.dumps(config))
+    return weights
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"pool": "avg"}, {"registers": 2}, {"everywhere": False, "registers": 4, "scale": True}],
+    ids=["token", "avg", "registers", "bare-prefix"],
+)
+def test_the_logits_of_timm(options, tmp_path):
+    weights = timm_folder(tmp_path, **options)
+    ours, wanted = linvit.load(tmp_path), timm_logits(weights, images(), 3, options.get("pool", "token"))
+    assert wanted.std() > 0.1
+    with torch.no_grad():
+        torch.testing.assert_close(ours(images()), wanted, atol=1e-5, rtol=1e-5)
+    assert (ours.about["classes"], ours.about["mean"]) == (list("01234"), [0.1, 0.2, 0.3])
+
+
+def test_timm_classes_by_file_or_label(tmp_path):
+    timm_folder(tmp_path)
+    said = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(said | {"label_names": list("vwxyz")}))
+    assert linvit.load(tmp_path).about["classes"] == list("vwxyz")
+    (tmp_path / "classes.txt").write_text("".join(f"n{i} a thing, another\n" for i in range(5)))
+    assert linvit.load(tmp_path).about["classes"] == ["n0", "n1", "n2", "n3", "n4"]
+    (tmp_path / "classes.txt").write_text("n0\nn1\n")
+    with pytest.raises(ValueError, match="there are 2 names of classes, but the head has 5 outputs"):
+        linvit.load(tmp_path)
+
+
+def torchvision_logits(w: dict[str, Tensor], x: Tensor, heads: int) -> Tensor:
+    x = F.conv2d(x, w["conv_proj.weight"], w["conv_proj.bias"], 7).flatten(2).transpose(1, 2)
+    x = torch.cat([w["class_token"].expand(len(x), -1, -1), x], 1) + w["encoder.pos_embedding"]
+    for i in range(2):
+        b = f"encoder.layers.encoder_layer_{i}."
+        a = f"{b}self_attention."
+        x = x + attended(norm(x, w, f"{b}ln_1"), w, f"{a}in_proj", f"{a}out_proj", heads, "_")
+        x = x + mlp(norm(x, w, f"{b}ln_2"), w, f"{b}mlp.0", f"{b}mlp.3")
+    return F.linear(norm(x, w, "encoder.ln")[:, 0], w["heads.head.weight"], w["heads.head.bias"])
+
+
+@pytest.mark.parametrize("said", [{"num_heads": 3}, {"architecture": "vit_b_16"}], ids=["given", "by-name"])
+def test_the_logits_of_torchvision(said, tmp_path):
+    d = 36
+    shapes = {"class_token": (1, 1, d), "encoder.pos_embedding": (1, 26, d), "conv_proj.weight": (d, 3, 7, 7),
+              "conv_proj.bias": (d,), "encoder.ln.weight": (d,), "encoder.ln.bias": (d,),
+              "heads.head.weight": (5, d), "heads.head.bias": (5,)}  # fmt: skip
+    for i in range(2):
+        b = f"encoder.layers.encoder_layer_{i}."
+        shapes |= {f"{b}self_attention.in_proj_weight": (3 * d, d), f"{b}self_attention.in_proj_bias": (3 * d,)}
+        block = {"ln_1": (d,), "ln_2": (d,), "self_attention.out_proj": (d, d), "mlp.0": (53, d), "mlp.3": (d, 53)}
+        for name, shape in block.items():
+            shapes |= {f"{b}{name}.weight": shape, f"{b}{name}.bias": shape[:1]}
+    weights = random_weights(shapes)
+    save_file(weights, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "mine", "image_size": 35} | said))
+    with torch.no_grad():
+        wanted = torchvision_logits(weights, images(), said.get("num_heads", 12))
+        torch.testing.assert_close(linvit.load(tmp_path)(images()), wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.skipif(not DEIT_TINY.exists(), reason="LINVIT_MODELS has no deit-tiny")
+def test_the_logits_of_the_real_deit_tiny():
+    ours, x = linvit.load(DEIT_TINY), images(224)
+    with torch.no_grad():
+        wanted = timm_logits(load_file(DEIT_TINY / "model.safetensors"), x, heads=3)
+        torch.testing.assert_close(ours(x), wanted, atol=1e-5, rtol=1e-5)
+    assert ours.parameter_count() == 5_717_416
+    assert (ours.about["classes"][:2], len(ours.about["classes"])) == (["n01440764", "n01443537"], 1000)
+
+
+# what is refused
+
+
+def edited(folder: Path, drop: str = "", rename: dict[str, str] | None = None, **changes) -> Path:
+    """A timm folder with some of its configuration or weights changed; a value of None takes a field away."""
+    timm_folder(folder)
+    said = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in said.items() if v is not None}))
+    weights = load_file(folder / "model.safetensors")
+    weights = {(rename or {}).get(key, key): value for key, value in weights.items() if key != drop}
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"architecture": "swin_tiny_patch4"}, "architecture='swin_tiny_patch4' is not a plain vision transformer"),
+        ({"architecture": "vit_base_patch16_rope_224"}, "architecture='vit_base_patch16_rope_224' is not"),
+        ({"architecture": "vit_wide_patch7"}, "architecture='vit_wide_patch7': how many heads this has is not known"),
+        ({"model_args": {"num_heads": 4}}, "4 heads do not divide a width of 33"),
+        ({"model_args": {"act_layer": "relu"}}, "act_layer='relu' is not what linvit computes"),
+        ({"global_pool": "map"}, "global_pool='map' is not read"),
+        ({"global_pool": "avg"}, "global_pool='avg' without fc_norm normalises before the mean"),
+        ({"quantization_config": {"bits": 4}}, r"quantization_config=\{'bits': 4\}: quantised"),
+        ({"pretrained_cfg": {"mean": [0.5]}}, r"mean=\[0.5\] must be 3 numbers"),
+        ({"pretrained_cfg": {"std": [0.5, 0.5, 0]}}, r"std=\[0.5, 0.5, 0\] must be 3 numbers"),
+        ({"pretrained_cfg": "none"}, "pretrained_cfg='none' must be an object"),
+        ({"drop": "blocks.1.norm2.bias"}, r"there is nothing for linvit's blocks.1.norm2.bias \(33,\)"),
+        ({"drop": "pos_embed"}, "there is nothing for linvit's position"),
+        ({"rename": {"norm.bias": "norm_pre.bias"}}, r"norm_pre.bias \(33,\) has no place"),
+        ({"rename": {"head.weight": "head_dist.weight"}}, r"head_dist.weight \(5, 33\) has no place"),
+        ({"rename": {"norm.bias": "fc_norm.weight"}}, "norm.weight and fc_norm.weight are both linvit's norm.weight|"
+                                                      "fc_norm.weight and norm.weight are both linvit's norm.weight"),
+        ({"rename": {"blocks.1.mlp.fc1.bias": "blocks.1.norm2.bias", "blocks.1.norm2.bias": "blocks.1.mlp.fc1.bias"}},
+         r"blocks.1.\S+ has shape \(\d+,\), but the rest of the model asks for \(\d+,\)"),
+        ({"rename": {"blocks.1.norm1.bias": "blocks.9999999999.norm1.bias"}}, "depth=10000000000: "),
+    ],
+)  # fmt: skip
+def test_what_timm_has_and_linvit_has_not(changes, words, tmp_path):
+    with pytest.raises(ValueError, match=words) as caught:
+        linvit.load(edited(tmp_path, **changes))
+    assert "\n" not in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model_type": "swin"}, "model_type='swin' is not read; .*choose from: vit, deit"),
+        ({"hidden_act": "quick_gelu"}, "hidden_act='quick_gelu' is not what linvit computes: 'gelu'"),
+        ({"use_swiglu_ffn": True}, "use_swiglu_ffn=True is not"),
+        ({"num_attention_heads": "many"}, "num_attention_heads='many' must be a whole number"),
+        ({"linvit_attention": "performer-nothing"}, "unknown attention 'performer-nothing'"),
+        ({"image_size": 42}, "image_size=42, but 26 positions of patches of 7 px are for 35 px"),
+        ({"image_size": [35, 70]}, r"image_size=\[35, 70\], but"),
+    ],
+)
+def test_what_hugging_face_has_and_linvit_has_not(changes, words, tmp_path):
+    hugging_face("ViT").save_pretrained(tmp_path)
+    said = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(said | changes))
+    with pytest.raises(ValueError, match=words):
+        linvit.load(tmp_path)
+
+
+def test_two_heads_of_a_distilled_deit_are_refused(tmp_path):
+    hugging_face("DeiT", "ForImageClassificationWithTeacher").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"(cls|distillation)_classifier\.\w+ \(5.*\) has no place"):
+        linvit.load(tmp_path)
+
+
+def test_files_that_are_not_what_they_should_be(tmp_path):
+    timm_folder(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1])
+    with pytest.raises(ValueError, match="a file of weights is damaged"):
+        linvit.load(tmp_path)
+    save_file({k: v.to(torch.int8) for k, v in load_file_of(whole, tmp_path).items()}, weights)
+    with pytest.raises(ValueError, match=r"holds I8: quantised weights are not read"):
+        linvit.load(tmp_path)
+    weights.rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"no model.safetensors; pytorch_model.bin is a pickle, which is never read"):
+        linvit.load(tmp_path)
+    index = tmp_path / "model.safetensors.index.json"
+    for names, words in (
+        ({"a": "../a.safetensors"}, "'../a.safetensors', which is no file"),
+        ({}, "has no weight_map"),
+    ):
+        index.write_text(json.dumps({"weight_map": names}))
+        with pytest.raises(ValueError, match=words):
+            linvit.load(tmp_path)
+    (tmp_path / "config.json").write_text("[1]")
+    with pytest.raises(ValueError, match="is not a linvit model's configuration"):
+        linvit.load(tmp_path)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(ValueError, match=r"config.json is missing"):
+        linvit.load(tmp_path)
+
+
+def load_file_of(content: bytes, folder: Path) -> dict[str, Tensor]:
+    (folder / "whole").write_bytes(content)
+    return load_file(folder / "whole")
+
+
+def test_a_model_of_the_hub(tmp_path, monkeypatch):
+    hub = pytest.importorskip("huggingface_hub")
+    timm_folder(tmp_path)
+    asked: dict = {}
+    monkeypatch.setattr(hub, "snapshot_download", lambda name, **kw: asked.update(kw, name=name) or str(tmp_path))
+    assert linvit.load("org/some-vit").about["name"] == "org/some-vit"
+    assert asked["name"] == "org/some-vit"
+    assert not any(re.search("bin|pt|\\*$", pattern) for pattern in asked["allow_patterns"])
+
+    def offline(name, **options):
+        raise hub.errors.LocalEntryNotFoundError("no network\nat all")
+
+    monkeypatch.setattr(hub, "snapshot_download", offline)
+    with pytest.raises(
+        ValueError, match=r"^org/some-vit does not exist here, and the hub did not give it \(no network\)"
+    ):
+        linvit.load("org/some-vit")
+    for path in ("tests/nothing", "nothing", "./a/b", "a/b/c"):  # none of these is an id
+        with pytest.raises(ValueError, match="does not exist: give the folder"):
+            linvit.load(path)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ValueError, match=r"pip install 'linvit\[hf\]'"):
+        linvit.load("org/some-vit")
+
+
+def test_evaluate_reads_them_too(tmp_path):
+    timm_folder(tmp_path)
+    said = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(
+        json.dumps(said | {"label_names": ["class 0", "class 1", "class 2", "x", "y"]})
+    )
+    dataset = data.load_data("synthetic:classes=3,images=60,size=35,channels=3")
+    (tmp_path / "config.json").write_text(json.dumps(said | {"label_names": [*dataset.classes, "x", "y"]}))
+    done = evaluate_folder(tmp_path, dataset)
+    assert done.folder == tmp_path
+    assert len(done.result.labels) == len(dataset.test.labels)
+    with pytest.raises(ValueError, match="which data the model was trained on is not stored beside it"):
+        evaluate_folder(tmp_path)
