@@ -112,8 +112,8 @@ def _onnx(model: VisionTransformer, path: Path, tell: Progress) -> Exported:
         return torch.from_numpy(session.run(None, {"pixels": pixels.numpy()})[0])
 
     difference = _compared("onnx", model, run, eager)
-    write_atomically(path, content)
     speed = _speed(model, run, eager, lambda done, total, what: tell(2, 3, f"timing: {what}"))
+    write_atomically(path, content)
     return Exported(path, "onnx", difference, _note(model), speed)
 
 
