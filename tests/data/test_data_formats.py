@@ -275,6 +275,7 @@ def test_a_part_of_tiny_imagenet(tmp_path):
     assert len(few.train) + len(few.validation) == 4 * 6
     for split in (few.train, few.test):  # red tells the class
         assert [(0, 1, 2, 3, 5, 6)[label] for label in split.labels] == split.images[:, 0, 0, 0].tolist()
+    assert data.load_data("tiny-imagenet:names=wnid", root=tmp_path).classes == [f"n{i:02d}" for i in range(1, 8)]
     with pytest.raises(ValueError, match="per_class=0"):
         data.load_data("tiny-imagenet:per_class=0", root=tmp_path)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 import linvit
 from linvit import data
 from linvit.train import design, start_from
-from linvit.train.checkpoint import started
+from linvit.train.start import started
 from linvit.train.use import evaluate_folder, predict
 
 DEIT_TINY = Path(os.environ.get("LINVIT_MODELS", "nowhere")) / "deit-tiny"
@@ -111,7 +111,7 @@ def test_without_a_head_there_are_features_and_a_new_head_is_learned(kind, tmp_p
     experiment = design(dataset, "softmax").model_copy(
         update={"model": model, "start": start_from(tmp_path / "features")}
     )
-    begun = started(experiment, dataset)
+    begun, _ = started(experiment, dataset)
     assert begun.head.weight.shape == (3, 33)
     torch.testing.assert_close(begun.blocks[1].attn.qkv.weight, ours.blocks[1].attn.qkv.weight)
 

@@ -24,7 +24,11 @@ NAMES = ("tiny-imagenet-200", "tiny-imagenet-100")
 
 @DATASETS.register("tiny-imagenet")
 def tiny_imagenet(
-    root: Path, *, part: Literal["all", "most", "fifth"] = "all", per_class: int | None = None
+    root: Path,
+    *,
+    part: Literal["all", "most", "fifth"] = "all",
+    per_class: int | None = None,
+    names: Literal["english", "wnid"] = "english",
 ) -> Pictures:
     """64 × 64 colour photos in 200 classes; part=fifth is every fifth class, part=most the others."""
     if per_class is not None and per_class < 1:
@@ -46,7 +50,8 @@ def tiny_imagenet(
                 test.append((folder / "val" / "images" / file, label[name]))
     except OSError as error:
         raise ValueError(f"{notes}: cannot be read ({error.strerror}): unpack the set again") from None
-    return from_files(folder, train + test, _words(folder, ids), {"train": len(train), "test": len(test)})
+    classes = ids if names == "wnid" else _words(folder, ids)  # trained models mostly know the ids
+    return from_files(folder, train + test, classes, {"train": len(train), "test": len(test)})
 
 
 def _class_images(folder: Path) -> list[Path]:
