@@ -77,6 +77,23 @@ def test_greedy_is_the_better_of_both_ways_and_asks_no_more_than_it_says():
     assert found[1][1] >= values[first]  # one linear layer: the way from softmax has tried them all
 
 
+def test_neither_way_goes_on_where_that_is_of_no_use():
+    """Each linear layer costs a tenth, but the first, which costs nothing."""
+    asked = []
+
+    def scores(base, mixes):
+        asked.extend(mixes)
+        return [(1 - 0.1 * sum(map(bool, mix[1:])), 0.0) for mix in mixes]
+
+    whole = greedy(5, 1, scores)
+    many = len(asked)
+    asked.clear()
+    found = greedy(5, 1, scores, enough=1.0, useless=0.85)
+    assert len(asked) < many
+    assert {linear: found[linear][1] for linear in found} == {linear: whole[linear][1] for linear in found}
+    assert found[1][0] == (1, 0, 0, 0, 0)
+
+
 def test_a_second_linear_kind_is_taken_where_it_helps():
     """Layer 1 is fine with kind 2 and hopeless with kind 1; softmax need not be put back."""
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -58,6 +59,7 @@ SHARES = {"stage 1": 0.25, "stage 2": 0.5, "stage 3": 0.25}  # of all steps; two
 RATES = {"stage 1": 0.2, "stage 2": 0.1, "mix, stage 2": 0.1, "stage 3": 0.02}  # over the width of the tokens
 EPOCHS, STEPS = 4.0, 300  # of all stages together, if nothing else is asked for: the longer of the two
 LOCAL = "window:size=7"  # a linear kind that the search tries too, where it is registered
+DISCORDANT = 0.1  # share of the images, roughly, of which teacher and a mix may say different things by chance
 TRIED = 2.0  # seconds of steps from which a budget is made
 
 
@@ -522,9 +524,12 @@ class Work:
                 known.update({name(mix): score for mix, score in zip(fresh, found, strict=True)})
             return [known[name(mix)] for mix in mixes]
 
-        candidates = greedy(depth, kinds, scores)
+        exact, share = (0,) * depth, self.plan.max_drop or 0.0
+        ((best, _),) = scores(exact, [exact])
+        slack = 2 * math.sqrt(DISCORDANT / len(self.images.search))
+        candidates = greedy(depth, kinds, scores, enough=best, useless=best * (1 - share) - slack)
         deciding = Blocks(models, self.images.decide, data.mean, data.std)
-        right = self._right(deciding, (0,) * depth)
+        right = self._right(deciding, exact)
 
         def look(mix: Mix) -> Drop:
             self.progress(total, total + 1, f"deciding: {name(mix)}")
@@ -532,8 +537,6 @@ class Work:
             self._keep([self._dropped(drop, name(mix))])
             return drop
 
-        exact = (0,) * depth
-        share = self.plan.max_drop or 0.0
         return allowed([found for linear, found in candidates.items() if linear], share, look) or exact
 
     def _dropped(self, drop: Drop, name: str) -> Record:

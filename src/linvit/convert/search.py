@@ -25,19 +25,22 @@ Scores = Callable[[Mix, Sequence[Mix]], list[Score]]  # of the mixes, each a cha
 SURE = 0.95  # of the upper bound that decides
 
 
-def greedy(layers: int, kinds: int, scores: Scores) -> dict[int, tuple[Mix, Score]]:
+def greedy(
+    layers: int, kinds: int, scores: Scores, enough: float = math.inf, useless: float = -math.inf
+) -> dict[int, tuple[Mix, Score]]:
     """How many layers are linear → the better of two mixes and its score: one from all-linear with softmax put back
     where it helps most, one from softmax with that layer made linear which hurts least. Of several linear kinds, the
-    first is replaced by others where that helps, before softmax is put back."""
+    first is replaced by others where that helps, before softmax is put back. The first way ends at an accuracy that is
+    `enough`, the second below one that is `useless`."""
     found: dict[int, tuple[Mix, Score]] = {}
-    for mix, score in [*_back(layers, kinds, scores), *_forth(layers, kinds, scores)]:
+    for mix, score in [*_back(layers, kinds, scores, enough), *_forth(layers, kinds, scores, useless)]:
         linear = layers - mix.count(0)
         if linear not in found or score > found[linear][1]:
             found[linear] = mix, score
     return dict(sorted(found.items()))
 
 
-def _back(layers: int, kinds: int, scores: Scores) -> Iterator[tuple[Mix, Score]]:
+def _back(layers: int, kinds: int, scores: Scores, enough: float) -> Iterator[tuple[Mix, Score]]:
     mix: Mix = (1,) * layers
     (score,) = scores(mix, [mix])
     while others := [_put(mix, i, kind) for i in range(layers) for kind in range(2, kinds + 1) if mix[i] == 1]:
@@ -46,15 +49,17 @@ def _back(layers: int, kinds: int, scores: Scores) -> Iterator[tuple[Mix, Score]
             break
         mix, score = at, better
     yield mix, score
-    while linear := [i for i in range(layers) if mix[i]]:
+    while score[0] < enough and (linear := [i for i in range(layers) if mix[i]]):
         moves = [_put(mix, i, 0) for i in linear]
         score, mix = _best(scores(mix, moves), moves)
         yield mix, score
 
 
-def _forth(layers: int, kinds: int, scores: Scores) -> Iterator[tuple[Mix, Score]]:
+def _forth(layers: int, kinds: int, scores: Scores, useless: float) -> Iterator[tuple[Mix, Score]]:
     mix: Mix = (0,) * layers
-    while exact := [i for i in range(layers) if not mix[i]]:
+    (score,) = scores(mix, [mix])
+    yield mix, score
+    while score[0] >= useless and (exact := [i for i in range(layers) if not mix[i]]):
         moves = [_put(mix, i, kind) for i in exact for kind in range(1, kinds + 1)]
         score, mix = _best(scores(mix, moves), moves)
         yield mix, score
@@ -71,7 +76,7 @@ def _best(scores: Sequence[Score], mixes: Sequence[Mix]) -> tuple[Score, Mix]:
 
 def evaluations(layers: int, kinds: int) -> int:
     """How many mixes `greedy` may ask for."""
-    return 1 + layers * (layers + 1) // 2 * (1 + kinds) + (kinds - 1) * layers * (layers + 1) // 2
+    return 2 + layers * (layers + 1) // 2 * (1 + kinds) + (kinds - 1) * layers * (layers + 1) // 2
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from linvit.train.use import class_numbers
 Inherit = Literal["all", "not-qk", "mlp"]
 HELD = 0.25  # of the training images, at most, are kept for the search and its decision
 SEARCHED, DECIDED = 512, 4096  # images, at most, that guide the search and that decide
+NEAR, ALIKE = 0.05, 1.1  # an output error that is small enough, and one that is as small as another
 LOOKED_AT = 16  # images whose q and k choose the number of features
 
 
@@ -115,8 +116,8 @@ def student_of(
 
 def feature_counts(model: VisionTransformer, spec: Spec, images: Split, about: dict[str, Any]) -> list[Spec]:
     """The spec for every layer. Where it leaves the number of features m open, m is the smallest of d/2, d, 2d and 4d
-    (d: head_dim) whose output is as near to softmax, on the teacher's q, k and v of a few images, as 2d features are in
-    the middle layer: layers that look at few tokens get more."""
+    (d: head_dim) whose output, on the teacher's q, k and v of a few images, is near to softmax's, or as near as 4d
+    features come: none are paid for where they buy nothing."""
     if "m" not in attention_options(spec.name) or "m" in spec.options or spec.options.get("projection") == "none":
         return [spec] * model.config.depth
     x = normalise(images.batch(slice(0, LOOKED_AT))[0], about["mean"], about["std"])
@@ -124,8 +125,9 @@ def feature_counts(model: VisionTransformer, spec: Spec, images: Split, about: d
     d = first[0][0].site.head_dim
     counts = sorted({max(1, d // 2), d, 2 * d, 4 * d})
     errors = [[_error(Spec(spec.name, {**spec.options, "m": m}), *layer) for m in counts] for layer in first]
-    target = float(np.median([row[counts.index(2 * d)] for row in errors]))
-    enough = (next((m for m, error in zip(counts, row, strict=True) if error <= target), counts[-1]) for row in errors)
+    enough = (
+        next(m for m, error in zip(counts, row, strict=True) if error <= max(NEAR, ALIKE * row[-1])) for row in errors
+    )
     return [Spec(spec.name, {**spec.options, "m": m}) for m in enough]
 
 
