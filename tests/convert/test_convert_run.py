@@ -84,7 +84,9 @@ def test_a_mix_is_the_model_that_was_searched(teacher, tmp_path, monkeypatch, sp
     module = importlib.import_module("linvit.convert.convert")
     monkeypatch.setattr(module, "LOCAL", "efficient")
     asked = []
-    monkeypatch.setattr(module, "allowed", lambda found, share, look: asked.append(look((0, 1, 2, 1))) or (0, 1, 2, 1))
+    monkeypatch.setattr(
+        module, "allowed", lambda found, share, look: asked.append(look((0, 1, 2, 1), 0.05)) or (0, 1, 2, 1)
+    )
     done = linvit.convert(teacher, to=spec, data="digits", out=tmp_path / "mix", stages=(2,), steps=4, max_drop=0.4,
                           device="cpu", report=False)  # fmt: skip
     made = load(tmp_path / "mix/mix")

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from linvit.attention import Attention, attention_options, create_attention
+from linvit.attention import attention_options, create_attention
 from linvit.attention.linformer import Linformer
 from linvit.data import Dataset, Split, normalise
 from linvit.data.splits import stratified, thin
@@ -91,14 +91,15 @@ def student_of(
     if inherit not in get_args(Inherit):
         raise ValueError(f"inherit={inherit} must be one of {', '.join(get_args(Inherit))}")
     model = VisionTransformer(_changed(config, {"attention": attention, "seed": seed})).eval()
-    own, old = model.state_dict(), parse_layers(config.attention, config.depth)
-    for i, spec in enumerate(parse_layers(attention, config.depth)):
-        mine: Attention = model.attentions()[i]
-        if isinstance(mine, Linformer) and mine.kind == "learned" and not mine.shared and "init" not in spec.options:
-            mine.pool()
-        if mine.switches.dwc:
+    own, old, specs = model.state_dict(), *(parse_layers(text, config.depth) for text in (config.attention, attention))
+    linformers: list[Linformer] = [one for one in model.attentions() if isinstance(one, Linformer)]
+    for one in linformers:
+        if one.kind == "learned" and not one.shared and "init" not in specs[one.site.layer].options:
+            one.pool()
+    for i in range(config.depth):
+        if model.attentions()[i].switches.dwc:
             own[f"blocks.{i}.attn.attention.dwc.weight"].zero_()
-    changed = {f"blocks.{i}" for i, spec in enumerate(parse_layers(attention, config.depth)) if spec != old[i]}
+    changed = {f"blocks.{i}" for i, spec in enumerate(specs) if spec != old[i]}
     for key, value in own.items():
         there = tensors.get(key)
         if there is None or there.shape != value.shape:
