@@ -18,6 +18,7 @@ from linvit.registry import (
     check_options,
     choices,
     import_plugins,
+    join_layers,
     parse,
     parse_layers,
     signature_options,
@@ -255,3 +256,10 @@ def test_a_broken_plugin_is_tried_again(tmp_path):
     (tmp_path / "broken.py").write_text("READ = True\n")
     import_plugins(str(tmp_path))
     assert any(getattr(module, "READ", False) for name, module in sys.modules.items() if "broken" in name)
+
+
+@pytest.mark.parametrize("text", ["softmax", "softmax@1+a:m=3@2", "a:m=3@2+a:m=5@1", "a@1+b@1+a@1"])
+def test_joined_layers_are_parsed_back(text):
+    specs = parse_layers(text, 3)
+    assert join_layers(specs) == text
+    assert parse_layers(join_layers(specs), 3) == specs

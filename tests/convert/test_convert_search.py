@@ -9,7 +9,7 @@ import random
 import numpy as np
 import pytest
 
-from linvit.convert.search import Blocks, Drop, allowed, evaluations, greedy, images_needed
+from linvit.convert.search import Blocks, Drop, Score, allowed, evaluations, greedy, images_needed
 from linvit.convert.student import student_of
 from linvit.measure.accuracy import evaluate
 from linvit.train import load
@@ -33,7 +33,7 @@ def test_the_score_of_a_mix_is_the_accuracy_of_the_model_that_has_it(models, blo
     whole = load_mixed(exact, other, "softmax@1+performer-hyp:m=5@2+softmax@1", mix)
     found = evaluate(whole, blocks.split, digits.classes, digits.mean, digits.std)
     for base in ((0, 0, 0, 0), (1, 1, 1, 1), mix):  # whatever tokens are used again
-        ((accuracy, minus),) = blocks.scores(base, [mix])
+        ((minus, accuracy),) = blocks.scores(base, [mix])
         assert accuracy == pytest.approx(found.accuracy)
         assert -minus == pytest.approx(found.loss, rel=1e-4)
 
@@ -53,15 +53,15 @@ def test_the_search_comes_within_one_layer_of_trying_everything(blocks):
     found = greedy(4, 1, lambda base, mixes: [scores[mix] for mix in mixes])
     assert sorted(found) == [0, 1, 2, 3, 4]
     for share in (0.0, 0.01, 0.03, 0.1, 0.3):
-        least = scores[0, 0, 0, 0][0] * (1 - share)
-        best = max(sum(mix) for mix, (accuracy, _) in scores.items() if accuracy >= least)
-        mine = max(linear for linear, (_, (accuracy, _)) in found.items() if accuracy >= least)
+        least = scores[0, 0, 0, 0].accuracy * (1 - share)
+        best = max(sum(mix) for mix, (_, accuracy) in scores.items() if accuracy >= least)
+        mine = max(linear for linear, (_, (_, accuracy)) in found.items() if accuracy >= least)
         assert mine >= best - 1, share
 
 
 def test_greedy_is_the_better_of_both_ways_and_asks_no_more_than_it_says():
     source = random.Random(5)
-    values = {mix: (source.random(), 0.0) for mix in itertools.product((0, 1, 2), repeat=5)}
+    values = {mix: Score(source.random(), 0.0) for mix in itertools.product((0, 1, 2), repeat=5)}
     asked = set()
 
     def scores(base, mixes):
@@ -77,11 +77,28 @@ def test_greedy_is_the_better_of_both_ways_and_asks_no_more_than_it_says():
     assert found[1][1] >= values[first]  # one linear layer: the way from softmax has tried them all
 
 
+def test_neither_way_goes_on_where_that_is_of_no_use():
+    """Each linear layer costs a tenth, but the first, which costs nothing."""
+    asked = []
+
+    def scores(base, mixes):
+        asked.extend(mixes)
+        return [Score(x, x) for x in (1 - 0.1 * sum(map(bool, mix[1:])) for mix in mixes)]
+
+    whole = greedy(5, 1, scores)
+    many = len(asked)
+    asked.clear()
+    found = greedy(5, 1, scores, enough=1.0, useless=0.85)
+    assert len(asked) < many
+    assert {linear: found[linear][1] for linear in found} == {linear: whole[linear][1] for linear in found}
+    assert found[1][0] == (1, 0, 0, 0, 0)
+
+
 def test_a_second_linear_kind_is_taken_where_it_helps():
     """Layer 1 is fine with kind 2 and hopeless with kind 1; softmax need not be put back."""
 
     def scores(base, mixes):
-        return [(1.0 - 0.5 * (mix[1] == 1), 0.0) for mix in mixes]
+        return [Score(1.0 - 0.5 * (mix[1] == 1), 0.0) for mix in mixes]
 
     assert greedy(3, 2, scores)[3][0] == (1, 2, 1)
 
@@ -95,8 +112,8 @@ def test_the_bound_is_a_paired_interval(n, lost, won):
     assert drop.value == pytest.approx(teacher.mean() - student.mean())
     a, b, m = lost + 1, won + 1, n + 2
     wanted = (a - b) / m + 1.6448536269514722 * math.sqrt((a + b - (a - b) ** 2 / m) / m**2)
-    assert drop.bound == pytest.approx(wanted)
-    assert drop.bound > drop.value
+    assert drop.bound() == pytest.approx(wanted)
+    assert drop.bound(0.01) > drop.bound() > drop.value
 
 
 def test_the_bound_holds_in_95_of_100_samples():
@@ -105,7 +122,7 @@ def test_the_bound_holds_in_95_of_100_samples():
     misses = 0
     for _ in range(2000):
         lost, won, _ = source.multinomial(300, (0.05, 0.03, 0.92))
-        misses += Drop(300, 0.9, int(lost), int(won)).bound < 0.02
+        misses += Drop(300, 0.9, int(lost), int(won)).bound() < 0.02
     assert misses / 2000 < 0.05 + 4 * math.sqrt(0.05 * 0.95 / 2000)
 
 
@@ -118,19 +135,33 @@ def test_so_many_images_are_needed_at_least():
         images_needed(1.5)
 
 
-def test_the_best_are_looked_at_first_and_no_further_than_the_first_that_fails():
-    candidates = [((0, 1), (0.9, 0.0)), ((1, 1), (0.8, 0.0)), ((1, 0), (0.7, 0.0))]
-    drops = {(0, 1): Drop(1000, 1.0, 1, 0), (1, 1): Drop(1000, 1.0, 2, 0), (1, 0): Drop(1000, 1.0, 0, 0)}
+def test_risk_is_shared_and_handed_on():
+    candidates = [((0, 1), Score(0.9, 0.0)), ((1, 0), Score(0.7, 0.0)), ((1, 1), Score(0.8, 0.0))]
+    fine, bad = Drop(1000, 1.0, 1, 0), Drop(1000, 1.0, 500, 0)
+    drops = dict.fromkeys([(0, 1), (1, 1), (1, 0)], fine)
     looked = []
 
-    def look(mix):
-        looked.append(mix)
+    def look(mix, risk):
+        looked.append((mix, round(60 * risk)))  # in thirds of 5 %
         return drops[mix]
 
     assert allowed(candidates, 0.02, look) == (1, 1)
-    drops[1, 1] = Drop(1000, 1.0, 500, 0)
+    assert looked == [((0, 1), 1), ((1, 1), 2), ((1, 0), 3)]
+    drops[1, 1] = bad
     looked.clear()
     assert allowed(candidates, 0.02, look) == (0, 1)
-    assert looked == [(0, 1), (1, 1)]
-    drops[0, 1] = drops[1, 1]
-    assert allowed(candidates, 0.02, look) is None
+    assert looked == [((0, 1), 1), ((1, 1), 2), ((1, 0), 1)]
+    assert allowed(candidates, 0.02, lambda mix, risk: bad) is None
+
+
+def test_few_searches_let_through_what_loses_more():
+    """Four candidates that all lose just more than the 2 points that are allowed, on the same images."""
+    source = np.random.default_rng(3)
+    candidates = [((1,) * i + (0,) * (4 - i), Score(-i, 0.0)) for i in range(1, 5)]
+    wrong = 0
+    for _ in range(1000):
+        drops = [
+            Drop(600, 1.0, int(lost), int(won)) for lost, won, _ in source.multinomial(600, (0.041, 0.02, 0.939), 4)
+        ]
+        wrong += allowed(candidates, 0.02, lambda mix, risk: drops[sum(mix) - 1]) is not None  # noqa: B023
+    assert wrong / 1000 < 0.05 + 4 * math.sqrt(0.05 * 0.95 / 1000)

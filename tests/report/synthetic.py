@@ -39,7 +39,7 @@ def study(
     rng = np.random.default_rng(0)
     folder.mkdir(parents=True, exist_ok=True)
     info = {
-        "format": 2, "commands": [command], "started": 1.7e9, "finished": 1.7e9 + 260,
+        "format": 3, "commands": [command], "started": 1.7e9, "finished": 1.7e9 + 260,
         "dataset": {"name": name, "classes": list(classes), "image_size": side, "channels": channels, "train": 1293,
                     "validation": 144, "test": images},
         "variants": [{"id": name, "label": name, "attention": name} for name in attentions],

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from linvit import metrics
 from linvit.attention import ATTENTIONS
 from linvit.convert import measuring
-from linvit.convert.search import Blocks, Drop, Mix, Score, allowed, evaluations, greedy, images_needed
+from linvit.convert.search import RISK, Blocks, Drop, Mix, Score, allowed, evaluations, greedy, images_needed
 from linvit.convert.student import Images, Inherit, feature_counts, fitted, images_for, linear_layers, student_of
 from linvit.data import Dataset
 from linvit.errors import choices, clear
@@ -58,6 +59,7 @@ SHARES = {"stage 1": 0.25, "stage 2": 0.5, "stage 3": 0.25}  # of all steps; two
 RATES = {"stage 1": 0.2, "stage 2": 0.1, "mix, stage 2": 0.1, "stage 3": 0.02}  # over the width of the tokens
 EPOCHS, STEPS = 4.0, 300  # of all stages together, if nothing else is asked for: the longer of the two
 LOCAL = "window:size=7"  # a linear kind that the search tries too, where it is registered
+DISCORDANT = 0.1  # share of the images, roughly, of which teacher and a mix may say different things by chance
 TRIED = 2.0  # seconds of steps from which a budget is made
 
 
@@ -503,12 +505,13 @@ class Work:
         def scored(mixes: Sequence[Mix], found: Sequence[Score]) -> list[Record]:
             row = replace(self.base, metric="conversion_accuracy", unit="fraction", n=len(self.images.search))
             size = self.config.image_size
-            return [replace(row, value=accuracy).tagged(
-                        model=name(mix), split="search", image_size=size, loss=-minus, linear=depth - mix.count(0))
-                    for mix, (accuracy, minus) in zip(mixes, found, strict=True)]  # fmt: skip
+            return [replace(row, value=one.accuracy).tagged(
+                        model=name(mix), split="search", image_size=size, loss=-one.likelihood,
+                        linear=depth - mix.count(0))
+                    for mix, one in zip(mixes, found, strict=True)]  # fmt: skip
 
         known: dict[str, Score] = {
-            str(r.tags["model"]): (float(r.value or 0), -float(r.tags["loss"] or 0))
+            str(r.tags["model"]): Score(-float(r.tags["loss"] or 0), float(r.value or 0))
             for r in self.of("conversion_accuracy", split="search")
         }
         total = evaluations(depth, kinds)
@@ -522,24 +525,25 @@ class Work:
                 known.update({name(mix): score for mix, score in zip(fresh, found, strict=True)})
             return [known[name(mix)] for mix in mixes]
 
-        candidates = greedy(depth, kinds, scores)
+        exact, share = (0,) * depth, self.plan.max_drop or 0.0
+        best = scores(exact, [exact])[0].accuracy
+        slack = 2 * math.sqrt(DISCORDANT / len(self.images.search))
+        candidates = greedy(depth, kinds, scores, enough=best, useless=best * (1 - share) - slack)
         deciding = Blocks(models, self.images.decide, data.mean, data.std)
-        right = self._right(deciding, (0,) * depth)
+        right = self._right(deciding, exact)
 
-        def look(mix: Mix) -> Drop:
+        def look(mix: Mix, risk: float) -> Drop:
             self.progress(total, total + 1, f"deciding: {name(mix)}")
             drop = Drop.of(right, self._right(deciding, mix))
-            self._keep([self._dropped(drop, name(mix))])
+            self._keep([self._dropped(drop, name(mix), risk)])
             return drop
 
-        exact = (0,) * depth
-        share = self.plan.max_drop or 0.0
         return allowed([found for linear, found in candidates.items() if linear], share, look) or exact
 
-    def _dropped(self, drop: Drop, name: str) -> Record:
+    def _dropped(self, drop: Drop, name: str, risk: float = RISK) -> Record:
         row = replace(self.base, metric="conversion_drop", value=drop.value, unit="fraction", n=drop.n)
-        passed = drop.within(self.plan.max_drop or 0.0)
-        return row.tagged(model=name, bound=drop.bound, of=drop.accuracy, passed=passed)
+        passed = drop.within(self.plan.max_drop or 0.0, risk)
+        return row.tagged(model=name, bound=drop.bound(risk), risk=risk, of=drop.accuracy, passed=passed)
 
     def _right(self, blocks: Blocks, mix: Mix) -> np.ndarray:
         found = [(said[0].argmax(-1) == labels).cpu().numpy() for labels, said in blocks.logits(mix, [mix])]

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,24 +21,35 @@ from linvit.data import Split, normalise
 from linvit.models import VisionTransformer
 
 Mix = tuple[int, ...]
-Score = tuple[float, float]  # accuracy, and minus the cross-entropy for ties
+
+
+class Score(NamedTuple):
+    """Of a mix; the larger first entry is the better. Few images tell likelihoods apart better than accuracies."""
+
+    likelihood: float  # of the labels: minus the cross-entropy
+    accuracy: float
+
+
 Scores = Callable[[Mix, Sequence[Mix]], list[Score]]  # of the mixes, each a change of the first one
-SURE = 0.95  # of the upper bound that decides
+RISK = 0.05  # that a mix is let through which loses more than is allowed
 
 
-def greedy(layers: int, kinds: int, scores: Scores) -> dict[int, tuple[Mix, Score]]:
+def greedy(
+    layers: int, kinds: int, scores: Scores, enough: float = math.inf, useless: float = -math.inf
+) -> dict[int, tuple[Mix, Score]]:
     """How many layers are linear → the better of two mixes and its score: one from all-linear with softmax put back
     where it helps most, one from softmax with that layer made linear which hurts least. Of several linear kinds, the
-    first is replaced by others where that helps, before softmax is put back."""
+    first is replaced by others where that helps, before softmax is put back. The first way ends at an accuracy that is
+    `enough`, the second below one that is `useless`."""
     found: dict[int, tuple[Mix, Score]] = {}
-    for mix, score in [*_back(layers, kinds, scores), *_forth(layers, kinds, scores)]:
+    for mix, score in [*_back(layers, kinds, scores, enough), *_forth(layers, kinds, scores, useless)]:
         linear = layers - mix.count(0)
         if linear not in found or score > found[linear][1]:
             found[linear] = mix, score
     return dict(sorted(found.items()))
 
 
-def _back(layers: int, kinds: int, scores: Scores) -> Iterator[tuple[Mix, Score]]:
+def _back(layers: int, kinds: int, scores: Scores, enough: float) -> Iterator[tuple[Mix, Score]]:
     mix: Mix = (1,) * layers
     (score,) = scores(mix, [mix])
     while others := [_put(mix, i, kind) for i in range(layers) for kind in range(2, kinds + 1) if mix[i] == 1]:
@@ -46,15 +58,17 @@ def _back(layers: int, kinds: int, scores: Scores) -> Iterator[tuple[Mix, Score]
             break
         mix, score = at, better
     yield mix, score
-    while linear := [i for i in range(layers) if mix[i]]:
+    while score.accuracy < enough and (linear := [i for i in range(layers) if mix[i]]):
         moves = [_put(mix, i, 0) for i in linear]
         score, mix = _best(scores(mix, moves), moves)
         yield mix, score
 
 
-def _forth(layers: int, kinds: int, scores: Scores) -> Iterator[tuple[Mix, Score]]:
+def _forth(layers: int, kinds: int, scores: Scores, useless: float) -> Iterator[tuple[Mix, Score]]:
     mix: Mix = (0,) * layers
-    while exact := [i for i in range(layers) if not mix[i]]:
+    (score,) = scores(mix, [mix])
+    yield mix, score
+    while score.accuracy >= useless and (exact := [i for i in range(layers) if not mix[i]]):
         moves = [_put(mix, i, kind) for i in exact for kind in range(1, kinds + 1)]
         score, mix = _best(scores(mix, moves), moves)
         yield mix, score
@@ -71,7 +85,7 @@ def _best(scores: Sequence[Score], mixes: Sequence[Mix]) -> tuple[Score, Mix]:
 
 def evaluations(layers: int, kinds: int) -> int:
     """How many mixes `greedy` may ask for."""
-    return 1 + layers * (layers + 1) // 2 * (1 + kinds) + (kinds - 1) * layers * (layers + 1) // 2
+    return 2 + layers * (layers + 1) // 2 * (1 + kinds) + (kinds - 1) * layers * (layers + 1) // 2
 
 
 @dataclass(frozen=True)
@@ -108,7 +122,8 @@ class Blocks:
         for labels, every in self.logits(base, mixes):
             right += [(said.argmax(-1) == labels).sum().item() for said in every]
             loss += [F.cross_entropy(said.float(), labels, reduction="sum").item() for said in every]
-        return [(float(a), float(-b)) for a, b in zip(right / len(self.split), loss / len(self.split), strict=True)]
+        n = len(self.split)
+        return [Score(float(-b), float(a)) for a, b in zip(right / n, loss / n, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -130,35 +145,39 @@ class Drop:
     def value(self) -> float:
         return (self.lost - self.won) / self.n
 
-    @property
-    def bound(self) -> float:
+    def bound(self, risk: float = RISK) -> float:
         """One-sided upper limit of the drop over images like these, both models on the same ones: Wald's for a paired
         difference, with one image more in either discordant cell (Bonett and Price), so that agreement on a few images
         proves little."""
         n, lost, won = self.n + 2, self.lost + 1, self.won + 1
         difference = (lost - won) / n
         spread = math.sqrt(max(0.0, (lost + won) / n - difference**2) / n)
-        return difference + NormalDist().inv_cdf(SURE) * spread
+        return difference + NormalDist().inv_cdf(1 - risk) * spread
 
-    def within(self, share: float) -> bool:
+    def within(self, share: float, risk: float = RISK) -> bool:
         """Whether the bound allows no more than this share of the teacher's accuracy to be lost."""
-        return self.bound <= share * self.accuracy
+        return self.bound(risk) <= share * self.accuracy
 
 
 def images_needed(share: float) -> int:
     """So many images prove that nobody loses more than this share, if teacher and student are right on all of them."""
     if not 0 < share < 1:
         raise ValueError(f"max_drop={share} must be a share of the teacher's accuracy, e.g. 0.01")
-    return max(2, math.ceil(NormalDist().inv_cdf(SURE) * math.sqrt(2) / share) - 2)
+    return max(2, math.ceil(NormalDist().inv_cdf(1 - RISK) * math.sqrt(2) / share) - 2)
 
 
-def allowed(candidates: Sequence[tuple[Mix, Score]], share: float, look: Callable[[Mix], Drop]) -> Mix | None:
-    """The most linear mix that is shown to stay within the share. They are looked at in the order of their scores, best
-    first, and no further than the first that fails: however many there are, a mix that loses more is let through in
-    at most 5 % of searches, since the images that order them are not those that decide."""
-    passed: list[Mix] = []
+def allowed(candidates: Sequence[tuple[Mix, Score]], share: float, look: Callable[[Mix, float], Drop]) -> Mix | None:
+    """The most linear mix that is shown to stay within the share, `look` being told at which risk.
+
+    Each candidate has an equal part of the risk, and one that passes hands what it had to the next (the fallback
+    procedure), from the best score on: however many there are, in at most 5 % of searches one is let through that loses
+    more, since the images that order them are not those that decide.
+    """
+    passed, risk = [], 0.0
     for mix, _ in sorted(candidates, key=lambda found: found[1], reverse=True):
-        if not look(mix).within(share):
-            break
-        passed.append(mix)
+        risk += RISK / len(candidates)
+        if look(mix, risk).within(share, risk):
+            passed.append(mix)
+        else:
+            risk = 0.0
     return min(passed, key=lambda mix: mix.count(0), default=None)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from linvit.attention import Attention, attention_options, create_attention
+from linvit.attention import attention_options, create_attention
 from linvit.attention.linformer import Linformer
 from linvit.data import Dataset, Split, normalise
 from linvit.data.splits import stratified, thin
@@ -26,6 +26,7 @@ from linvit.train.use import class_numbers
 Inherit = Literal["all", "not-qk", "mlp"]
 HELD = 0.25  # of the training images, at most, are kept for the search and its decision
 SEARCHED, DECIDED = 512, 4096  # images, at most, that guide the search and that decide
+NEAR, ALIKE = 0.05, 1.1  # an output error that is small enough, and one that is as small as another
 LOOKED_AT = 16  # images whose q and k choose the number of features
 
 
@@ -90,14 +91,15 @@ def student_of(
     if inherit not in get_args(Inherit):
         raise ValueError(f"inherit={inherit} must be one of {', '.join(get_args(Inherit))}")
     model = VisionTransformer(_changed(config, {"attention": attention, "seed": seed})).eval()
-    own, old = model.state_dict(), parse_layers(config.attention, config.depth)
-    for i, spec in enumerate(parse_layers(attention, config.depth)):
-        mine: Attention = model.attentions()[i]
-        if isinstance(mine, Linformer) and mine.kind == "learned" and not mine.shared and "init" not in spec.options:
-            Linformer.pool(mine)
-        if mine.switches.dwc:
+    own, old, specs = model.state_dict(), *(parse_layers(text, config.depth) for text in (config.attention, attention))
+    linformers: list[Linformer] = [one for one in model.attentions() if isinstance(one, Linformer)]
+    for one in linformers:
+        if one.kind == "learned" and not one.shared and "init" not in specs[one.site.layer].options:
+            one.pool()
+    for i in range(config.depth):
+        if model.attentions()[i].switches.dwc:
             own[f"blocks.{i}.attn.attention.dwc.weight"].zero_()
-    changed = {f"blocks.{i}" for i, spec in enumerate(parse_layers(attention, config.depth)) if spec != old[i]}
+    changed = {f"blocks.{i}" for i, spec in enumerate(specs) if spec != old[i]}
     for key, value in own.items():
         there = tensors.get(key)
         if there is None or there.shape != value.shape:
@@ -115,8 +117,8 @@ def student_of(
 
 def feature_counts(model: VisionTransformer, spec: Spec, images: Split, about: dict[str, Any]) -> list[Spec]:
     """The spec for every layer. Where it leaves the number of features m open, m is the smallest of d/2, d, 2d and 4d
-    (d: head_dim) whose output is as near to softmax, on the teacher's q, k and v of a few images, as 2d features are in
-    the middle layer: layers that look at few tokens get more."""
+    (d: head_dim) whose output, on the teacher's q, k and v of a few images, is near to softmax's, or as near as 4d
+    features come: none are paid for where they buy nothing."""
     if "m" not in attention_options(spec.name) or "m" in spec.options or spec.options.get("projection") == "none":
         return [spec] * model.config.depth
     x = normalise(images.batch(slice(0, LOOKED_AT))[0], about["mean"], about["std"])
@@ -124,8 +126,9 @@ def feature_counts(model: VisionTransformer, spec: Spec, images: Split, about: d
     d = first[0][0].site.head_dim
     counts = sorted({max(1, d // 2), d, 2 * d, 4 * d})
     errors = [[_error(Spec(spec.name, {**spec.options, "m": m}), *layer) for m in counts] for layer in first]
-    target = float(np.median([row[counts.index(2 * d)] for row in errors]))
-    enough = (next((m for m, error in zip(counts, row, strict=True) if error <= target), counts[-1]) for row in errors)
+    enough = (
+        next(m for m, error in zip(counts, row, strict=True) if error <= max(NEAR, ALIKE * row[-1])) for row in errors
+    )
     return [Spec(spec.name, {**spec.options, "m": m}) for m in enough]
 
 

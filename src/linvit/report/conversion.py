@@ -257,6 +257,7 @@ def _decision(evidence: Evidence) -> list[dict[str, Any]]:
     """What was looked at on the images that decide, in this order."""
     return [
         {"layers": r.tags["model"], "drop": _points(r.value), "bound": _points(float(r.tags["bound"] or 0)),
+         "risk": f"{100 * float(r.tags['risk'] or 0):.2g} %",
          "passed": bool(r.tags["passed"]), "n": r.n}
         for r in evidence.of("conversion_drop")
     ]  # fmt: skip
