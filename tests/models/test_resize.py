@@ -59,8 +59,7 @@ def test_pooled_projections_average_blocks_of_the_grid(k, prefix):
     matrix = attention.matrix()[0, 0]
     torch.testing.assert_close(matrix.sum(1), torch.ones(k))
     assert ((matrix > 0).sum(0) == 1).all()  # each token is in one average
-    if k > prefix:
-        assert torch.equal(matrix[:prefix, :prefix], torch.eye(prefix))
+    assert (matrix[0, :prefix] > 0).all() or k == 15 + prefix  # prefix tokens belong to the first
     if k == 15 + prefix:  # as many keys as tokens: softmax itself
         q, k_, v = torch.randn(3, 2, 2, k, 7)
         exact = create_attention("softmax", heads=2, head_dim=7, tokens=k)

@@ -92,16 +92,19 @@ class Linformer(Attention):
 
     @torch.no_grad()
     def pool(self) -> None:
-        """Make learned projections average: blocks of the grid, and each prefix token by itself where k allows it. With
-        the weights of a trained softmax attention this is softmax over coarser keys."""
+        """Make learned projections average blocks of the grid. With the weights of a trained softmax attention this is
+        softmax over coarser keys. Prefix tokens belong to the first block: one with a key of its own would weigh as
+        much as a whole block does."""
         site = self.site
         if self.kind != "learned" or self.shared:
             raise ValueError("only an attention with learned projections of its own can be pooled")
-        image = self.k - site.prefix
-        if site.grid is None or image < 1 or site.tokens != site.prefix + math.prod(site.grid):
+        if site.grid is None or site.tokens != site.prefix + math.prod(site.grid):
             self.projection.copy_(_pooling(self.k, site.tokens))
             return
-        group = torch.cat([torch.arange(site.prefix), site.prefix + _blocks(image, site.grid).flatten()])
+        alone = max(0, self.k - math.prod(site.grid))  # keys that are left when every place has one
+        group = torch.cat(
+            [torch.arange(site.prefix).clamp_max(alone), alone + _blocks(self.k - alone, site.grid).flatten()]
+        )
         self.projection.copy_(_averages(group, self.k))
 
     @torch.no_grad()
