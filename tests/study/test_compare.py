@@ -42,7 +42,7 @@ def short():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measuring, "LENGTHS", (16, 36))
         patch.setattr(measuring, "ROUNDS", 2)
-        patch.setattr(page, "_draw", lambda specs, folder: None)  # tested with the report
+        patch.setattr(page, "draw_files", lambda specs, folder: None)  # tested with the report
         yield
 
 

@@ -34,7 +34,7 @@ PHOTOS = Survey("photos", 37, 3, 400, train=5300, validation=590, test=1470)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "LENGTHS", (16,))
     monkeypatch.setattr(measuring, "ROUNDS", 1)
-    monkeypatch.setattr(page, "_draw", lambda specs, folder: None)
+    monkeypatch.setattr(page, "draw_files", lambda specs, folder: None)
     monkeypatch.setattr(measuring, "peak_memory", lambda *_: Record("peak_memory", 7, "bytes", tags={"batch": 16}))
 
 

@@ -33,7 +33,7 @@ WORDS = {"attentions": ["softmax", "performer-relu:m=8"], "seeds": 2, "epochs": 
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "LENGTHS", (16,))
     monkeypatch.setattr(measuring, "ROUNDS", 1)
-    monkeypatch.setattr(page, "_draw", lambda specs, folder: None)
+    monkeypatch.setattr(page, "draw_files", lambda specs, folder: None)
     monkeypatch.setattr(measuring, "peak_memory", lambda *_: Record("peak_memory", 7, "bytes", tags={"batch": 16}))
 
 
