@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
@@ -52,7 +52,7 @@ class Variant(BaseModel):
         given = {**self.options, **self.data}
         found = {"attention": self.attention} | {key: f"{key} {value}" for key, value in given.items()}
         if self.start is not None:  # one that has none is known by that
-            found["start"] = f"from {self.start.name}"
+            found["start"] = f"from {self.start.name} ({self.start.sha256[:6]})"
         if self.task != "classification":
             found["task"] = self.task
         if self.column != "fair":
@@ -69,12 +69,22 @@ class Variant(BaseModel):
         return self
 
 
+def _beginning(start: Start | None, begun: Mapping[str, str], parts: Mapping[str, str]) -> str:
+    """In words; which weights of one name are meant is said only where there are several that somebody chose."""
+    if start is None:
+        return "from scratch"
+    several = list(begun.values()).count(start.name) > 1 and start.name != "backbones"
+    return parts["start"] if several else f"from {start.name}"
+
+
 def named(variants: Sequence[Variant]) -> list[Variant]:
     """Each with its id, and with a label that shows what differs between them and nothing else."""
     every = [variant.parts() for variant in variants]
     names = [", ".join(parts.values()) for parts in every]
-    if any("start" in parts for parts in every):
-        every = [parts | {"start": parts.get("start", "from scratch")} for parts in every]
+    begun = {variant.start.sha256: variant.start.name for variant in variants if variant.start}
+    for variant, parts in zip(variants, every, strict=True):
+        if begun and not variant.published:
+            parts["start"] = _beginning(variant.start, begun, parts)
     keys = list(dict.fromkeys(key for parts in every for key in parts))
     differ = [key for key in keys if len({parts.get(key) for parts in every}) > 1]
     if not all(
@@ -83,7 +93,7 @@ def named(variants: Sequence[Variant]) -> list[Variant]:
         differ = ["attention", *(key for key in differ if key != "attention")]
     found: dict[str, Variant] = {}
     for variant, parts, name in zip(variants, every, names, strict=True):
-        name = variant.id or name + (f" ({variant.start.sha256[:6]})" if variant.start else "")
+        name = variant.id or name
         label = variant.label or ", ".join(parts[key] for key in differ if key in parts)
         mine = variant.model_copy(update={"id": name, "label": label})
         if found.setdefault(name, mine) != mine:
