@@ -138,7 +138,7 @@ def compare(
         study.epochs = round(study.steps / length.per_epoch, 3)
         if plan is not None and crew.known is not None:
             for line in planning.lines(
-                plan, images, protocol.base.model, len(study.seeds), study.epochs, crew.known.jobs
+                plan, images, protocol.base.model, len(study.seeds), study.epochs, crew.known.jobs, _start(starts)
             ):
                 say(line)
         if dry_run:
@@ -161,6 +161,17 @@ def compare(
         crew.close()
         torch.set_num_threads(before)
     return folder
+
+
+def _start(starts: Mapping[str, Start]) -> str:
+    """What variants begin with, for a person."""
+    if not starts:
+        return "from nothing"
+    several = len({start.sha256 for start in starts.values()}) > 1
+    one = next(iter(starts.values()))
+    kind = "each attention's own" if several else Path(one.folder).name
+    what = f"linvit's backbones ({kind})" if one.name == backbones.NAME else one.name
+    return f"{what}; --from scratch for nothing"
 
 
 def _with_starts(wanted: list[Variant], starts: Mapping[str, Start], with_scratch: bool) -> list[Variant]:

@@ -277,7 +277,9 @@ def fitting(
 Say = Callable[[str], None]
 
 
-def lines(plan: Plan, images: Survey, model: ModelConfig, variants: int, epochs: float, jobs: int) -> list[str]:
+def lines(
+    plan: Plan, images: Survey, model: ModelConfig, variants: int, epochs: float, jobs: int, start: str
+) -> list[str]:
     """The plan, for a person."""
     built = VisionTransformer(model)
     counts = f"{images.train:,} train, {images.validation:,} validate, {images.test:,} test"
@@ -289,6 +291,7 @@ def lines(plan: Plan, images: Survey, model: ModelConfig, variants: int, epochs:
         f"  images   {counts}; {images.classes} classes, about {images.side} px{scaled}",
         f"  model    {built.parameter_count():,} parameters, {built.tokens} tokens, dim {model.dim}, "
         f"{model.depth} layer{'s' * (model.depth != 1)}",
+        f"  start    {start}",
         f"  runs     {variants} variants × {seeds}, {plan.steps:,} steps ({epochs:.3g} epochs), and each once for half",
         f"  time     about {duration(sum(plan.expected.values()))}: {spent}",
         f"  tells    {plan.offers[0].tells}",

@@ -1,0 +1,85 @@
+"""Backbones: which images start from them, and from which of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import linvit
+from linvit.data import Survey
+from linvit.train import backbones, start_from
+
+PHOTOS = Survey("photos", 7, 3, 400, train=300, validation=40, test=60)
+
+
+def test_those_that_ship_are_small_whole_and_documented():
+    assert "softmax" in backbones.shipped()
+    assert sum(path.stat().st_size for path in backbones.HOME.rglob("*") if path.is_file()) <= 10 * 2**20
+    for spec, folder in backbones.shipped().items():
+        model = linvit.load(folder)
+        assert (model.config.attention, model.config.image_size) == (spec, 64)
+        assert model(torch.rand(2, 3, 64, 64)).isfinite().all()
+        card = (folder / "README.md").read_text()
+        assert all(word in card for word in (spec, "Data", "terms", "Recipe", "Figures"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "side", "options", "right"),
+    [
+        ({}, 400, {}, True),
+        ({}, 48, {"lr": 1e-3, "dim": None}, True),
+        ({}, 47, {}, False),
+        ({"channels": 1}, 400, {}, False),
+        ({"train": 50_000}, 400, {}, False),
+        ({"name": "cifar10"}, 400, {}, False),
+        ({"name": "tiny-imagenet:part=fifth"}, 64, {}, False),
+        ({}, 400, {"dim": 64}, False),
+        ({}, 400, {"size": "nano"}, False),
+    ],
+)
+def test_photos_start_from_them(changes, side, options, right):
+    assert backbones.suit(replace(PHOTOS, **changes), side, options) == right
+
+
+def test_every_attention_starts_from_its_own_kind_or_all_from_softmax(tmp_path, monkeypatch):
+    home = {spec: _model(tmp_path / name, spec) for spec, name in (("softmax", "a"), ("uniform", "b"))}
+    monkeypatch.setattr(backbones, "shipped", lambda: home)
+    soft, uniform = (start_from(folder) for folder in home.values())
+    both = backbones.chosen(None, ["softmax", "uniform"], PHOTOS, None, {})
+    assert both == {"softmax": soft, "uniform": uniform}
+    mixed = backbones.chosen("backbones", ["uniform", "linformer:k=4"], PHOTOS, None, {})
+    assert mixed == {"uniform": soft, "linformer:k=4": soft}
+    assert backbones.chosen("scratch", ["softmax"], PHOTOS, None, {}) == {}
+    assert backbones.chosen(None, ["softmax"], PHOTOS, 32, {}) == {}
+    assert backbones.chosen(home["uniform"], ["softmax"], PHOTOS, 32, {}) == {"softmax": uniform}
+    monkeypatch.setattr(backbones, "shipped", dict)
+    with pytest.raises(ValueError, match="ships no backbones"):
+        backbones.chosen("backbones", ["softmax"], PHOTOS, None, {})
+
+
+def _model(folder: Path, attention: str) -> Path:
+    """A tiny trained model's folder."""
+    linvit.train("synthetic:images=30,size=8,classes=2", attention=attention, out=folder, steps=1, dim=8, depth=1,
+                 heads=1, mlp_dim=8, stem="patch", patch_size=4)  # fmt: skip
+    return folder / "best"
+
+
+def test_a_folder_of_photos_is_trained_from_one(tmp_path):
+    rng = np.random.default_rng(0)
+    for kind in range(2):
+        (tmp_path / "photos" / f"kind {kind}").mkdir(parents=True)
+        for i in range(12):
+            pixels = rng.integers(0, 128, (70, 60, 3), dtype=np.uint8) + 127 * np.uint8(kind)
+            Image.fromarray(pixels).save(tmp_path / "photos" / f"kind {kind}" / f"{i}.jpg")
+    found = linvit.train(tmp_path / "photos", attention="softmax", out=tmp_path / "run", steps=1)
+    stored = json.loads((tmp_path / "run" / "experiment.json").read_text())
+    assert stored["start"]["sha256"] == start_from(backbones.shipped()["softmax"]).sha256
+    assert found.value("start_accuracy") == 1.0  # dark and bright: class means tell them apart
+    bare = linvit.train(tmp_path / "photos", attention="softmax", start="scratch", out=tmp_path / "bare", steps=1)
+    assert bare.value("start_accuracy") is None
