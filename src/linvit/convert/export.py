@@ -240,7 +240,7 @@ def _hf_pair(model: VisionTransformer, folder: Path) -> tuple[VisionTransformer,
 
 
 def _hf_card(model: VisionTransformer, implementation: str) -> str:
-    register = "import linvit  # registers its attentions\n" if implementation else ""
+    register = f'import linvit\nlinvit.register_transformers("{model.config.attention}")\n' if implementation else ""
     return f"""# {model.about["name"]}: vision transformer with {model.config.attention}
 
 ```python

@@ -237,7 +237,7 @@ def _hugging_face(folder: Path, said: Mapping[str, Any], header: Mapping[str, An
 
 def _timm(said: Mapping[str, Any], header: Mapping[str, Any]) -> Said:
     name, arguments, cfg = str(said.get("architecture")), _object(said, "model_args"), _object(said, "pretrained_cfg")
-    if not re.match(r"(vit|deit3?|flexivit)_", name) or re.search("rope|relpos|quickgelu", name):
+    if not re.match(r"(vit|deit3?|flexivit)_", name) or re.search("rope|relpos|quickgelu|rpn", name):
         raise ValueError(f"architecture={name!r} is not a plain vision transformer: vit_…, deit_… and deit3_… are read")
     for field in ("act_layer", "norm_layer", "mlp_layer", "attn_layer", "block_fn", "embed_layer"):
         if arguments.get(field):

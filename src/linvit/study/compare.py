@@ -95,8 +95,9 @@ def compare(
     place = pick_device(device)
     images = Survey.of(data) if isinstance(data, Dataset) else survey(data, data_root, limit)
     bare = list(dict.fromkeys(v.attention for v in wanted if v.start is None and not v.published))
-    starts = backbones.chosen(start, bare, images, image_size, options)
-    begin = starts.get("softmax") or next(iter(starts.values()), None)
+    shaped = {key: value for v in wanted for key, value in v.options.items()}  # other shapes have none
+    starts = backbones.chosen(start, bare, images, image_size, options | shaped)
+    begin = backbones.first(starts)
     wanted = _with_starts(wanted, starts, with_scratch)
     if budget is None and epochs is None and options.get("steps") is None and images.name not in TUNED:
         budget = planning.BUDGET

@@ -69,6 +69,10 @@ class Variant(BaseModel):
         return self
 
 
+def _same_start(one: Variant, other: Variant) -> bool:
+    return one.start is not None and other.start is not None and one.start.sha256 == other.start.sha256
+
+
 def _beginning(start: Start | None, begun: Mapping[str, str], parts: Mapping[str, str]) -> str:
     """In words; which weights of one name are meant is said only where there are several that somebody chose."""
     if start is None:
@@ -191,7 +195,10 @@ class Study(BaseModel):
         """With the other's variants and seeds, and the command that asked for them."""
         have = {variant.id: variant for variant in self.variants}
         for variant in other.variants:
-            if have.setdefault(variant.id, variant).model_copy(update={"label": variant.label}) != variant:
+            there = have.setdefault(variant.id, variant)
+            if _same_start(there, variant):  # wherever the weights lie now
+                there = have[variant.id] = there.model_copy(update={"start": variant.start})
+            if there.model_copy(update={"label": variant.label}) != variant:
                 raise ValueError(f"this study has another variant called '{variant.id}': give it another id")
         both = {name: sorted({*self.seeds.get(name, []), *other.seeds.get(name, [])}) for name in have}
         seeds = {name: found for name, found in both.items() if found}

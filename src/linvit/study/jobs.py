@@ -36,7 +36,7 @@ class Job(BaseModel):
     def do(self, dataset: Dataset, listeners: Sequence[Listener]) -> list[Record]:
         """Its records, of this run or of an earlier one; none if it is too late to begin."""
         if self.begin_by is not None and time.time() > self.begin_by:
-            return []
+            return self.finished()
         before = torch.get_num_threads()
         torch.set_num_threads(self.threads)
         try:

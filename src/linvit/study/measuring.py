@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from linvit.data import Dataset, normalise
 from linvit.files import write_atomically
@@ -26,7 +27,7 @@ from linvit.measure.models import SPEEDS, MakeOptimizer, side_by_side
 from linvit.measure.provenance import provenance
 from linvit.measure.race import BASELINES, ROUNDS
 from linvit.measure.trained import attention_maps, redrawn, redraws, trained_error
-from linvit.models import ModelConfig
+from linvit.models import ModelConfig, VisionTransformer
 from linvit.models.cost import grid
 from linvit.progress import Progress, repeated
 from linvit.records import Record, Records, Tag
@@ -213,7 +214,7 @@ class Measuring:
                 count = min(
                     32, max(2, 2**23 // model.tokens**2)
                 )  # matrices of tokens², in float64: fewer if they are big
-                sample = normalise(self.data.test.batch(images[:count])[0], self.data.mean, self.data.std)
+                sample = _seen(self.data.test.batch(images[:count])[0], model)
                 common, tags = provenance(torch.device("cpu"), torch.float64), dict[str, Tag](seed=seed)
                 units = {"attention_entropy": "nat"}
                 self.store([
@@ -228,12 +229,13 @@ class Measuring:
             where, tokens = self.place(config), config.prefix_tokens + math.prod(grid(config))
             if any(redraws(where.attention(spec, tokens)) for spec in set(self.layers(config))):
                 random.add(name)
-        test, data = self.data.test, self.data
+        test = self.data.test
         some = test.some(test.order(0, 0)[:DRAWN_FOR])
         for name, seed, path in self.each("draw_spread", "Spread over draws", random):
             with self.attempt(f"Spread of {name} over draws of its features"):
                 model = load(path).to(self.device)
-                found = redrawn(model, some, data.classes, data.mean, data.std, self.device)
+                about = model.about  # a start brings its own statistics
+                found = redrawn(model, some, self.data.classes, about["mean"], about["std"], self.device)
                 common, tags = provenance(self.device, torch.float32), dict[str, Tag](seed=seed, draws=len(found))
                 values = {"draw_spread": statistics.stdev(found), "redrawn_accuracy": statistics.fmean(found)}
                 self.store([
@@ -252,11 +254,11 @@ class Measuring:
         self.progress(0, 1, "examples")
         models = {name: load(path).to(self.device) for name, path in firsts.items()}
         images, labels = self.data.test.batch(self.data.test.order(0, 0)[:LOOKED_AT])
-        x = normalise(images.to(self.device), self.data.mean, self.data.std)
         said: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         with torch.inference_mode():
             for name, model in models.items():
-                best = torch.cat([model.eval()(part).softmax(-1) for part in x.split(100)]).max(-1)
+                parts = (_seen(part.to(self.device), model) for part in images.split(100))
+                best = torch.cat([model.eval()(part).softmax(-1) for part in parts]).max(-1)
                 said[name] = best.indices.cpu().numpy(), best.values.cpu().numpy()
         wrong = np.sum([predicted != labels.numpy() for predicted, _ in said.values()], axis=0)
         order = pick_examples(wrong, len(models))
@@ -265,7 +267,7 @@ class Measuring:
         }  # fmt: skip
         for name, model in models.items():
             arrays[f"predictions/{name}"], arrays[f"confidence/{name}"] = said[name][0][order], said[name][1][order]
-            maps = attention_maps(model, x[order])
+            maps = attention_maps(model, _seen(images[order].to(self.device), model))
             if maps is not None:
                 arrays[f"maps/{name}"] = maps.float().cpu().numpy()
         _save_arrays(self.folder / "examples.npz", arrays)
@@ -286,6 +288,11 @@ class Measuring:
         arrays = {"original": images[0].numpy().transpose(1, 2, 0), "grid": cut, "augmented": pixels}
         _save_arrays(self.folder / "illustration.npz", arrays)
         return len(pixels)
+
+
+def _seen(images: Tensor, model: VisionTransformer) -> Tensor:
+    """As the model was trained to see them: one that started from trained weights has the start's statistics."""
+    return normalise(images, model.about["mean"], model.about["std"])
 
 
 def pick_examples(wrong: np.ndarray, variants: int, count: int = EXAMPLES) -> np.ndarray:

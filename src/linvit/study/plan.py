@@ -115,6 +115,7 @@ class Planner:
         fixed = image_size or (None if sizes and self.images.name not in TUNED else self.images.side)
         side = fixed or max(8, self.images.side // 4 * 4)
         if self.like is not None:
+            fixed = image_size or (None if sizes else self.images.side)
             sides = [fixed] if fixed else _sides(self.like, self.images.side)
             steps = {(size, 1): None for size in sides}
         else:

@@ -70,11 +70,12 @@ def started(experiment: Experiment, dataset: Dataset) -> tuple[VisionTransformer
         if attention.kind == "learned" and not attention.shared:
             attention.pool()
     head = _known_rows(stored, dataset.classes)
-    own = model.state_dict()
+    own, kept = model.state_dict(), False
     for key, value in own.items():
         there = tensors.get(key)
         if key.startswith("head."):
             if head is not None and there is not None and there.shape[1:] == value.shape[1:]:
+                kept = True
                 own[key] = there[head] if key.rpartition(".")[0] == _last(model.head) else there
         elif there is not None and there.shape == value.shape:
             own[key] = there
@@ -83,7 +84,7 @@ def started(experiment: Experiment, dataset: Dataset) -> tuple[VisionTransformer
             wanted = tuple(value.shape)
             raise ValueError(f"{stored.folder} does not fit this model: {key} is {found} there, not {wanted}")
     model.load_state_dict(own)
-    return model, head is None
+    return model, not kept
 
 
 def _known_rows(stored: Stored, classes: Sequence[str]) -> Tensor | None:
