@@ -11,7 +11,7 @@ from linvit.cli._output import print_json, print_table
 def show(studies: Path | Sequence[Path], folder: Path, as_json: bool, quiet: bool, margin: float | None = None) -> None:
     """The recommendation and the table, as the page in the folder has them."""
     from linvit import report
-    from linvit.report.tables import HEADINGS, points, shown
+    from linvit.report.tables import headings, points, shown
 
     summary = report.summarise(report.read(studies), margin)
     advice = report.recommend(summary)
@@ -26,11 +26,11 @@ def show(studies: Path | Sequence[Path], folder: Path, as_json: bool, quiet: boo
     if not quiet:
         rows = [
             {"variant": v.label, "test accuracy": points(v)}
-            | {heading.lower(): shown(v, metric.name) for heading, metric in HEADINGS.items()}
+            | {heading.lower(): shown(v, metric.name) for heading, metric in headings(summary).items()}
             | {"verdict": v.verdict}
             for v in summary.variants
         ]
-        print_table(rows, right=["test accuracy", *map(str.lower, HEADINGS)])
+        print_table(rows, right=["test accuracy", *map(str.lower, headings(summary))])
     print(f"{advice.headline}. {' '.join(advice.sentences)}")
     if advice.command:
         print(f"  {advice.command}")

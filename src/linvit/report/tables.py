@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from linvit.files import write_atomically
-from linvit.metrics import METRICS, TABLE, percent
+from linvit.metrics import METRICS, TABLE, Metric, percent
 from linvit.report import statistics
 from linvit.report.recommendation import Recommendation
 from linvit.report.summary import Result, Summary
@@ -111,6 +111,12 @@ def shown(variant: Result, metric: str) -> str:
     return METRICS[metric].show(variant.get(metric))
 
 
+def headings(summary: Summary) -> dict[str, Metric]:
+    """Of the table; what is measured of starts alone has a column only where there are some."""
+    started = any(v.get("start_accuracy") is not None for v in summary.variants)
+    return {name: metric for name, metric in HEADINGS.items() if started or metric.name != "start_accuracy"}
+
+
 def below(variant: Result, heading: str) -> list[str]:
     """What stands small under a cell of the table."""
     found = [(name, shown(variant, name)) for name in HEADINGS[heading].below if variant.get(name) is not None]
@@ -134,11 +140,11 @@ def write_markdown(
     lines += [f"*{escape(advice.confidence)}.* {escape(advice.reason)}", ""]
     if summary.warnings:
         lines += ["## Where this comparison is weak", "", *(f"- {escape(text)}" for text in summary.warnings), ""]
-    head = ("variant", "test accuracy", "final epoch", "seeds", *(name.lower() for name in HEADINGS), "verdict",
-            "points to the best")  # fmt: skip
+    head = ("variant", "test accuracy", "final epoch", "seeds", *(name.lower() for name in headings(summary)),
+            "verdict", "points to the best")  # fmt: skip
     lines += ["## Results", "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for v in summary.variants:
-        numbers = (shown(v, metric.name) for metric in HEADINGS.values())
+        numbers = (shown(v, metric.name) for metric in headings(summary).values())
         cells = (
             escape(v.label),
             points(v),
