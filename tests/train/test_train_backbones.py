@@ -63,6 +63,16 @@ def test_every_attention_starts_from_its_own_kind_or_all_from_softmax(tmp_path, 
         backbones.chosen("backbones", ["softmax"], PHOTOS, None, {})
 
 
+def test_a_folder_of_ones_own_is_not_taken_for_one_that_ships(tmp_path):
+    own = _model(tmp_path / "backbones" / "x", "softmax").rename(tmp_path / "backbones" / "y")
+    start = start_from(own)
+    assert start.name == "y"
+    assert backbones.first({"softmax": start}) == start
+    shipped = start_from(backbones.shipped()["uniform"])
+    assert shipped.name == "backbones"
+    assert backbones.first({"uniform": shipped}) == start_from(backbones.shipped()["softmax"])
+
+
 def _model(folder: Path, attention: str) -> Path:
     """A tiny trained model's folder."""
     linvit.train("synthetic:images=30,size=8,classes=2", attention=attention, out=folder, steps=1, dim=8, depth=1,

@@ -12,11 +12,11 @@ from typing import Any
 from linvit.data import Survey
 from linvit.models import ModelConfig
 from linvit.train.defaults import TUNED
-from linvit.train.experiment import Start
+from linvit.train.experiment import BACKBONES, Start
 from linvit.train.start import start_from
 
-HOME = Path(__file__).parent.parent / "backbones"
-NAME, SCRATCH = "backbones", "scratch"  # how they, and nothing, are asked for
+HOME = BACKBONES
+NAME, SCRATCH = HOME.name, "scratch"  # how they, and nothing, are asked for
 SMALLEST, MOST = 48, 50_000  # pixels and images: beyond, one's own images teach more
 OWN = "tiny-imagenet"  # what they were trained on
 

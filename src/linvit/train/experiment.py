@@ -25,6 +25,7 @@ from linvit.train.source import Source
 
 FORMAT = 2  # goes up when a default changes: ids leave defaults out
 OURS = ("log.jsonl", "records.jsonl", "confusion.json", "best", "last")  # what a run writes into its folder
+BACKBONES = Path(__file__).resolve().parent.parent / "backbones"  # those that ship
 FROM_DATA = ("image_size", "channels", "classes")
 
 
@@ -48,8 +49,8 @@ class Start(BaseModel):
     @property
     def name(self) -> str:
         folder = Path(self.folder)
-        if folder.parent.name == "backbones":
-            return "backbones"
+        if folder.parent == BACKBONES:
+            return BACKBONES.name
         return folder.parent.name if folder.name in ("best", "last") else folder.name
 
 
