@@ -144,3 +144,10 @@ def test_a_run_from_a_start_is_the_same_again(dataset, teacher, tmp_path):
         run(experiment, other, tmp_path / name, device=CPU)
         weights.append((tmp_path / name / "last" / "model.safetensors").read_bytes())
     assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize("optimizer", [None, "adamw", "sgd"])
+def test_trained_weights_are_trained_more_gently(dataset, teacher, optimizer):
+    rates = [design(dataset, "softmax", start=start, optimizer=optimizer, **TINY).recipe.lr
+             for start in (None, start_from(teacher))]  # fmt: skip
+    assert rates[1] < rates[0]
