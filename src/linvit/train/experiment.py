@@ -170,7 +170,7 @@ def resolve(
         usual["patch_size"] = max(p for p in sizes if facts["image_size"] % p == 0)
     usual = {key: value for key, value in usual.items() if key not in without_effect(usual | given)}
     if isinstance(given.get("optimizer"), str) and given["optimizer"] in OPTIMIZERS:
-        suits = OPTIMIZERS[given["optimizer"]].options
+        suits = dict(OPTIMIZERS[given["optimizer"]].options)
         usual |= suits | ({"lr": suits["lr"] / 2} if trained and "lr" in suits else {})
     merged = usual | given
     shape = {key: value for key, value in merged.items() if key in ModelConfig.model_fields}
