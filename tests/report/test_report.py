@@ -124,6 +124,28 @@ def test_one_seed_is_not_enough(tmp_path):
     assert all(row["test_accuracy_low"] == "" for row in rows(folder))
 
 
+def test_what_is_open_is_run_by_the_command_that_began(tmp_path):
+    """A start is chosen by the command, so its variants are named by their attentions there."""
+    began = "linvit compare --budget 15m --out 'my runs' photos"
+    folder = study(tmp_path, attentions=("softmax", "linformer:k=16", "uniform"), seeds=(0,), command=began)
+    path = folder / "study.json"
+    info = json.loads(path.read_text())
+    for variant in info["variants"]:
+        name = f"{variant['id']}, from backbones (b9349d)"
+        info["seeds"][name] = info["seeds"].pop(variant["id"])
+        variant["id"] = name
+    path.write_text(json.dumps(info))
+    lines = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+    for line in lines:
+        if "variant" in line:
+            line["variant"] += ", from backbones (b9349d)"
+    (folder / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = advice(folder)
+    assert found.command == ("linvit compare -a softmax -a linformer:k=16 --seeds 3 --no-controls --budget 15m "
+                             "--out 'my runs' photos")  # fmt: skip
+    assert found.attention_worth.startswith("In one seed, attention was worth ")
+
+
 def test_a_diverged_variant_is_never_recommended(tmp_path):
     winner = "performer-relu:m=64,projection=none"
     assert advice(study(tmp_path / "ok", seeds=range(5))).variant == winner

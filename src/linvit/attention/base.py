@@ -191,7 +191,7 @@ def _kept(mask: Tensor | None, *tensors: Tensor) -> Sequence[Tensor]:
 
 def tracing() -> bool:
     """Whether this is being exported or compiled: no branch may then depend on what tensors hold."""
-    return torch.compiler.is_compiling() or torch.onnx.is_in_onnx_export()
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
 def full_precision(x: Tensor) -> AbstractContextManager:

@@ -57,6 +57,7 @@ class Features(NamedTuple):
     norm: float = 0.0
     divide: bool = True  # by the denominator
     least: float = 0.0  # the least |denominator| per key and feature; smaller ones are moved to ±least
+    positive: bool = False  # every f + floor is above zero, and so is a denominator
 
     @property
     def exponential(self) -> bool:

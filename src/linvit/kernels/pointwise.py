@@ -68,6 +68,7 @@ class Pointwise(Projected):
             norm=self.norm * self.scale**2,
             divide=self.negative != "rms",
             least=LEAST if self.negative == "clamp" else 0.0,
+            positive=self.minimum is not None and self.minimum + self.floor > 0,
         )
         if self.omega is None:
             q, k = q * self.scale, k * self.scale

@@ -165,13 +165,17 @@ def _too_early(summary: Summary, best: Result, early: Growth) -> Recommendation:
 
 def _with_control(found: Recommendation, summary: Summary, best: Result) -> Recommendation:
     """What attention is worth on these images; said first if that is next to nothing."""
-    controls = [v for v in summary.variants if v.id in summary.worth]
+    controls = [v for v in summary.variants if v.control and v.best and not v.diverged]
     if not controls:
         return found
     control = max(controls, key=_accuracy)
-    gain, low, high = (100 * value for value in summary.worth[control.id])
     name = control.attention.partition(":")[0]
     what = f"{control.label}, {LOOKS.get(name, 'a control')}, is right on {_percent(control)}"
+    if control.id not in summary.worth:
+        gain = f"{100 * (_accuracy(best) - _accuracy(control)):.1f}".replace("-", "−")
+        worth = f"In {_seeds(control)}, attention was worth {gain} points here: {what}."
+        return replace(found, attention_worth=worth)
+    gain, low, high = (100 * value for value in summary.worth[control.id])
     span = f"({low:.1f} to {high:.1f})".replace("-", "−")
     if control.standing.shown:
         text = f"These images hardly need attention: {what}, {best.label} on {_percent(best)}."
@@ -207,12 +211,13 @@ def again(summary: Summary, variants: Iterable[Result], seeds: int) -> str:
     """What trains these variants, and no other, with so many seeds."""
     specs = {v.id: v.attention for v in variants}
     words = _words(summary)
-    if not words or any(name != spec for name, spec in specs.items()):
+    usual = all(name.partition(", from ")[0] == spec for name, spec in specs.items())  # a start is the command's own
+    if not words or not usual:
         what = "attentions" if all(name == spec for name, spec in specs.items()) else "variants"
         quoted = ", ".join(f'"{name}"' for name in specs)
         return f'linvit.compare(…, {what}=[{quoted}], seeds={seeds}, controls=False, out="…")'
     words = _without(words, ("-a", "--attention", "--seeds", "--jobs"), ("--controls", "--no-controls", "--dry-run"))
-    chosen = [word for spec in specs.values() for word in ("-a", spec)]
+    chosen = [word for spec in dict.fromkeys(specs.values()) for word in ("-a", spec)]
     return _joined(words, [*chosen, "--seeds", str(seeds), "--no-controls"])
 
 

@@ -60,6 +60,7 @@ class Measuring:
         jobs = [job for job in jobs if not job.half]
         self.first = {job.variant: job for job in reversed(jobs)}  # of each variant, the job with the first seed
         self.configs = {v.id: self.first[v.id].experiment.model for v in study.variants if v.id in self.first}
+        self.labels = {v.id: v.label for v in study.variants}
         self.jobs = {(job.variant, job.experiment.seed): job for job in jobs}
         self.failed: list[str] = []
         found = list(records)
@@ -145,14 +146,14 @@ class Measuring:
                 for name in names if not self.late()
             }  # fmt: skip
             for i, (name, record) in enumerate(found.items()):
-                self.progress(i, len(names), f"memory of {name}")
+                self.progress(i, len(names), f"memory of {self.labels[name]}")
                 wait([record], None if self.deadline is None else max(0.0, self.deadline - time.monotonic()))
                 if self.late():
                     for other in found.values():
                         other.cancel()  # those that have not begun
-                with self.attempt(f"Memory of {name}"), suppress(CancelledError):
+                with self.attempt(f"Memory of {self.labels[name]}"), suppress(CancelledError):
                     self.store([record.result()], name)
-        if lost := [name for name in names if name not in found or found[name].cancelled()]:
+        if lost := [self.labels[name] for name in names if name not in found or found[name].cancelled()]:
             self.left_out(f"Memory of {', '.join(lost)}")
 
     def place(self, config: ModelConfig) -> speed.Setting:
@@ -202,14 +203,14 @@ class Measuring:
             if self.late():
                 self.left_out(f"{what} of {len(models) - i} models")
                 return
-            self.progress(i, len(models), f"{what.lower()} of {name}")
+            self.progress(i, len(models), f"{what.lower()} of {self.labels[name]}")
             yield name, seed, path
 
     def errors(self) -> None:
         """Distance from softmax of every trained model, on its own q and k."""
         images = self.data.test.order(0, 0)  # images of a folder lie class by class
         for name, seed, path in self.each("attention_error", "Distance from softmax", self.configs):
-            with self.attempt(f"Distance of {name} from softmax"):
+            with self.attempt(f"Distance of {self.labels[name]} from softmax"):
                 model = load(path)
                 count = min(
                     32, max(2, 2**23 // model.tokens**2)
@@ -232,7 +233,7 @@ class Measuring:
         test = self.data.test
         some = test.some(test.order(0, 0)[:DRAWN_FOR])
         for name, seed, path in self.each("draw_spread", "Spread over draws", random):
-            with self.attempt(f"Spread of {name} over draws of its features"):
+            with self.attempt(f"Spread of {self.labels[name]} over draws of its features"):
                 model = load(path).to(self.device)
                 about = model.about  # a start brings its own statistics
                 found = redrawn(model, some, self.data.classes, about["mean"], about["std"], self.device)
