@@ -1,0 +1,114 @@
+"""Do conversions keep the drop that was allowed, and does the search find what trying every mix finds?
+
+    python benchmarks/drops.py --out docs/benchmarks      # about 25 minutes on two cores; the same call goes on
+
+Ten small softmax transformers of six layers learn MNIST, each with its own seed. Each is converted with `max_drop`, and
+teacher and student are compared on all test images, which no decision has seen. Then each teacher's layers are made
+linear without training in all 2^6 ways, on the images that guide the search: how many layers the best of all mixes can
+do without, and how many the greedy search's. Writes drops.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from linvit import train
+from linvit.convert.convert import convert
+from linvit.convert.search import Blocks, Mix, Score, greedy
+from linvit.convert.student import fitted, images_for, student_of
+from linvit.files import write_atomically
+from linvit.records import commit
+from linvit.train import load, open_data, read_model
+
+DEPTH, IMAGES, TEACHER = 6, 12_000, {"patch_size": 4, "stem": "patch", "dim": 48, "heads": 3, "mlp_dim": 96}
+TO, ALLOWED = "performer-relu:m=32,dwc=3", 0.01
+
+
+class Found(NamedTuple):
+    """Of one conversion: accuracies on test images, and layers that are linear."""
+
+    seed: int
+    teacher: float
+    student: float
+    linear: int  # after max_drop with training
+    greedy: int  # without training, within the allowed drop of the images that guide
+    exhaustive: int
+
+    @property
+    def kept(self) -> bool:
+        return self.teacher - self.student <= ALLOWED * self.teacher
+
+
+def one(seed: int, folder: Path, options: argparse.Namespace) -> Found:
+    teacher = train("mnist", attention="softmax", seed=seed, depth=DEPTH, epochs=options.epochs, limit=options.images,
+                    data_root=options.data_root, out=folder / f"teacher-{seed}", **TEACHER)  # fmt: skip
+    best = teacher.folder / "best"
+    done = convert(best, to=TO, data="mnist", data_root=options.data_root, limit=options.images, stages=(1, 2),
+                   max_drop=ALLOWED, steps=options.steps, seed=seed, report=False,
+                   out=folder / f"student-{seed}")  # fmt: skip
+    layers = search(best, seed, options)
+    return Found(seed, done.test_accuracy("teacher"), done.test_accuracy(), done.chosen.linear, *layers)
+
+
+def search(best: Path, seed: int, options: argparse.Namespace) -> tuple[int, int]:
+    """Layers that may be linear without training: the greedy search's, and the best of all mixes'."""
+    stored = read_model(best)
+    data, _ = open_data("mnist", root=options.data_root, image_size=stored.config.image_size, limit=options.images)
+    images = images_for(data, stored.about, True, seed)
+    config, tensors = fitted(stored, data)
+    models = [load(best), student_of(config, tensors, TO, "all", seed)]
+    blocks = Blocks(models, images.search, images.data.mean, images.data.std)
+    every = [tuple(mix) for mix in itertools.product((0, 1), repeat=DEPTH)]
+    known = dict(zip(every, blocks.scores((0,) * DEPTH, every), strict=True))
+
+    def scores(base: Mix, mixes: Sequence[Mix]) -> list[Score]:
+        return [known[mix] for mix in mixes]
+
+    least = (1 - ALLOWED) * known[(0,) * DEPTH].accuracy
+    mine = [mix for mix, _ in greedy(DEPTH, 1, scores).values()]
+    return tuple(max(sum(mix) for mix in some if known[mix].accuracy >= least) for some in (mine, every))  # type: ignore[return-value]
+
+
+def page(found: Sequence[Found], options: argparse.Namespace) -> str:
+    kept = sum(one.kept for one in found)
+    near = sum(one.exhaustive - one.greedy <= 1 for one in found)
+    lines = [
+        "# Conversions that promise a drop", "",
+        f"Made by `python benchmarks/drops.py`, commit {commit()}: softmax transformers of {DEPTH} layers, "
+        f"{options.images:,} images of MNIST, {options.epochs:g} epochs; to `{TO}` with `--max-drop {ALLOWED:.0%} "
+        f"--stages 1,2`, {options.steps} steps. Accuracies are of all 10,000 test images.", "",
+        f"**{kept} of {len(found)}** conversions lost no more than {ALLOWED:.0%} of their teacher's test accuracy. "
+        f"Without training, the greedy search came within one layer of trying all {2**DEPTH} mixes in "
+        f"**{near} of {len(found)}**.", "",
+        "| seed | teacher | student | lost | linear layers | greedy, untrained | all mixes, untrained |",
+        "|---|---|---|---|---|---|---|",
+        *(f"| {one.seed} | {one.teacher:.2%} | {one.student:.2%} | {1 - one.student / one.teacher:.2%} | {one.linear} "
+          f"| {one.greedy} | {one.exhaustive} |" for one in found), "",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("docs/benchmarks"))
+    parser.add_argument("--work", type=Path, default=Path("runs/drops"), help="where models are kept")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--images", type=int, default=IMAGES)
+    parser.add_argument("--epochs", type=float, default=2)
+    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--data-root", type=Path)
+    options = parser.parse_args()
+    found = []
+    for seed in range(options.seeds):
+        found.append(one(seed, options.work, options))
+        print(json.dumps(found[-1]._asdict()), flush=True)
+        write_atomically(options.out / "drops.md", page(found, options))
+
+
+if __name__ == "__main__":
+    main()
