@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from linvit import cli
 from linvit.cli import _display
 from linvit.progress import duration
 from linvit.records import Records
+from linvit.train.events import Stepped
 
 TINY = {
     "error": ["--tokens", "17", "--heads", "2", "--head-dim", "8", "--draws", "2", "--sigma", "1"],
@@ -91,6 +93,19 @@ def test_progress_in_a_pipe_is_lines_with_the_time_left(capsys, monkeypatch):
             now += 1.0
     lines = capsys.readouterr().err.splitlines()
     assert lines == [f"part {t} ({t}/30, {30 - t}s left)" for t in (2, 12, 22)]
+
+
+def test_the_time_left_of_a_study_counts_short_runs_as_short(capsys, monkeypatch):
+    """Ten steps a second; run 0 was done by an earlier call, run 2 has half the steps."""
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    whole = SimpleNamespace(number=1, jobs=3, part=(0.4, 0.8), experiment=SimpleNamespace(label="softmax", seed=1))
+    with _display.Display() as display:
+        for step in range(0, 201, 10):
+            display.hear(whole, Stepped(step, 200, 1.0, 0.5, 640.0, 0.0, 0.0, 1.0))  # type: ignore[arg-type]
+            now += 1.0
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.rpartition(", ")[2] for line in lines] == ["28s left)", "18s left)"]
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,8 @@ class Display:
         self.rows: dict[str, Any] = {}  # name → its row on a terminal
         self.begun = self.spoke = time.monotonic()
         self.clocks: dict[str, tuple[float, float, float]] = {}  # name → when first heard of, how far then, how far now
-        self.shares: dict[int, float] = {}  # number of a job → how much of it is done
+        self.left: dict[int, float] = {}  # number of a job that spoke → what is left of it, as a share of the study
+        self.reached = 0.0  # where the last of them ends
         self.validation: dict[str, str] = {}
 
     def __enter__(self) -> Display:
@@ -76,9 +77,10 @@ class Display:
             step, total = event.step, event.total
             if row := getattr(event, "row", None):
                 self.validation[name] = f", val {row.get('validation_accuracy', row['validation_loss']):.3f}"
-            self.shares[job.number] = step / total
-            # a job that never spoke was finished by an earlier call
-            done = sum(self.shares.get(number, 1.0) for number in range(max(self.shares) + 1)) / job.jobs
+            begins, ends = job.part
+            self.left[job.number] = (1 - step / total) * (ends - begins)
+            self.reached = max(self.reached, ends)
+            done = self.reached - sum(self.left.values())  # a job that never spoke was finished by an earlier call
             place = f"run {job.number + 1} of {job.jobs}{self._left('training', done)}"
             text = f"{who}: {step}/{total}{self.validation.get(name, '')}, {event.images_per_second:,.0f} img/s"
             self._show(name, step, total, f"{text} ({place})", always=bool(row) and step == total)

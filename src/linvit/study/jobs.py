@@ -24,6 +24,7 @@ class Job(BaseModel):
 
     number: int  # of `jobs`, from 0
     jobs: int
+    part: tuple[float, float] = (0.0, 1.0)  # of the study's steps: where it begins and where it ends
     variant: str  # its id
     half: bool = False  # of the steps, beside the variant's whole runs
     experiment: Experiment

@@ -93,6 +93,7 @@ class Protocol:
         """One for each run of the study, each in a folder of its own."""
         first = {variant.id: self.experiment(variant) for variant in study.variants if variant.id in study.seeds}
         runs, found = study.runs(), []
+        sizes = [0.5 if run.half else 1.0 for run in runs]
         for number, (variant, seed, half) in enumerate(runs):
             experiment = first[variant.id]
             changes: dict[str, Any] = {"seed": seed, "model": experiment.model.model_copy(update={"seed": seed})}
@@ -105,6 +106,7 @@ class Protocol:
                 recipe = experiment.recipe.model_copy(update={"steps": steps})
                 experiment = experiment.model_copy(update={"recipe": recipe})
             place = folder / f"{slug(variant.id)}-{'half-' if half else ''}seed{seed}-{experiment.id[:6]}"
-            found.append(Job(number=number, jobs=len(runs), variant=variant.id, half=half, experiment=experiment,
-                             folder=str(place), device=str(device)))  # fmt: skip
+            part = (sum(sizes[:number]) / sum(sizes), sum(sizes[: number + 1]) / sum(sizes))
+            found.append(Job(number=number, jobs=len(runs), part=part, variant=variant.id, half=half,
+                             experiment=experiment, folder=str(place), device=str(device)))  # fmt: skip
         return found
