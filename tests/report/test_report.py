@@ -215,7 +215,7 @@ def test_a_pair_without_a_shared_seed_promises_nothing(tmp_path):
              "linformer": dict.fromkeys(range(3, 6), 0.8)}  # fmt: skip
     found = advice(accuracies(tmp_path / "x", table))
     assert found.variant == "softmax"  # as fast as the second would be enough, but who knows of it and the third?
-    assert "performer-relu is faster, but it is undecided" in found.sentences[2]
+    assert "performer-relu (−0.2 points) is faster, but it is undecided" in found.sentences[2]
     assert "inf" not in " ".join(found.sentences)
 
 

@@ -20,7 +20,7 @@ from linvit import cli, data
 from linvit.data import Survey
 from linvit.progress import seconds
 from linvit.records import Record, Records
-from linvit.report import page
+from linvit.report import page, statistics
 from linvit.study import Study, compare, jobs, measuring, plan
 from linvit.study.plan import Planner, Rung, fitting, largest_batch
 from linvit.train.loop import Rate
@@ -236,3 +236,12 @@ def test_rungs_are_models_that_can_be_built() -> None:
     for rung in planner().rungs:
         assert isinstance(rung, Rung)
         assert rung.model.image_size == rung.side
+
+
+def test_what_a_plan_says_can_be_told_is_what_verdicts_can_tell() -> None:
+    """The bound of three variants whose seeds and images differ just as usual."""
+    seeds, test, square = 5, 4000, np.ones((3, 3))
+    usual = statistics.Comparison(0 * square, seeds * square, 2 * plan.BETWEEN_SEEDS**2 * square,
+                                  2.0 * (seeds - 1) * square, plan.DISCORDANT / test * square)  # fmt: skip
+    assert plan.resolution(3, seeds, test) == pytest.approx(usual.half()[0, 1])
+    assert plan.resolution(3, 10, test) < plan.resolution(3, 3, test) < plan.resolution(3, 3, test // 10)

@@ -114,10 +114,11 @@ def _undecided(
     seeds, who, times = summary.verdicts.settle(v.id for v in [*faster, *also])
     if not who:
         return (), (), ""
+    best = summary[summary.verdicts.best or who[0]]
     are = "is faster, but it is" if len(faster) == 1 else "are faster, but it is"
     whether = "loses" if len(faster) == 1 else "lose"
     margin = in_points(summary.margin)
-    names = _and(v.label for v in faster)
+    names = _and(f"{v.label} ({_behind(v, best)})" for v in faster)
     lead = (f"{names} {are} undecided whether {'it' if len(faster) == 1 else 'they'} {whether} {margin} or more.",)
     lead = lead if faster else ()
     if len(summary.study.info.get("commands") or []) > 1 and summary.seeds > ENOUGH:
@@ -129,6 +130,10 @@ def _undecided(
         images = _rounded(max(1.1, times) * summary.images)
         return lead, (f"These {summary.images:,} test images cannot settle it; about {images:,} could.",), ""
     return lead, (f"Not even {MOST} seeds would settle it: they differ too much.",), ""
+
+
+def _behind(variant: Result, best: Result) -> str:
+    return f"{100 * (_accuracy(variant) - _accuracy(best)):+.1f} points".replace("-", "−")
 
 
 def _rounded(value: float) -> int:

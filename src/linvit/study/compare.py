@@ -275,7 +275,7 @@ def _measure(
     records.append(r for r in _published(study) if metrics.key(r) not in there)
     deadline = None
     if study.plan and study.finished is None:  # what is done beyond the plan is not held to it
-        left = begun + planning.KEPT * study.plan.seconds - start - PAGE
+        left = begun + study.plan.seconds - start - PAGE
         deadline = time.monotonic() + max(planning.measuring(study.plan.seconds) / 4, left)
     failed = Measuring(folder, records, protocol.dataset, study, jobs, protocol.base, device, progress, deadline).all()
     if study.finished is None or records.path.stat().st_size != before:

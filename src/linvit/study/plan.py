@@ -24,6 +24,7 @@ from linvit.measure.models import model_calls
 from linvit.models import ModelConfig, VisionTransformer
 from linvit.models.cost import estimate
 from linvit.progress import Progress, duration
+from linvit.report.statistics import LOOK, dunnett
 from linvit.train.defaults import TUNED
 from linvit.train.experiment import resolve
 from linvit.train.loop import Rate
@@ -38,8 +39,9 @@ WHOLE = 4  # times as much is all that helps
 SMALL_SET, SMALL_BATCH = 8_000, 64  # few images: more steps rather than larger ones
 TIMING, LONGEST = 0.05, 60.0  # of the budget, and seconds, for timing
 KEPT = 0.95  # of the budget is planned with
-MEASURING = (0.12, 25.0, 150.0)  # of the budget for all that is not training: a share, at least and at most so many s
+MEASURING = (0.12, 25.0, 240.0)  # of the budget for all that is not training: a share, at least and at most so many s
 STARTING, PER_RUN = 6.0, 1.0  # seconds for workers to start, and for each run to be built, saved and read
+BETWEEN_SEEDS, DISCORDANT = 0.007, 0.1  # usual: an accuracy's deviation, and images that only one of a pair gets right
 OTHERS = 1.25  # steps of other attentions beside softmax's, with augmentation and validation
 
 
@@ -185,7 +187,8 @@ class Planner:
         elif seeds < PROOF:
             tells = "the most accurate so far, without proof"
         else:
-            tells = "which are shown to be as good as the best"
+            points = max(1, round(100 * resolution(self.variants, seeds, self.images.test)))
+            tells = f"which come within about {points} point{'s' * (points > 1)} of the best"
         return Offer(seconds=budget, image_size=rung.side, narrower=rung.narrower, seeds=seeds, epochs=epochs,
                      tells=tells)  # fmt: skip
 
@@ -208,6 +211,15 @@ def _sides(like: ModelConfig, there: int) -> list[int]:
     double = [2 * own] if 2 * own <= min(there, 256) else []
     half = [own // 2 // fits * fits] if own // 2 >= 96 else []
     return [*double, own, *half]
+
+
+def resolution(variants: int, seeds: int, test: int) -> float:
+    """How much less than the best's accuracy can be shown not to be lost, if seeds and images differ as they usually
+    do: the bound of the report's verdicts."""
+    others = max(1, variants - 1)
+    by_seeds = dunnett(others, others * (seeds - 1), LOOK) * BETWEEN_SEEDS * math.sqrt(2 / seeds)
+    by_images = dunnett(others, math.inf, LOOK) * math.sqrt(DISCORDANT / test)
+    return math.hypot(by_seeds, by_images)
 
 
 def measuring(budget: float) -> float:
