@@ -12,7 +12,10 @@ import torch
 from PIL import Image
 
 import linvit
-from linvit.data import Survey
+from linvit.data import Survey, load_data
+from linvit.study import compare
+from linvit.study.design import Study
+from linvit.study.measuring import Measuring
 from linvit.train import backbones, start_from
 
 PHOTOS = Survey("photos", 7, 3, 400, train=300, validation=40, test=60)
@@ -61,6 +64,46 @@ def test_every_attention_starts_from_its_own_kind_or_all_from_softmax(tmp_path, 
     monkeypatch.setattr(backbones, "shipped", dict)
     with pytest.raises(ValueError, match="ships no backbones"):
         backbones.chosen("backbones", ["softmax"], PHOTOS, None, {})
+
+
+def test_attentions_that_come_later_do_as_those_before(tmp_path, monkeypatch):
+    home = {spec: _model(tmp_path / name, spec) for spec, name in (("softmax", "a"), ("uniform", "b"))}
+    monkeypatch.setattr(backbones, "shipped", lambda: home)
+    soft, uniform = (start_from(folder) for folder in home.values())
+    moved = uniform.model_copy(update={"folder": "/elsewhere"})  # weights tell which it is
+
+    def later(attentions, begun):
+        return backbones.chosen("backbones", attentions, PHOTOS, None, {}, begun)
+
+    assert later(["uniform"], [("softmax", soft), ("identity", soft)]) == {"uniform": soft}
+    assert later(["uniform"], [("softmax", soft)]) == {"uniform": uniform}
+    assert later(["identity"], [("softmax", soft)]) == {"identity": soft}
+    assert later(["softmax", "uniform"], [("uniform", moved)]) == {"softmax": soft, "uniform": uniform}
+    with pytest.raises(ValueError, match=r"attention 'identity' has no backbone of its own, .* --from scratch$"):
+        later(["softmax", "identity"], [("softmax", soft), ("uniform", moved)])
+
+
+def test_a_study_keeps_its_starts(tmp_path, monkeypatch):
+    """Another attention is refused where it would be behind, and starts as the others did where all share one."""
+    home = {spec: _model(tmp_path / name, spec) for spec, name in (("softmax", "a"), ("uniform", "b"))}
+    monkeypatch.setattr(backbones, "shipped", lambda: home)
+    monkeypatch.setattr(Measuring, "all", lambda self: [])
+    monkeypatch.setattr("linvit.report.build", lambda folder: None)
+    dataset, own, shared = load_data("synthetic:images=60,size=8,classes=2"), tmp_path / "own", tmp_path / "shared"
+
+    def study(attentions, out):
+        folder = compare(dataset, attentions=attentions, start="backbones", seeds=1, steps=1, batch_size=8, jobs=1,
+                         out=out, device="cpu")  # fmt: skip
+        return {v.attention: v.start.sha256 for v in Study.read(folder / "study.json").variants}
+
+    soft, uniform = (start_from(folder).sha256 for folder in home.values())
+    assert study(["softmax"], own) == {"softmax": soft, "uniform": uniform}  # the control comes by itself
+    before = {path: path.read_bytes() for path in own.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match="'identity' has no backbone of its own"):
+        study(["identity"], own)
+    assert {path: path.read_bytes() for path in own.rglob("*") if path.is_file()} == before
+    assert study(["identity"], shared) == {"identity": soft}  # a control itself
+    assert study(["softmax", "uniform"], shared) == {"identity": soft, "softmax": soft, "uniform": soft}
 
 
 def test_a_folder_of_ones_own_is_not_taken_for_one_that_ships(tmp_path):

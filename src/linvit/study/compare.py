@@ -96,15 +96,18 @@ def compare(
     images = Survey.of(data) if isinstance(data, Dataset) else survey(data, data_root, limit)
     bare = list(dict.fromkeys(v.attention for v in wanted if v.start is None and not v.published))
     shaped = {key: value for v in wanted for key, value in v.options.items()}  # other shapes have none
-    starts = backbones.chosen(start, bare, images, image_size, options | shaped)
+    folder = Path(out) if out is not None else Path("runs") / f"compare-{slug(images.name)}"
+    earlier = Study.read(folder / "study.json") if (folder / "study.json").exists() else None
+    known = [(v.attention, v.start) for v in earlier.variants if v.start] if earlier else []
+    starts = backbones.chosen(start, bare, images, image_size, options | shaped, known)
     begin = backbones.first(starts)
     wanted = _with_starts(wanted, starts, with_scratch)
     if budget is None and epochs is None and options.get("steps") is None and images.name not in TUNED:
         budget = planning.BUDGET
-    folder = Path(out) if out is not None else Path("runs") / f"compare-{slug(images.name)}"
     trained = sum(not v.published for v in wanted)
     ladder = Planner(images, trained, cores() if place.type == "cpu" else 1, place, seeds, like=architecture(begin))
-    plan, rung = _earlier_plan(folder, budget), None
+    plan = earlier.plan if earlier and earlier.budget == budget else None  # what it chose stays chosen
+    rung = None
     if budget is not None and plan is None:
         given = {key: value for key, value in options.items() if value is not None}
         ladder = ladder.with_rungs(given, image_size, not isinstance(data, Dataset))
@@ -202,13 +205,6 @@ def _check(
         raise ValueError("give steps or a budget, not both")
     if budget is not None:
         seconds(budget)  # a wrong one is an error before anything is done
-
-
-def _earlier_plan(folder: Path, budget: str | None) -> Plan | None:
-    """The folder's own: what it chose stays chosen."""
-    path = folder / "study.json"
-    there = Study.read(path) if budget is not None and path.exists() else None
-    return there.plan if there and there.budget == budget else None
 
 
 def _settled(
