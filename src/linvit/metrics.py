@@ -156,7 +156,7 @@ TABLE = (
            also=("seed",)),
     Metric("conversion_depth", "count", (), "the layers of a model that is converted", also=("seed",)),
     Metric("conversion_drop", "fraction", ("model",), "accuracy lost to the teacher on images that decide; bound: its "
-           "upper limit at this risk", -1, ("bound", "risk", "of", "passed", "seed")),
+           "upper limit at this risk", -1, ("bound", "risk", "of", "lost", "won", "passed", "seed")),
     Metric("conversion_speed", "images/s", ("model", "image_size"), "median, a batch at a time", 1,
            (*TIMED, "linear", "tokens", "seed"), timed=True),
     Metric("conversion_vs_teacher", "×", ("model", "image_size"), "the same beside the teacher", 1,

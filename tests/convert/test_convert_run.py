@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from dataclasses import replace
 
@@ -12,7 +11,10 @@ import torch
 
 import linvit
 from linvit import metrics
+from linvit.convert import mixing
+from linvit.convert.search import RISK, Drop
 from linvit.convert.student import feature_counts, fitted, images_for, student_of
+from linvit.measure.accuracy import evaluate
 from linvit.registry import parse, parse_layers
 from linvit.train import load
 from linvit.train.checkpoint import read_model
@@ -79,29 +81,46 @@ def test_nothing_is_done_twice(converted, teacher):
 
 
 @pytest.mark.parametrize("spec", ["linformer:k=3,sharing=layerwise", "performer-theta:m=5"])
-def test_a_mix_is_the_model_that_was_searched(teacher, tmp_path, monkeypatch, spec):
+def test_a_mix_is_the_model_that_was_searched(teacher, digits, tmp_path, monkeypatch, spec):
     """With another linear kind to choose from, and weights that layers share."""
-    module = importlib.import_module("linvit.convert.convert")
-    monkeypatch.setattr(module, "LOCAL", "efficient")
-    asked = []
+    mix, asked = (0, 1, 2, 1), []
+    monkeypatch.setattr(mixing, "LOCAL", "efficient")
+    monkeypatch.setattr(mixing.Mixing, "first", mix)
     monkeypatch.setattr(
-        module, "allowed", lambda found, share, look: asked.append(look((0, 1, 2, 1), 0.05)) or (0, 1, 2, 1)
+        mixing, "passing", lambda found, share, look: asked.append(look(mixing.Candidate("it", mix), 0.05)) or []
     )
     done = linvit.convert(teacher, to=spec, data="digits", out=tmp_path / "mix", stages=(2,), steps=4, max_drop=0.4,
                           device="cpu", report=False)  # fmt: skip
     made = load(tmp_path / "mix/mix")
     assert made.config.attention == f"softmax@1+{spec}@1+efficient@1+{spec}@1"
-    assert done.rows[3].name == "mix"
+    assert [row.name for row in done.rows[2:]] == ["stage 2", "mix", "mix, stage 2", "mix, decided"]
     assert done.rows[3].linear == 3
-    (drop,) = asked
-    record = next(r for r in done.records if r.metric == "conversion_drop")
-    assert record.tags["model"] == made.config.attention
-    assert record.value == drop.value
     student, x = load(tmp_path / "mix/stage-2"), torch.randn(7, 1, 8, 8)
     wanted = made.embed(x)
-    for i, kind in enumerate((0, 1, 2, 1)):
+    for i, kind in enumerate(mix):
         wanted = (load(teacher), student, made)[kind].blocks[i](wanted)
     torch.testing.assert_close(made(x), made.classify(wanted))
+    decide = images_for(digits, made.about, True, 0).decide
+    right = [evaluate(model, decide, digits.classes, digits.mean, digits.std).predictions == decide.labels
+             for model in (load(teacher), made)]  # fmt: skip
+    assert asked == [Drop.of(*right)]
+    record = next(r for r in done.records if r.metric == "conversion_drop")
+    assert (record.tags["lost"], record.tags["won"]) == (asked[0].lost, asked[0].won)
+    assert done.chosen.linear == 0  # nothing passed: it is the teacher
+    assert torch.equal(done.model(x), load(teacher)(x))
+
+
+def test_what_training_made_of_the_mix_shares_the_risk(converted):
+    drops = [r for r in converted.records if r.metric == "conversion_drop"]
+    names = [str(r.tags["model"]) for r in drops]
+    trained = [name for name in names if name.startswith(("mix, stage 2: ", "stage 3: "))]
+    assert trained == [f"{name}: {converted.rows[4].attention}" for name in ("stage 3", "mix, stage 2")]
+    assert names.index(trained[-1]) + 1 == names.index(converted.rows[4].attention)
+    left, share = 0.0, RISK / len(drops)
+    for drop in drops:
+        left += share
+        assert drop.tags["risk"] == pytest.approx(left)
+        left = left if drop.tags["passed"] else 0.0
 
 
 def test_softmax_to_softmax_is_the_teacher(teacher, tmp_path):

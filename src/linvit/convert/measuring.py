@@ -23,7 +23,7 @@ from linvit.registry import parse_layers
 from linvit.train import load
 
 if TYPE_CHECKING:
-    from linvit.convert.convert import Row, Work
+    from linvit.convert.work import Row, Work
 
 ROUNDS = 10
 TOKENS = 4096  # of one batch that is timed

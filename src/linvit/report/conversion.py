@@ -161,8 +161,7 @@ def _by_layers(evidence: Evidence) -> Chart | None:
     tried = evidence.of("conversion_accuracy", split="search")
     if not tried:
         return None
-    chosen = evidence.of("conversion_accuracy", model="mix", split="validation")
-    picked = chosen[-1].tags["attention"] if chosen else None
+    picked = evidence.student.tags["attention"]
     rows = [{"linear": r.tags["linear"], "accuracy": r.value, "shown": _shown(r.value), "layers": r.tags["model"],
              "chosen": r.tags["model"] == picked} for r in tried]  # fmt: skip
     best: dict[Any, dict[str, Any]] = {}
