@@ -38,6 +38,21 @@ def test_projections_of_tokens_are_those_of_regrid():
     torch.testing.assert_close(found, attention.projection)
 
 
+def test_filters_of_tokens_are_stretched():
+    """25 taps for 123 tokens and 5 keys become 11 for the 51 of a smaller image; a constant filter keeps its sum."""
+    options = OPTIONS | {"image_size": 33, "attention": "softmax@1+linformer:k=5,kind=conv@1"}
+    large = create_model(**options)
+    key = "blocks.1.attn.attention.projection"
+    assert large.state_dict()[key].shape[-1] == -(-123 // 5)
+    with torch.no_grad():
+        large.state_dict()[key][0] = 0.5
+    found = resized(large.state_dict(), large.config, 21)
+    torch.testing.assert_close(found[key][0], torch.full((1, 1, 11), 0.5 * 25 / 11))
+    smaller = VisionTransformer(large.config.model_copy(update={"image_size": 21}))
+    smaller.load_state_dict(found)
+    assert smaller(torch.randn(2, 1, 21, 21)).isfinite().all()
+
+
 def test_the_same_size_is_the_same_bits():
     model = create_model(**OPTIONS)
     found = resized(model.state_dict(), model.config, 15)

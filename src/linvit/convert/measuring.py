@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +21,8 @@ from linvit.models.resize import resized
 from linvit.randomness import generator
 from linvit.records import Record
 from linvit.registry import parse_layers
-from linvit.train import load
+from linvit.train.checkpoint import built, read_model
+from linvit.train.events import Noted, tell
 
 if TYPE_CHECKING:
     from linvit.convert.work import Row, Work
@@ -42,7 +44,7 @@ def speeds(work: Work, student: str) -> None:
     places = np.linspace(0, len(between) - 1, MIXES).round().astype(int) if between else []
     mixes = [between[i] for i in places]
     specs = dict.fromkeys([work.config.attention, student, *mixes])
-    work.records.append(_raced(work, list(specs), size))
+    work.keep(_raced(work, list(specs), size))
 
 
 def _raced(work: Work, specs: Sequence[str], size: int) -> list[Record]:
@@ -77,35 +79,39 @@ def _call(config: ModelConfig, batch: int, device: torch.device):
 
 
 def growth(work: Work, student: str) -> None:
-    """Where the images are larger than those the teacher was trained on: accuracy and speed at sizes up to theirs."""
+    """Where the images are larger than those the teacher was trained on: accuracy and speed at sizes up to theirs, but
+    for those that the student's attention cannot have."""
     old, new = work.stored.config.image_size, work.config.image_size
     if old >= new:
         return
     fits = old // grid(work.stored.config)[0]
     middle = (old + new) // 2 // fits * fits
+    folders = {"teacher": work.folder / "teacher", "student": work.folder / "best"}
     for size in sorted({old, middle} - {new}):
         if work.of("conversion_accuracy", model="student", image_size=size):
             continue
-        names = {"teacher": work.folder / "teacher", "student": work.folder / "best"}
-        found = []
-        for name, folder in names.items():
-            accuracy, n = _accuracy_at(work, load(folder), size)
-            row = replace(work.base, metric="conversion_accuracy", value=accuracy, unit="fraction", n=n)
-            found.append(row.tagged(model=name, split="validation", image_size=size))
-        work.records.append([*_raced(work, [work.config.attention, student], size), *found])
+        try:
+            models = {name: _scaled(work, folder, size) for name, folder in folders.items()}
+        except ValueError as error:  # e.g. more keys of a Linformer than so small an image has tokens
+            tell(work.listeners, Noted(f"{size} px are not among the sizes shown: {error}"))
+            continue
+        found = [_accuracy(work, name, model, size) for name, model in models.items()]
+        work.keep([*_raced(work, [work.config.attention, student], size), *found])
     if not work.of("conversion_accuracy", model="student", image_size=new, split="validation"):
-        accuracy, n = _accuracy_at(work, load(work.folder / "best"), new)
-        row = replace(work.base, metric="conversion_accuracy", value=accuracy, unit="fraction", n=n)
-        work.records.append([row.tagged(model="student", split="validation", image_size=new)])
+        work.keep([_accuracy(work, "student", _scaled(work, folders["student"], new), new)])
+
+
+def _scaled(work: Work, folder: Path, size: int) -> VisionTransformer:
+    """The model of a folder for images of this size, its weights interpolated."""
+    stored = read_model(folder)
+    config = stored.config.model_copy(update={"image_size": size})
+    tensors = resized(stored.tensors, stored.config, size)
+    return built(replace(stored, config=config, tensors=tensors)).to(work.device)
 
 
 @torch.inference_mode()
-def _accuracy_at(work: Work, model: VisionTransformer, size: int) -> tuple[float, int]:
-    """On validation images scaled to this size, with the weights interpolated to it."""
-    config = model.config.model_copy(update={"image_size": size})
-    scaled = VisionTransformer(config)
-    scaled.load_state_dict(resized(model.state_dict(), model.config, size))
-    scaled.to(work.device).eval()
+def _accuracy(work: Work, name: str, model: VisionTransformer, size: int) -> Record:
+    """On validation images scaled to this size."""
     data = work.images.data
     held = data.validation.some(np.arange(min(GROWN, len(data.validation))))
     right = 0
@@ -114,8 +120,9 @@ def _accuracy_at(work: Work, model: VisionTransformer, size: int) -> tuple[float
         images, labels = held.batch(slice(start, start + 32))
         x = F.interpolate(images.float(), (size, size), mode="bilinear", antialias=True).round().to(torch.uint8)
         x = normalise(x.to(work.device), data.mean, data.std)
-        right += int((scaled(x).argmax(-1).cpu() == labels).sum())
-    return right / len(held), len(held)
+        right += int((model(x).argmax(-1).cpu() == labels).sum())
+    row = replace(work.base, metric="conversion_accuracy", value=right / len(held), unit="fraction", n=len(held))
+    return row.tagged(model=name, split="validation", image_size=size)
 
 
 def card(work: Work, row: Row, steps: int) -> str:
