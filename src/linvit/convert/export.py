@@ -28,7 +28,9 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from linvit import __version__
+from linvit.attention import create_attention
 from linvit.attention.multihead import separate
+from linvit.convert.registries import register_transformers
 from linvit.data import normalise
 from linvit.errors import choices
 from linvit.files import write_atomically
@@ -133,31 +135,32 @@ def _torch(model: VisionTransformer, path: Path, tell: Progress) -> Exported:
 
 def _hf(model: VisionTransformer, path: Path, tell: Progress) -> Exported:
     """Config, weights under the names that every version of transformers reads, and how images are prepared."""
-    implementation = _checked_for_hf(model)
+    spec = _checked_for_hf(model)
+    call = "from_pretrained({})" if spec == "softmax" else f'from_pretrained({{}}, attn_implementation="linvit-{spec}")'
     files: dict[str, bytes | str] = {
         "config.json": json.dumps(_hf_config(model), indent=1, ensure_ascii=False) + "\n",
         "model.safetensors": save(_hf_tensors(model), {"format": "pt"}),
         "preprocessor_config.json": json.dumps(_hf_processor(model), indent=1) + "\n",
-        "README.md": _hf_card(model, implementation),
+        "README.md": _hf_card(model, spec, call.format('"path/to/this/folder"')),
     }
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         for name, content in files.items():
             write_atomically(part / name, content)
         tell(0, 1, "comparing its logits in transformers")
-        difference = _compared("hf", *_hf_pair(model, part))
+        difference = _compared("hf", model, _hf_loaded(model, part, spec), FromPixels(model))
         os.replace(part, path)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    return Exported(path, "hf", difference, f"ViTForImageClassification.from_pretrained(path{implementation})")
+    return Exported(path, "hf", difference, f"ViTForImageClassification.{call.format('path')}")
 
 
 def _checked_for_hf(model: VisionTransformer) -> str:
-    """What transformers' ViT cannot be is refused; else the argument of from_pretrained for this attention."""
+    """What transformers' ViT cannot be is refused; else the spec of its attention."""
     config = model.config
     specs = {str(spec) for spec in parse_layers(config.attention, config.depth)}
     inner = config.heads * (config.head_dim or config.dim // config.heads)
-    own = next((key for key in model.state_dict() if ".attention." in key), "")
+    own = next(_own(model), "")
     for what, wrong in {
         f"stem={config.stem}": config.stem != "patch",
         f"pool={config.pool}": config.pool != "cls",
@@ -170,8 +173,23 @@ def _checked_for_hf(model: VisionTransformer) -> str:
     }.items():
         if wrong:
             raise ValueError(f"format=hf: a ViT of transformers cannot have {what}; format=onnx or torch can")
-    spec = specs.pop()
-    return "" if spec == "softmax" else f', attn_implementation="linvit-{spec}"'
+    return specs.pop()
+
+
+def _own(model: VisionTransformer) -> Iterator[str]:
+    """What the attentions hold that the registry of transformers would not make again: weights and random features. A
+    buffer that another seed makes the same is neither."""
+    specs = parse_layers(model.config.attention, model.config.depth)
+    for spec, attention in zip(specs, model.attentions(), strict=True):
+        site = attention.site
+        again = create_attention(
+            spec, heads=site.heads, head_dim=site.head_dim, tokens=site.tokens, grid=site.grid, prefix=site.prefix,
+            seed=site.seed + 1,
+        ).state_dict()  # fmt: skip
+        learned = {name for name, _ in attention.named_parameters()}
+        for name, value in attention.state_dict().items():
+            if name in learned or not torch.equal(value, again[name]):
+                yield f"blocks.{site.layer}.attn.attention.{name}"
 
 
 def _hf_config(model: VisionTransformer) -> dict[str, Any]:
@@ -215,39 +233,38 @@ def _hf_tensors(model: VisionTransformer) -> dict[str, Tensor]:
         part, _, kind = key.rpartition(".")
         if part in ("norm", "head"):
             tensors[f"{'vit.layernorm' if part == 'norm' else 'classifier'}.{kind}"] = value
-        elif part.startswith("blocks."):
+        elif part.startswith("blocks.") and ".attention." not in key:  # what that holds is made again
             _, layer, inside = part.split(".", 2)
             tensors[f"vit.encoder.layer.{layer}.{renamed[inside]}.{kind}"] = value
     return {name: value.contiguous() for name, value in tensors.items()}
 
 
-def _hf_pair(model: VisionTransformer, folder: Path) -> tuple[VisionTransformer, Pixels, Pixels]:
-    """The model with softmax, since its own attention has no weights, and what transformers makes of the folder."""
+def _hf_loaded(model: VisionTransformer, folder: Path, spec: str) -> Pixels:
+    """What transformers makes of the folder, as whoever loads it is told to."""
     import transformers
 
+    name = "eager" if spec == "softmax" else register_transformers(spec)
     transformers.utils.logging.disable_progress_bar()
     with _silence("transformers"):
         theirs, seen = transformers.ViTForImageClassification.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
-            folder, local_files_only=True, output_loading_info=True, attn_implementation="eager"
+            folder, local_files_only=True, output_loading_info=True, attn_implementation=name
         )
     if strange := [*seen["missing_keys"], *seen["unexpected_keys"]]:
         raise ValueError(f"format=hf: transformers {transformers.__version__} does not take the weights {strange[0]}")
-    twin = VisionTransformer(model.config.model_copy(update={"attention": "softmax"})).eval()
-    twin.load_state_dict(model.state_dict())
-    twin.about = model.about
     mean, std = model.about["mean"], model.about["std"]
-    return twin, lambda pixels: theirs.eval()(normalise(pixels, mean, std)).logits, FromPixels(twin)
+    return lambda pixels: theirs.eval()(normalise(pixels, mean, std)).logits
 
 
-def _hf_card(model: VisionTransformer, implementation: str) -> str:
-    register = f'import linvit\nlinvit.register_transformers("{model.config.attention}")\n' if implementation else ""
-    return f"""# {model.about["name"]}: vision transformer with {model.config.attention}
+def _hf_card(model: VisionTransformer, spec: str, call: str) -> str:
+    exact = spec == "softmax"
+    register = "" if exact else f'import linvit\nlinvit.register_transformers("{spec}")\n'
+    return f"""# {model.about["name"]}: vision transformer with {spec}
 
 ```python
 {register}from transformers import ViTForImageClassification
-model = ViTForImageClassification.from_pretrained("path/to/this/folder"{implementation})
+model = ViTForImageClassification.{call}
 ```
-{"With another attention the same weights give other logits." if implementation else ""}
+{"" if exact else "With another attention the same weights give other logits."}
 """
 
 
