@@ -263,6 +263,18 @@ def test_bad_places_are_one_line(tmp_path, capsys):
     assert (tmp_path / "model.onnx").read_text() == "mine"
 
 
+def test_a_model_of_the_hub_is_not_hidden_by_its_export(tmp_path, monkeypatch):
+    hub = pytest.importorskip("huggingface_hub")
+    stored(tmp_path / "cache")
+    monkeypatch.setattr(hub, "snapshot_download", lambda name, **options: str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    path = export("org/some-vit", "torch").path
+    assert path == Path("org-some-vit/model.pt2")
+    assert path.exists()
+    assert not (tmp_path / "org").exists()
+    assert linvit.load("org/some-vit").config.classes == 7  # found as before
+
+
 def test_a_missing_package_is_named(tmp_path, capsys, monkeypatch):
     stored(tmp_path)
     monkeypatch.setattr(exporting.importlib.util, "find_spec", lambda name: None)

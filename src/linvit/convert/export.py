@@ -33,13 +33,14 @@ from linvit.attention.multihead import separate
 from linvit.convert.registries import register_transformers
 from linvit.data import normalise
 from linvit.errors import choices
-from linvit.files import write_atomically
+from linvit.files import slug, write_atomically
 from linvit.measure.race import quartiles, race
 from linvit.models import VisionTransformer
 from linvit.progress import Progress, ignore, repeated
 from linvit.randomness import generator
 from linvit.registry import parse_layers
 from linvit.train import load
+from linvit.train.checkpoint import on_hub
 
 Format = Literal["onnx", "torch", "hf"]
 NAMES = {"onnx": "model.onnx", "torch": "model.pt2", "hf": "hf"}  # inside the model's folder, if no other is given
@@ -67,7 +68,8 @@ def export(
     """The trained model of a folder, written for use elsewhere once it has shown the same logits."""
     if format not in NAMES:
         raise ValueError(f"unknown format '{format}'" + choices(format, NAMES))
-    path = Path(folder) / NAMES[format] if out is None else Path(out)
+    home = Path(slug(str(folder))) if on_hub(folder) else Path(folder)  # a folder org/name would hide the hub's model
+    path = home / NAMES[format] if out is None else Path(out)
     if path.suffix != (wanted := Path(NAMES[format]).suffix) and wanted:
         raise ValueError(f"out={path} must end in {wanted}")
     if missing := [name for name in EXTRAS[format] if importlib.util.find_spec(name) is None]:

@@ -119,14 +119,17 @@ class Stored:
     about: dict[str, Any]  # FACTS
 
 
+def on_hub(path: str | Path) -> bool:
+    """Whether this names a model of the Hugging Face hub, `org/name`, and nothing here."""
+    there = Path(path).exists() or Path(path).parent.exists()
+    return not there and re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(path)) is not None
+
+
 def read_model(path: str | Path) -> Stored:
     """The model of a folder, not built yet: linvit's own, or one of Hugging Face's, timm's or torchvision's layout. A
     model of the hub is named by its id, `org/name`."""
-    place, name = Path(path), ""
-    if not place.exists() and not place.parent.exists() and re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(path)):
-        name = str(path)
-        place = download(name)
-    folder, about = _opened(place)
+    name = str(path) if on_hub(path) else ""
+    folder, about = _opened(download(name) if name else Path(path))
     if is_foreign(about):
         return Stored(folder, *read_foreign(folder, about, name or folder.resolve().name))
     folder, about = read_config(folder)
