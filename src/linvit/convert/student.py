@@ -27,7 +27,7 @@ Inherit = Literal["all", "not-qk", "mlp"]
 HELD = 0.25  # of the training images, at most, are kept for the search and its decision
 SEARCHED, DECIDED = 512, 4096  # images, at most, that guide the search and that decide
 NEAR, ALIKE = 0.05, 1.1  # an output error that is small enough, and one that is as small as another
-LOOKED_AT = 16  # images whose q and k choose the number of features
+LOOKED_AT = 16  # images whose q and k choose the number of features, and that learned kernels are fitted on
 
 
 @dataclass(frozen=True)
@@ -115,14 +115,18 @@ def student_of(
     return model
 
 
+def some_images(images: Split, about: dict[str, Any]) -> Tensor:
+    """A few of them, normalised as the model is used to; those of a folder lie class by class."""
+    return normalise(images.batch(images.order(0, 0)[:LOOKED_AT])[0], about["mean"], about["std"])
+
+
 def feature_counts(model: VisionTransformer, spec: Spec, images: Split, about: dict[str, Any]) -> list[Spec]:
     """The spec for every layer. Where it leaves the number of features m open, m is the smallest of d/2, d, 2d and 4d
     (d: head_dim) whose output, on the teacher's q, k and v of a few images, is near to softmax's, or as near as 4d
     features come: none are paid for where they buy nothing."""
     if "m" not in attention_options(spec.name) or "m" in spec.options or spec.options.get("projection") == "none":
         return [spec] * model.config.depth
-    x = normalise(images.batch(slice(0, LOOKED_AT))[0], about["mean"], about["std"])
-    first = next(captured(model, x.to(next(model.parameters()).device)))
+    first = next(captured(model, some_images(images, about).to(next(model.parameters()).device)))
     d = first[0][0].site.head_dim
     counts = sorted({max(1, d // 2), d, 2 * d, 4 * d})
     errors = [[_error(Spec(spec.name, {**spec.options, "m": m}), *layer) for m in counts] for layer in first]

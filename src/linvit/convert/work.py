@@ -13,9 +13,10 @@ import torch
 
 from linvit import metrics
 from linvit.convert import measuring, plan
+from linvit.convert.kernels import learn_kernels
 from linvit.convert.mixing import FIRST, Mixing
 from linvit.convert.plan import RATES, TASKS, Conversion
-from linvit.convert.student import Images, feature_counts, linear_layers, student_of
+from linvit.convert.student import Images, feature_counts, linear_layers, some_images, student_of
 from linvit.files import slug, write_atomically
 from linvit.measure.accuracy import Evaluation, evaluate
 from linvit.measure.provenance import provenance
@@ -128,7 +129,11 @@ class Work:
         return model
 
     def _student(self, layers: str) -> VisionTransformer:
-        return student_of(self.config, self.tensors, layers, self.plan.inherit, self.plan.seed)
+        model = student_of(self.config, self.tensors, layers, self.plan.inherit, self.plan.seed).to(self.device)
+        if self.plan.inherit == "all":  # else its q and k are not the teacher's
+            images = some_images(self.images.data.train, self.stored.about).to(self.device)
+            learn_kernels(model, self.exact, images, self.progress)
+        return model
 
     def _layers(self) -> str:
         """The spec with the number of features of each layer, where a search is to choose it."""
