@@ -29,7 +29,7 @@ def errors(student, teacher, x) -> list[float]:
 @pytest.mark.parametrize("spec", ["performer-hedgehog", "performer-theta:m=7", "performer-theta-mlp:m=7"])
 def test_a_fit_brings_attention_closer_on_other_images_too(teacher, digits, spec):
     exact = linvit.load(teacher)
-    student = student_of(exact.config, exact.state_dict(), f"softmax@1+{spec}@3", "all", 0)
+    student = student_of(exact, f"softmax@1+{spec}@3", "all", 0)
     old = {key: value.clone() for key, value in student.state_dict().items()}
     x = some_images(digits.train, exact.about)
     held = some_images(digits.validation, exact.about)
@@ -46,7 +46,7 @@ def test_a_fit_brings_attention_closer_on_other_images_too(teacher, digits, spec
 
 def test_a_fit_that_does_not_help_is_undone(teacher, digits, monkeypatch):
     exact = linvit.load(teacher)
-    student = student_of(exact.config, exact.state_dict(), "performer-hedgehog", "all", 0)
+    student = student_of(exact, "performer-hedgehog", "all", 0)
     monkeypatch.setattr(kernels, "RATE", 1e6)
     learn_kernels(student, exact, some_images(digits.train, exact.about), ignore)
     for attention in student.attentions():

@@ -12,10 +12,14 @@ import torch
 import linvit
 from linvit import metrics
 from linvit.convert import mixing
+from linvit.convert.measuring import between
 from linvit.convert.search import RISK, Drop
 from linvit.convert.student import feature_counts, fitted, images_for, student_of
+from linvit.data import load_data
 from linvit.measure.accuracy import evaluate
+from linvit.models import model_config
 from linvit.registry import parse, parse_layers
+from linvit.report import conversion
 from linvit.train import load
 from linvit.train.checkpoint import read_model
 from linvit.train.use import evaluate_folder
@@ -151,7 +155,7 @@ def test_the_images_that_decide_are_seen_by_nobody_else(digits, teacher):
 def test_what_is_inherited(teacher, inherit):
     exact = load(teacher)
     old = exact.state_dict()
-    new = student_of(exact.config, old, "softmax@1+performer-relu:m=5,dwc=3@3", inherit, 7).state_dict()
+    new = student_of(exact, "softmax@1+performer-relu:m=5,dwc=3@3", inherit, 7).state_dict()
     assert not new["blocks.2.attn.attention.dwc.weight"].any()  # adds nothing yet
     for key, value in old.items():
         fresh = key.startswith(("blocks.1", "blocks.2", "blocks.3")) and ".attn." in key
@@ -167,10 +171,10 @@ def test_what_is_inherited(teacher, inherit):
 
 def test_a_linformer_starts_with_pooled_keys(teacher):
     exact = load(teacher)
-    made = student_of(exact.config, exact.state_dict(), "linformer:k=16", "all", 0)
+    made = student_of(exact, "linformer:k=16", "all", 0)
     x = torch.randn(5, 1, 8, 8)
     torch.testing.assert_close(made(x), exact(x), atol=1e-4, rtol=1e-4)  # as many keys as tokens
-    asked = student_of(exact.config, exact.state_dict(), "linformer:k=3,init=normal", "all", 0)
+    asked = student_of(exact, "linformer:k=3,init=normal", "all", 0)
     assert (asked.attentions()[0].matrix() < 0).any()
 
 
@@ -197,9 +201,10 @@ def test_a_teacher_that_knows_more_classes_answers_among_those_of_the_data(teach
     head = {key: torch.cat([value[order], value[:1] * 0]) for key, value in stored.tensors.items() if "head." in key}
     wider = replace(stored, tensors=stored.tensors | head, about=stored.about | {"classes": names},
                     config=stored.config.model_copy(update={"classes": 11}))  # fmt: skip
-    config, tensors = fitted(wider, digits)
-    assert config.classes == 10
-    assert all(torch.equal(value, stored.tensors[key]) for key, value in tensors.items())
+    model = fitted(wider, digits)
+    assert model.config.classes == 10
+    assert model.about["classes"] == digits.classes
+    assert all(torch.equal(value, stored.tensors[key]) for key, value in model.state_dict().items())
     with pytest.raises(ValueError, match="has the class '9', which the model does not know"):
         fitted(replace(wider, about=stored.about | {"classes": digits.classes[:9]}), digits)
 
@@ -214,6 +219,34 @@ def test_larger_images(teacher, tmp_path):
     grown = {(r.tags["model"], r.tags["image_size"]) for r in done.records
              if r.metric == "conversion_accuracy" and r.tags["split"] == "validation"}  # fmt: skip
     assert {(name, size) for name in ("teacher", "student") for size in sizes} <= grown
+
+
+def test_smaller_patches(teacher, tmp_path):
+    done = linvit.convert(teacher, to="linformer:k=9", data="digits", patch_size=1, limit=120, stages=(1,), steps=3,
+                          out=tmp_path / "fine", device="cpu", report=False)  # fmt: skip
+    assert (done.model.config.image_size, done.model.config.patch_size, done.model.tokens) == (8, 1, 64)
+    assert [problem for record in done.records for problem in metrics.problems(record)] == []
+    seen = {(r.tags["model"], r.tags["patch_size"]): r.value for r in done.records
+            if r.metric == "conversion_accuracy" and r.tags["split"] == "validation"}  # fmt: skip
+    assert {(name, patch) for name in ("teacher", "student") for patch in (1, 2)} <= set(seen)
+    validation = evaluate_folder(teacher, load_data("digits", limit=120), split="validation")
+    assert seen["teacher", 2] == validation.result.accuracy  # as it was, not resized there and back
+    assert {r.tags["tokens"] for r in done.records if r.metric == "conversion_speed"} == {16, 64}
+    evidence = conversion.Evidence({"image_size": 8}, done.records)
+    assert {chart.name for chart in conversion.charts(evidence)["growth"]} == {"growth-accuracy", "growth-speed"}
+
+
+def test_sizes_between():
+    config = model_config(image_size=224, patch_size=16)
+
+    def sizes(**changes):
+        return between(config, config.model_copy(update=changes))
+
+    assert sizes() == sizes(image_size=112) == sizes(patch_size=32) == []
+    assert sizes(image_size=448) == [(224, 16), (336, 16), (448, 16)]
+    assert sizes(patch_size=4) == [(224, 16), (224, 8), (224, 4)]
+    assert sizes(patch_size=14) == [(224, 16), (224, 14)]
+    assert sizes(image_size=448, patch_size=8) == [(224, 16), (448, 16), (448, 8)]
 
 
 @pytest.mark.parametrize(("spec", "sizes"), [
@@ -254,6 +287,7 @@ def test_a_budget_becomes_steps_once(teacher, tmp_path):
     ({"momentum": 0.5}, "momentum=0.5 has no effect"),
     ({"data": "synthetic"}, "which the model does not know|channels"),
     ({"image_size": 9}, "patch_size=2 does not divide image_size=9"),
+    ({"patch_size": 3}, "patch_size=3 does not divide image_size=8"),
 ])  # fmt: skip
 def test_what_cannot_be_is_said_in_one_line_and_nothing_is_written(teacher, tmp_path, options, message):
     wanted = {"to": "performer-relu:m=4", "data": "digits"} | options

@@ -22,7 +22,7 @@ from linvit.train import load
 @pytest.fixture(scope="module")
 def models(teacher):
     exact = load(teacher)
-    other = student_of(exact.config, exact.state_dict(), "performer-hyp:m=5", "all", 0)
+    other = student_of(exact, "performer-hyp:m=5", "all", 0)
     return exact, other
 
 
@@ -43,7 +43,7 @@ def test_the_score_of_a_mix_is_the_accuracy_of_the_model_that_has_it(models, blo
 
 
 def load_mixed(exact, other, layers, mix):
-    whole = student_of(exact.config, exact.state_dict(), layers, "all", 0)
+    whole = student_of(exact, layers, "all", 0)
     own = whole.state_dict()
     for i, kind in enumerate(mix):
         own |= {key: v for key, v in (exact, other)[kind].state_dict().items() if key.startswith(f"blocks.{i}.")}

@@ -59,6 +59,15 @@ def test_positions_and_projections_follow_the_grid():
     assert all(resized(tensors, config, 28)[k] is v for k, v in tensors.items())
 
 
+def test_other_patches_start_with_filters_of_their_size(dataset, teacher):
+    was = linvit.load(teacher).config
+    experiment = design(dataset, "softmax", start=start_from(teacher), like=was, patch_size=2)
+    model, headless = started(experiment, dataset)
+    assert (was.patch_size, model.config.patch_size, headless) == (4, 2, False)
+    wanted = resized(linvit.load(teacher).state_dict(), was, 8, 2)
+    assert all(torch.equal(value, wanted[key]) for key, value in model.state_dict().items())
+
+
 def test_a_head_keeps_the_rows_of_classes_that_it_knows_by_name(dataset, teacher):
     own = linvit.load(teacher).state_dict()
     turned = replace(dataset, classes=dataset.classes[::-1])

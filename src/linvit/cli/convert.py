@@ -33,6 +33,9 @@ def run(
     settings: options.Settings = None,
     image_size: Annotated[int | None, typer.Option(
         metavar="PIXELS", help="Side of the images; positions are interpolated. [default: the model's own]")] = None,
+    patch_size: Annotated[int | None, typer.Option(
+        min=1, metavar="PIXELS", help="Side of a patch: smaller ones are more tokens; filters are resized. "
+        "[default: the model's own]")] = None,
     limit: options.Limit = None,
     skip_bad: options.SkipBad = False,
     data_root: options.DataRoot = None,
@@ -71,8 +74,8 @@ def run(
             done = convert(
                 model, to=to, data=data, out=out, stages=wanted, inherit=inherit, max_drop=share, epochs=epochs,
                 steps=steps, budget=budget, seed=seed, device=device, data_root=data_root, image_size=image_size,
-                limit=limit, skip_bad=skip_bad, listeners=[display.listen], progress=display.progress,
-                checkpoint_seconds=save_every, command=again, **chosen,
+                patch_size=patch_size, limit=limit, skip_bad=skip_bad, listeners=[display.listen],
+                progress=display.progress, checkpoint_seconds=save_every, command=again, **chosen,
             )  # fmt: skip
         except KeyboardInterrupt as stop:
             raise KeyboardInterrupt(f"{stop or 'nothing is lost'}; go on with: {again}") from stop

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ from linvit.measure.provenance import pick_device
 from linvit.progress import Progress, ignore, seconds
 from linvit.train import Start, open_data
 from linvit.train import experiment as experiments
-from linvit.train.checkpoint import built, read_model
+from linvit.train.checkpoint import read_model
 from linvit.train.events import Listener
 from linvit.train.files import checksum
 
@@ -56,6 +55,7 @@ def convert(
     device: str = "auto",
     data_root: str | Path | None = None,
     image_size: int | None = None,
+    patch_size: int | None = None,
     limit: int | None = None,
     skip_bad: bool = False,
     listeners: Sequence[Listener] = (),
@@ -69,8 +69,9 @@ def convert(
 
     stages: 1, each attention matches the teacher's outputs; 2, all blocks match its features and classes; 3, labels.
     max_drop: share of the teacher's accuracy that may be lost, e.g. 0.01: as many layers are linear as that allows.
-    epochs, steps or budget ("10m"): of all stages together. image_size: other than the teacher's, positions are
-    interpolated. options: any of Recipe's. The test images are read once, at the end.
+    epochs, steps or budget ("10m"): of all stages together. image_size, patch_size: other than the teacher's, positions
+    are interpolated and the filters of patches resized. options: any of Recipe's. The test images are read once, at the
+    end.
     """
     place, stored = pick_device(device), read_model(model)
     wanted = plan.known_stages(stages)
@@ -89,16 +90,16 @@ def convert(
             f"max_drop={max_drop:g}: so small a drop can be shown on no fewer than {fewest:,} images, but "
             f"{dataset.name} leaves {left:,} of its training images to decide by"
         )
-    config, tensors = fitted(stored, dataset)
-    teacher = built(replace(stored, config=config, tensors=tensors))
-    student_of(config, tensors, to, inherit, seed)  # what cannot be built is an error before anything is written
+    teacher = fitted(stored, dataset, patch_size=patch_size)
+    student_of(teacher, to, inherit, seed)  # what cannot be built is an error before anything is written
     recipe = plan.common_recipe(stored, images.data, options)
     known = {key: options[key] for key in sorted(options)}
     try:
         asked = Conversion(
             data=experiments.Images(name=dataset.name, identity=dataset.identity), source=source,
             teacher=Start(folder=str(stored.folder.resolve()), sha256=checksum(stored.tensors)), to=to, stages=wanted,
-            inherit=inherit, max_drop=max_drop, image_size=dataset.image_size, seed=seed, budget=budget,
+            inherit=inherit, max_drop=max_drop, image_size=dataset.image_size, patch_size=patch_size, seed=seed,
+            budget=budget,
             steps={} if budget else plan.lengths(recipe, images.data, wanted, max_drop is not None, epochs, steps),
             options=known, command=command, started=time.time(),
         )  # fmt: skip

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from linvit.attention import ATTENTIONS
+from linvit.convert.measuring import sizes
 from linvit.convert.search import Blocks, Drop, Mix, Score, evaluations, greedy, passing
 from linvit.convert.student import student_of
 from linvit.models import VisionTransformer
@@ -61,7 +62,7 @@ class Mixing:
         if parse(LOCAL).name not in ATTENTIONS or parse(LOCAL).name in work.plan.to:
             return None
         try:
-            return student_of(work.config, work.tensors, LOCAL, "all", work.plan.seed).to(work.device)
+            return student_of(work.teacher, LOCAL, "all", work.plan.seed).to(work.device)
         except ValueError:
             return None
 
@@ -73,7 +74,7 @@ class Mixing:
 
     @cached_property
     def models(self) -> list[VisionTransformer]:
-        found = [self.work.exact, load(self.student).to(self.work.device)]
+        found = [self.work.teacher, load(self.student).to(self.work.device)]
         return found if self.local is None else [*found, self.local]
 
     def name(self, mix: Mix) -> str:
@@ -109,9 +110,8 @@ class Mixing:
     def _scored(self, mix: Mix, score: Score) -> Record:
         work, linear = self.work, len(mix) - mix.count(0)
         row = replace(work.base, metric="conversion_accuracy", unit="fraction", n=len(work.images.search))
-        size = work.config.image_size
-        return replace(row, value=score.accuracy).tagged(
-            model=self.name(mix), split="search", image_size=size, loss=-score.likelihood, linear=linear)  # fmt: skip
+        tags = {"model": self.name(mix), "split": "search", "loss": -score.likelihood, "linear": linear}
+        return replace(row, value=score.accuracy).tagged(**tags, **sizes(work.config))
 
     @cached_property
     def first(self) -> Mix:
@@ -126,7 +126,7 @@ class Mixing:
     def mixed(self, mix: Mix) -> VisionTransformer:
         """One model with these blocks; the rest is the teacher's."""
         work = self.work
-        model = student_of(work.config, work.tensors, self.name(mix), "all", work.plan.seed)
+        model = student_of(work.teacher, self.name(mix), "all", work.plan.seed)
         states = [one.state_dict() for one in self.models]
         for key, value in model.state_dict().items():
             if key.startswith("blocks."):

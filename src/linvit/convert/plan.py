@@ -20,7 +20,7 @@ from linvit.train.checkpoint import Stored
 from linvit.train.defaults import tuned
 from linvit.train.recipe import idle
 
-FORMAT = 1  # of convert.json
+FORMAT = 2  # of convert.json
 OURS = ("experiment.json", "study.json", "records.jsonl", "report.html", "best")
 TASKS = {"stage 1": "attention-matching", "stage 2": "distillation", "mix, stage 2": "distillation",
          "stage 3": "classification"}  # fmt: skip
@@ -43,6 +43,7 @@ class Conversion(BaseModel):
     inherit: Inherit = "all"
     max_drop: float | None = Field(None, gt=0, lt=1)  # share of the teacher's accuracy
     image_size: int
+    patch_size: int | None = Field(None, ge=1)  # other than the teacher's
     seed: int = Field(0, ge=0)
     budget: str | None = None
     steps: dict[str, int] = Field(default_factory=dict)  # of each stage

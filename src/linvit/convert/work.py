@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +70,7 @@ class Work:
         device: torch.device, listeners: Sequence[Listener], progress: Progress, checkpoint_seconds: float,
     ):  # fmt: skip
         self.plan, self.stored, self.images, self.folder, self.device = plan, stored, images, folder, device
-        self.config, self.tensors = teacher.config, teacher.state_dict()  # for these images
+        self.teacher, self.config = teacher.to(device), teacher.config  # for these images
         self.listeners, self.progress, self.checkpoint_seconds = listeners, progress, checkpoint_seconds
         self.records = Records(folder / "records.jsonl")
         base = {"dataset": plan.data.name, "seed": plan.seed}
@@ -80,7 +79,7 @@ class Work:
         self.said: dict[str, np.ndarray] = {}  # what the teacher says of the images of a split
 
     def all(self) -> Converted:
-        self.row("teacher", self.write("teacher", self._teacher))
+        self.row("teacher", self.write("teacher", lambda: self.teacher))
         if not self.of("conversion_depth"):
             self.keep([replace(self.base, metric="conversion_depth", value=self.config.depth, unit="count")])
         layers = self._layers()
@@ -118,21 +117,11 @@ class Work:
     def specs(self, layers: str) -> list[Spec]:
         return parse_layers(layers, self.config.depth)
 
-    @cached_property
-    def exact(self) -> VisionTransformer:
-        """The teacher."""
-        return load(self.folder / "teacher").to(self.device)
-
-    def _teacher(self) -> VisionTransformer:
-        model = VisionTransformer(self.config)
-        model.load_state_dict(self.tensors)
-        return model
-
     def _student(self, layers: str) -> VisionTransformer:
-        model = student_of(self.config, self.tensors, layers, self.plan.inherit, self.plan.seed).to(self.device)
+        model = student_of(self.teacher, layers, self.plan.inherit, self.plan.seed).to(self.device)
         if self.plan.inherit == "all":  # else its q and k are not the teacher's
             images = some_images(self.images.data.train, self.stored.about).to(self.device)
-            learn_kernels(model, self.exact, images, self.progress)
+            learn_kernels(model, self.teacher, images, self.progress)
         return model
 
     def _layers(self) -> str:
@@ -142,7 +131,7 @@ class Work:
             return spec
         found = self.of("conversion_layers")
         if not found:
-            chosen = feature_counts(self.exact, parse(spec), self.images.data.train, self.stored.about)
+            chosen = feature_counts(self.teacher, parse(spec), self.images.data.train, self.stored.about)
             text = join_layers(chosen)
             row = replace(self.base, metric="conversion_layers", value=len(chosen), unit="count")
             self.keep([row.tagged(attention=text)])
@@ -188,15 +177,13 @@ class Work:
         if name == "teacher":
             self.said[split] = found.predictions
         agreement = float(np.mean(found.predictions == self._teacher_says(split)))
-        tags = {"model": name, "split": split, "attention": attention, "image_size": self.config.image_size,
-                "linear": linear_layers(self.specs(attention))}  # fmt: skip
-        row = replace(self.base, unit="fraction", n=len(found.labels)).tagged(**tags)
+        tags = {"model": name, "split": split, "attention": attention, "linear": linear_layers(self.specs(attention))}
+        row = replace(self.base, unit="fraction", n=len(found.labels)).tagged(**tags, **measuring.sizes(self.config))
         return [replace(row, metric="conversion_accuracy", value=found.accuracy),
                 replace(row, metric="conversion_agreement", value=agreement)]  # fmt: skip
 
     def row(self, name: str, folder: Path) -> Row:
         """One line of the result, measured on validation images unless it was before."""
-        size = self.config.image_size
         if not self.of("conversion_seconds", model=name):
             attention = read_model(folder).config.attention
             found = self._measured(name, folder, "validation", attention)
@@ -205,8 +192,8 @@ class Work:
             found += [replace(mine, metric="conversion_steps", value=steps, unit="count"),
                       replace(mine, metric="conversion_seconds", value=spent, unit="s")]  # fmt: skip
             self.keep(found)
-        accuracy, agreement = (self.of(f"conversion_{what}", model=name, split="validation", image_size=size)[-1]
-                               for what in ("accuracy", "agreement"))  # fmt: skip
+        where = {"model": name, "split": "validation", **measuring.sizes(self.config)}
+        accuracy, agreement = (self.of(f"conversion_{what}", **where)[-1] for what in ("accuracy", "agreement"))
         steps, spent = (self.of(f"conversion_{what}", model=name)[-1].value for what in ("steps", "seconds"))
         tags = accuracy.tags
         row = Row(name, float(accuracy.value or 0), float(agreement.value or 0), str(tags["attention"]),
