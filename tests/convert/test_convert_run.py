@@ -288,6 +288,7 @@ def test_a_budget_becomes_steps_once(teacher, tmp_path):
     ({"data": "synthetic"}, "which the model does not know|channels"),
     ({"image_size": 9}, "patch_size=2 does not divide image_size=9"),
     ({"patch_size": 3}, "patch_size=3 does not divide image_size=8"),
+    ({"patch_size": -2}, "patch_size=-2 must be at least 1"),
 ])  # fmt: skip
 def test_what_cannot_be_is_said_in_one_line_and_nothing_is_written(teacher, tmp_path, options, message):
     wanted = {"to": "performer-relu:m=4", "data": "digits"} | options

@@ -77,6 +77,8 @@ def convert(
     wanted = plan.known_stages(stages)
     if sum(length is not None for length in (epochs, steps, budget)) > 1:
         raise ValueError("give one of epochs, steps and budget")
+    if patch_size is not None and patch_size < 1:
+        raise ValueError(f"patch_size={patch_size} must be at least 1")
     dataset, source = open_data(
         data, progress, root=data_root, image_size=image_size or stored.config.image_size, limit=limit,
         skip_bad=skip_bad,
