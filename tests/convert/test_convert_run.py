@@ -199,7 +199,7 @@ def test_a_teacher_that_knows_more_classes_answers_among_those_of_the_data(teach
     names = [*digits.classes[::-1], "others"]
     order = [*range(10)][::-1]
     head = {key: torch.cat([value[order], value[:1] * 0]) for key, value in stored.tensors.items() if "head." in key}
-    wider = replace(stored, tensors=stored.tensors | head, about=stored.about | {"classes": names},
+    wider = replace(stored, read=lambda: stored.tensors | head, about=stored.about | {"classes": names},
                     config=stored.config.model_copy(update={"classes": 11}))  # fmt: skip
     model = fitted(wider, digits)
     assert model.config.classes == 10

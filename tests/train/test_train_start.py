@@ -17,8 +17,9 @@ from linvit.models.resize import resized
 from linvit.records import Records
 from linvit.study import compare
 from linvit.study.design import Study, Variant, named
-from linvit.train import design, run, start_from
-from linvit.train.start import class_means, started
+from linvit.train import architecture, checkpoint, design, run, start_from
+from linvit.train.files import load_tensors
+from linvit.train.start import class_means, normalised, started
 
 CPU = torch.device("cpu")
 TINY = {key: value for key, value in killable.TINY.items() if key != "device"}
@@ -104,6 +105,17 @@ def test_a_start_is_seen_before_its_first_step_and_keeps_its_statistics(dataset,
     about = json.loads((tmp_path / "run" / "best" / "config.json").read_text())
     assert about["data"]["mean"] == pytest.approx(list(dataset.mean))
     assert about["model"]["attention"] == "softmax"
+
+
+def test_shape_and_statistics_of_a_start_are_read_without_its_weights(dataset, teacher, monkeypatch):
+    start, asked = start_from(teacher), []
+    monkeypatch.setattr(checkpoint, "load_tensors", lambda path: asked.append(path) or load_tensors(path))
+    like = architecture(start)
+    assert like.depth == 2
+    assert normalised(replace(dataset, mean=(0.9,) * 3), start).mean == pytest.approx(dataset.mean)
+    assert asked == []
+    started(design(dataset, "softmax", start=start, like=like), dataset)
+    assert len(asked) == 1
 
 
 def test_a_linformer_starts_from_averages(dataset, teacher, tmp_path):

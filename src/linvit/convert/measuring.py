@@ -121,7 +121,7 @@ def _student(work: Work, config: ModelConfig) -> VisionTransformer:
     """The student for these images and patches, its weights interpolated."""
     stored = read_model(work.folder / "best")
     tensors = resized(stored.tensors, stored.config, config.image_size, config.patch_size)
-    return built(replace(stored, config=stored.config.model_copy(update=sizes(config)), tensors=tensors))
+    return built(replace(stored, config=stored.config.model_copy(update=sizes(config))), tensors)
 
 
 @torch.inference_mode()

@@ -79,7 +79,7 @@ def fitted(
         tensors[f"{last}.{name}"] = tensors[f"{last}.{name}"][torch.from_numpy(number)]
     config = _changed(config, {"image_size": size, "patch_size": patch, "classes": len(dataset.classes)})
     about = stored.about | {"classes": dataset.classes}
-    return built(replace(stored, config=config, tensors=tensors, about=about))
+    return built(replace(stored, config=config, about=about), tensors)
 
 
 def _changed(config: ModelConfig, changes: dict[str, Any]) -> ModelConfig:
