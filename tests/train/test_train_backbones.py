@@ -14,7 +14,7 @@ from PIL import Image
 import linvit
 from linvit.data import Survey, load_data
 from linvit.study import compare
-from linvit.study.design import Study
+from linvit.study.design import Study, Variant
 from linvit.study.measuring import Measuring
 from linvit.train import backbones, start_from
 
@@ -123,13 +123,32 @@ def _model(folder: Path, attention: str) -> Path:
     return folder / "best"
 
 
-def test_a_folder_of_photos_is_trained_from_one(tmp_path):
+def photos(folder: Path) -> Path:
     rng = np.random.default_rng(0)
     for kind in range(2):
-        (tmp_path / "photos" / f"kind {kind}").mkdir(parents=True)
+        (folder / f"kind {kind}").mkdir(parents=True)
         for i in range(12):
             pixels = rng.integers(0, 128, (70, 60, 3), dtype=np.uint8) + 127 * np.uint8(kind)
-            Image.fromarray(pixels).save(tmp_path / "photos" / f"kind {kind}" / f"{i}.jpg")
+            Image.fromarray(pixels).save(folder / f"kind {kind}" / f"{i}.jpg")
+    return folder
+
+
+def test_variants_of_another_shape_take_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(Measuring, "all", lambda self: [])
+    monkeypatch.setattr("linvit.report.build", lambda folder: None)
+    place = photos(tmp_path / "photos")
+    begun = {}
+    for name, options in (("usual", {}), ("wide", {"mlp_dim": 24})):
+        folder = compare(place, variants=[Variant(options=options)], controls=False, seeds=1, steps=1, jobs=1,
+                         image_size=48, out=tmp_path / name, device="cpu")  # fmt: skip
+        study = Study.read(folder / "study.json")
+        begun[name] = study.start, study.variants[0].start
+    assert begun["wide"] == (None, None)
+    assert begun["usual"] == (start_from(backbones.shipped()["softmax"]),) * 2
+
+
+def test_a_folder_of_photos_is_trained_from_one(tmp_path):
+    photos(tmp_path / "photos")
     found = linvit.train(tmp_path / "photos", attention="softmax", out=tmp_path / "run", steps=1)
     stored = json.loads((tmp_path / "run" / "experiment.json").read_text())
     assert stored["start"]["sha256"] == start_from(backbones.shipped()["softmax"]).sha256
