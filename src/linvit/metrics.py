@@ -148,7 +148,7 @@ TABLE = (
     Metric("examples", "count", (), "test images with predictions/<variant>, confidence/<variant>, maps/<variant>",
            also=("variants",), artefact=".npz"),
     Metric("conversion_accuracy", "fraction", CONVERTED, "images right, of a model between teacher and student", 1,
-           ("linear", "loss", "stage", "seed")),
+           ("linear", "loss", "mix", "stage", "seed")),
     Metric("conversion_agreement", "fraction", CONVERTED, "images to which it gives the teacher's class", 1,
            ("linear", "stage", "seed")),
     Metric("conversion_steps", "count", ("model",), "steps of a conversion's stage", -1, ("seed",)),
@@ -157,7 +157,7 @@ TABLE = (
            also=("seed",)),
     Metric("conversion_depth", "count", (), "the layers of a model that is converted", also=("seed",)),
     Metric("conversion_drop", "fraction", ("model",), "accuracy lost to the teacher on images that decide; bound: its "
-           "upper limit at this risk", -1, ("bound", "risk", "of", "lost", "won", "passed", "seed")),
+           "upper limit at this risk", -1, ("mix", "bound", "risk", "of", "lost", "won", "passed", "seed")),
     Metric("conversion_speed", "images/s", ("model", *GROWN), "median, a batch at a time", 1,
            (*TIMED, "linear", "tokens", "seed"), timed=True),
     Metric("conversion_vs_teacher", "×", ("model", *GROWN), "the same beside the teacher", 1,

@@ -56,7 +56,7 @@ def _raced(work: Work, specs: Sequence[str], config: ModelConfig) -> list[Record
     configs = {spec: config.model_copy(update={"attention": spec}) for spec in specs}
     tokens = math.prod(grid(config)) + config.prefix_tokens
     batch = max(1, min(64, TOKENS // tokens))
-    calls = {spec: _call(config, batch, work.device) for spec, config in configs.items()}
+    calls = {spec: _call(one, batch, work.device) for spec, one in configs.items()}
     times = race(calls, device=work.device, rounds=ROUNDS, progress=partial(_shown, work))
     found = []
     where = {"device": work.base.device, "threads": work.base.threads, "dtype": work.base.dtype}

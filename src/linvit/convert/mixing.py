@@ -1,9 +1,9 @@
 """max_drop: mixes of the teacher's and the student's blocks, the search among them, and the decision.
 
-Three sets of images, none of which anything was trained on. Those of the search find the best mix for each number of
+Two sets of images, on neither of which anything was trained. Those of the search find the best mix for each number of
 linear layers, and say which of them is trained further. Those that decide are looked at once, at the end: by these
-mixes and by what training made of the one, in an order that nothing they say can change, so that one risk is shared by
-all that may be taken.
+mixes and by what training made of the one, in an order that nothing they say can change, so that all that may be taken
+shares one risk.
 """
 
 from __future__ import annotations
@@ -45,6 +45,11 @@ class Candidate:
     @property
     def linear(self) -> int:
         return len(self.mix) - self.mix.count(0)
+
+
+def digits(mix: Mix) -> str:
+    """A mix in a record: two of one name may differ, where a student keeps softmax in some layers."""
+    return "".join(map(str, mix))
 
 
 class Mixing:
@@ -90,18 +95,18 @@ class Mixing:
         work, depth, kinds = self.work, len(self.exact), len(self.specs) - 1
         total, count = evaluations(depth, kinds), len(work.images.search)
         known: dict[str, Score] = {
-            str(r.tags["model"]): Score(-float(r.tags["loss"] or 0), float(r.value or 0))
+            str(r.tags["mix"]): Score(-float(r.tags["loss"] or 0), float(r.value or 0))
             for r in work.of("conversion_accuracy", split="search")
         }
 
         def scores(base: Mix, mixes: Sequence[Mix]) -> list[Score]:
-            fresh = [mix for mix in dict.fromkeys(mixes) if self.name(mix) not in known]
+            fresh = [mix for mix in dict.fromkeys(mixes) if digits(mix) not in known]
             if fresh:
                 work.progress(len(known), max(total, len(known) + 1), f"search: {self.name(base)}")
                 found = self.blocks("search").scores(base, fresh)
                 work.keep([self._scored(mix, score) for mix, score in zip(fresh, found, strict=True)])
-                known.update({self.name(mix): score for mix, score in zip(fresh, found, strict=True)})
-            return [known[self.name(mix)] for mix in mixes]
+                known.update({digits(mix): score for mix, score in zip(fresh, found, strict=True)})
+            return [known[digits(mix)] for mix in mixes]
 
         best = scores(self.exact, [self.exact])[0].accuracy
         slack = 2 * math.sqrt(DISCORDANT / count)
@@ -110,8 +115,8 @@ class Mixing:
     def _scored(self, mix: Mix, score: Score) -> Record:
         work, linear = self.work, len(mix) - mix.count(0)
         row = replace(work.base, metric="conversion_accuracy", unit="fraction", n=len(work.images.search))
-        tags = {"model": self.name(mix), "split": "search", "loss": -score.likelihood, "linear": linear}
-        return replace(row, value=score.accuracy).tagged(**tags, **sizes(work.config))
+        tags = {"model": self.name(mix), "mix": digits(mix), "split": "search", "linear": linear}
+        return replace(row, value=score.accuracy).tagged(**tags, loss=-score.likelihood, **sizes(work.config))
 
     @cached_property
     def first(self) -> Mix:
@@ -161,14 +166,16 @@ class Mixing:
     def _look(self, candidate: Candidate, risk: float) -> Drop:
         """On the images that decide, unless it was looked at before."""
         work = self.work
-        if found := work.of("conversion_drop", model=candidate.name):
+        if found := work.of("conversion_drop", model=candidate.name, mix=digits(candidate.mix)):
             tags = found[-1].tags
             return Drop(found[-1].n, float(tags["of"] or 0), int(tags["lost"] or 0), int(tags["won"] or 0))
         work.progress(0, 1, f"deciding: {candidate.name}")
         drop = Drop.of(self.right, self._right(candidate))
         row = replace(work.base, metric="conversion_drop", value=drop.value, unit="fraction", n=drop.n)
-        work.keep([row.tagged(model=candidate.name, bound=drop.bound(risk), risk=risk, of=drop.accuracy,
-                              lost=drop.lost, won=drop.won, passed=drop.within(self.share, risk))])  # fmt: skip
+        work.keep([row.tagged(
+            model=candidate.name, mix=digits(candidate.mix), bound=drop.bound(risk), risk=risk, of=drop.accuracy,
+            lost=drop.lost, won=drop.won, passed=drop.within(self.share, risk),
+        )])  # fmt: skip
         return drop
 
     @cached_property
