@@ -28,8 +28,8 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from linvit import __version__
-from linvit.attention import create_attention
 from linvit.attention.multihead import separate
+from linvit.convert.linearize import NOTE
 from linvit.convert.registries import register_transformers
 from linvit.data import normalise
 from linvit.errors import choices
@@ -140,7 +140,7 @@ def _hf(model: VisionTransformer, path: Path, tell: Progress) -> Exported:
     spec = _checked_for_hf(model)
     call = "from_pretrained({})" if spec == "softmax" else f'from_pretrained({{}}, attn_implementation="linvit-{spec}")'
     files: dict[str, bytes | str] = {
-        "config.json": json.dumps(_hf_config(model), indent=1, ensure_ascii=False) + "\n",
+        "config.json": json.dumps(_hf_config(model, spec), indent=1, ensure_ascii=False) + "\n",
         "model.safetensors": save(_hf_tensors(model), {"format": "pt"}),
         "preprocessor_config.json": json.dumps(_hf_processor(model), indent=1) + "\n",
         "README.md": _hf_card(model, spec, call.format('"path/to/this/folder"')),
@@ -162,7 +162,7 @@ def _checked_for_hf(model: VisionTransformer) -> str:
     config = model.config
     specs = {str(spec) for spec in parse_layers(config.attention, config.depth)}
     inner = config.heads * (config.head_dim or config.dim // config.heads)
-    own = next(_own(model), "")
+    own = next((key for key in model.state_dict() if ".attention." in key), "")
     for what, wrong in {
         f"stem={config.stem}": config.stem != "patch",
         f"pool={config.pool}": config.pool != "cls",
@@ -178,25 +178,10 @@ def _checked_for_hf(model: VisionTransformer) -> str:
     return specs.pop()
 
 
-def _own(model: VisionTransformer) -> Iterator[str]:
-    """What the attentions hold that the registry of transformers would not make again: weights and random features. A
-    buffer that another seed makes the same is neither."""
-    specs = parse_layers(model.config.attention, model.config.depth)
-    for spec, attention in zip(specs, model.attentions(), strict=True):
-        site = attention.site
-        again = create_attention(
-            spec, heads=site.heads, head_dim=site.head_dim, tokens=site.tokens, grid=site.grid, prefix=site.prefix,
-            seed=site.seed + 1,
-        ).state_dict()  # fmt: skip
-        learned = {name for name, _ in attention.named_parameters()}
-        for name, value in attention.state_dict().items():
-            if name in learned or not torch.equal(value, again[name]):
-                yield f"blocks.{site.layer}.attn.attention.{name}"
-
-
-def _hf_config(model: VisionTransformer) -> dict[str, Any]:
+def _hf_config(model: VisionTransformer, spec: str) -> dict[str, Any]:
     config, classes = model.config, model.about["classes"]
-    return {
+    ours = {} if spec == "softmax" else {NOTE: spec}  # for `load`; transformers does not mind
+    return ours | {
         "architectures": ["ViTForImageClassification"], "model_type": "vit", "dtype": "float32",
         "image_size": config.image_size, "patch_size": config.patch_size, "num_channels": config.channels,
         "hidden_size": config.dim, "num_hidden_layers": config.depth, "num_attention_heads": config.heads,
@@ -235,7 +220,7 @@ def _hf_tensors(model: VisionTransformer) -> dict[str, Tensor]:
         part, _, kind = key.rpartition(".")
         if part in ("norm", "head"):
             tensors[f"{'vit.layernorm' if part == 'norm' else 'classifier'}.{kind}"] = value
-        elif part.startswith("blocks.") and ".attention." not in key:  # what that holds is made again
+        elif part.startswith("blocks."):
             _, layer, inside = part.split(".", 2)
             tensors[f"vit.encoder.layer.{layer}.{renamed[inside]}.{kind}"] = value
     return {name: value.contiguous() for name, value in tensors.items()}
