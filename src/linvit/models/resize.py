@@ -31,7 +31,7 @@ def resized(
     if patch != config.patch_size and config.stem != "patch":
         raise ValueError(f"patch_size={patch} has no effect: stem={config.stem} has no patches: leave it out")
     old, new = grid(config), grid(config.model_copy(update={"image_size": image_size, "patch_size": patch}))
-    prefix, specs = config.prefix_tokens, parse_layers(config.attention, config.depth)
+    prefix = config.prefix_tokens
     tokens = prefix + math.prod(new)
     found = dict(tensors)
     if patch is not None and patch != config.patch_size:
@@ -42,7 +42,7 @@ def resized(
         if key == "position" and value.shape[1] == prefix + math.prod(old):
             found[key] = _moved(value.transpose(1, 2), prefix, old, new, "bicubic").transpose(1, 2).contiguous()
         elif key.endswith(".attention.projection"):
-            options = specs[int(key.split(".")[1])].options
+            options = parse_layers(config.attention, config.depth)[int(key.split(".")[1])].options
             if options.get("kind") == "conv":
                 found[key] = _stretched(value, -(-tokens // int(options.get("k") or min(64, tokens))))
             elif value.shape[-1] == prefix + math.prod(old):
@@ -60,7 +60,7 @@ def _resized_patches(value: Tensor, channels: int, side: int) -> Tensor:
     old = math.isqrt(value.shape[1] // channels)
     each = torch.eye(old**2, dtype=torch.float64).view(-1, 1, old, old)
     turned = F.interpolate(each, (side, side), mode="bilinear", align_corners=False, antialias=True).flatten(1)  # Bᵀ
-    filters = value.double().cpu().view(-1, old**2) @ torch.linalg.pinv(turned).T
+    filters = value.double().cpu().reshape(-1, old**2) @ torch.linalg.pinv(turned).T
     return filters.view(len(value), -1).to(value)
 
 
