@@ -17,8 +17,8 @@ from linvit.models import VisionTransformer
 from linvit.progress import Progress
 from linvit.randomness import generator
 
-STEPS, RATE = 60, 0.02
-BATCH = 4  # images of one step
+STEPS, RATE = 40, 0.05
+BATCH = 2  # images of one step
 TOKENS = 256  # of a layer, at most, whose matrix is made: a kernel does not care how many there are
 
 
