@@ -191,7 +191,7 @@ def softmax_logits(model: VisionTransformer, images: torch.Tensor) -> torch.Tens
 def test_what_transformers_makes_of_a_folder_is_compared(tmp_path, monkeypatch):
     """Not softmax's twin: an attention by that name that is another one does not get through."""
     pytest.importorskip("transformers")
-    stored(tmp_path, "window:size=3")
+    stored(tmp_path, "window:size=3", depth=2)
     monkeypatch.setattr(exporting, "register_transformers", lambda spec: "sdpa")
     with pytest.raises(ValueError, match="format=hf: logits differ"):
         export(tmp_path, "hf")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
@@ -67,6 +68,14 @@ class Variant(BaseModel):
             if metric not in METRICS:
                 raise ValueError(f"unknown metric '{metric}'" + choices(metric, METRICS))
         return self
+
+
+def _same(old: Variant, new: Variant) -> bool:
+    """Whether they differ in nothing but where their start lies, and so in what their ids call it."""
+    if old.start is None or new.start is None or old.start.sha256 != new.start.sha256:
+        return False
+    ids = {re.sub(rf"from .* \({new.start.sha256[:6]}\)", "from", variant.id) for variant in (old, new)}
+    return len(ids) == 1 and old.model_copy(update={"id": new.id, "label": new.label, "start": new.start}) == new
 
 
 def _beginning(start: Start | None, begun: Mapping[str, str], parts: Mapping[str, str]) -> str:
@@ -195,11 +204,14 @@ class Study(BaseModel):
             return start and lie.get(start.sha256, start)
 
         have = {v.id: v.model_copy(update={"start": here(v.start)}) for v in self.variants}
+        now = {v.id: next((old.id for old in self.variants if _same(old, v)), v.id) for v in other.variants}
         for variant in other.variants:
+            variant = variant.model_copy(update={"id": now[variant.id]})
             there = have.setdefault(variant.id, variant)
             if there.model_copy(update={"label": variant.label}) != variant:
                 raise ValueError(f"this study has another variant called '{variant.id}': give it another id")
-        both = {name: sorted({*self.seeds.get(name, []), *other.seeds.get(name, [])}) for name in have}
+        more = {now[name]: found for name, found in other.seeds.items()}
+        both = {name: sorted({*self.seeds.get(name, []), *more.get(name, [])}) for name in have}
         seeds = {name: found for name, found in both.items() if found}
         new = (len(have), seeds) != (len(self.variants), self.seeds)
         commands = list(dict.fromkeys([*self.commands, *(other.commands if new else [])]))
