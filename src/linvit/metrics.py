@@ -19,7 +19,8 @@ CURVE = ("variant", "baseline", "attention", "tokens", "mode", "heads", "head_di
 SYNTHETIC = ("variant", "attention", "sigma", "tokens", "heads", "head_dim", "seed")
 SPREAD = ("low", "high")  # quartiles, or the extremes of a few draws
 TIMED = (*SPREAD, "clock", "batch")
-CONVERTED = ("model", "split", "image_size")
+GROWN = ("image_size", "patch_size")
+CONVERTED = ("model", "split", *GROWN)
 LAYERS = ("layers",)  # how many of a model's a time is the sum of
 CONTROLS = ("identity", "uniform")  # attentions that are there to be compared with, not to be chosen
 ALWAYS = ("attention", "dataset")  # may stand beside anything: what is read rather than what is told apart by
@@ -147,7 +148,7 @@ TABLE = (
     Metric("examples", "count", (), "test images with predictions/<variant>, confidence/<variant>, maps/<variant>",
            also=("variants",), artefact=".npz"),
     Metric("conversion_accuracy", "fraction", CONVERTED, "images right, of a model between teacher and student", 1,
-           ("linear", "loss", "stage", "seed")),
+           ("linear", "loss", "mix", "stage", "seed")),
     Metric("conversion_agreement", "fraction", CONVERTED, "images to which it gives the teacher's class", 1,
            ("linear", "stage", "seed")),
     Metric("conversion_steps", "count", ("model",), "steps of a conversion's stage", -1, ("seed",)),
@@ -156,10 +157,10 @@ TABLE = (
            also=("seed",)),
     Metric("conversion_depth", "count", (), "the layers of a model that is converted", also=("seed",)),
     Metric("conversion_drop", "fraction", ("model",), "accuracy lost to the teacher on images that decide; bound: its "
-           "upper limit at this risk", -1, ("bound", "risk", "of", "passed", "seed")),
-    Metric("conversion_speed", "images/s", ("model", "image_size"), "median, a batch at a time", 1,
+           "upper limit at this risk", -1, ("mix", "bound", "risk", "of", "lost", "won", "passed", "seed")),
+    Metric("conversion_speed", "images/s", ("model", *GROWN), "median, a batch at a time", 1,
            (*TIMED, "linear", "tokens", "seed"), timed=True),
-    Metric("conversion_vs_teacher", "×", ("model", "image_size"), "the same beside the teacher", 1,
+    Metric("conversion_vs_teacher", "×", ("model", *GROWN), "the same beside the teacher", 1,
            (*TIMED, "linear", "tokens", "seed"), timed=True),
     Metric("illustration", "count", (), "one training image: original, grid, augmented", artefact=".npz"),
 )  # fmt: skip

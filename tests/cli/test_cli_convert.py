@@ -42,6 +42,7 @@ def test_from_a_folder_to_a_folder(model, tmp_path, capsys):
     (["--set", "depth=3"], "a conversion has no option 'depth'"),
     (["--to", "performer-x"], "unknown attention 'performer-x'"),
     (["--data", "nowhere/at/all"], "there is no such file or folder"),
+    (["--patch-size", "3"], "patch_size=3 does not divide image_size=8"),
 ])  # fmt: skip
 def test_bad_input_is_one_line(model, tmp_path, capsys, words, message):
     out = tmp_path / "none"

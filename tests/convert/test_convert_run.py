@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from dataclasses import replace
 
@@ -12,8 +11,15 @@ import torch
 
 import linvit
 from linvit import metrics
+from linvit.convert import mixing
+from linvit.convert.measuring import between
+from linvit.convert.search import RISK, Drop
 from linvit.convert.student import feature_counts, fitted, images_for, student_of
+from linvit.data import load_data
+from linvit.measure.accuracy import evaluate
+from linvit.models import model_config
 from linvit.registry import parse, parse_layers
+from linvit.report import conversion
 from linvit.train import load
 from linvit.train.checkpoint import read_model
 from linvit.train.use import evaluate_folder
@@ -29,7 +35,7 @@ def converted(teacher, tmp_path_factory):
 
 def test_every_stage_has_its_row(converted):
     names = [row.name for row in converted.rows]
-    assert names == ["teacher", "zero-shot", "stage 1", "stage 2", "mix", "mix, stage 2", "stage 3"]
+    assert names[:7] == ["teacher", "zero-shot", "stage 1", "stage 2", "mix", "mix, stage 2", "stage 3"]
     rows = {row.name: row for row in converted.rows}
     assert rows["teacher"].linear == 0
     assert rows["teacher"].agreement == 1
@@ -79,29 +85,46 @@ def test_nothing_is_done_twice(converted, teacher):
 
 
 @pytest.mark.parametrize("spec", ["linformer:k=3,sharing=layerwise", "performer-theta:m=5"])
-def test_a_mix_is_the_model_that_was_searched(teacher, tmp_path, monkeypatch, spec):
+def test_a_mix_is_the_model_that_was_searched(teacher, digits, tmp_path, monkeypatch, spec):
     """With another linear kind to choose from, and weights that layers share."""
-    module = importlib.import_module("linvit.convert.convert")
-    monkeypatch.setattr(module, "LOCAL", "efficient")
-    asked = []
+    mix, asked = (0, 1, 2, 1), []
+    monkeypatch.setattr(mixing, "LOCAL", "efficient")
+    monkeypatch.setattr(mixing.Mixing, "first", mix)
     monkeypatch.setattr(
-        module, "allowed", lambda found, share, look: asked.append(look((0, 1, 2, 1), 0.05)) or (0, 1, 2, 1)
+        mixing, "passing", lambda found, share, look: asked.append(look(mixing.Candidate("it", mix), 0.05)) or []
     )
     done = linvit.convert(teacher, to=spec, data="digits", out=tmp_path / "mix", stages=(2,), steps=4, max_drop=0.4,
                           device="cpu", report=False)  # fmt: skip
     made = load(tmp_path / "mix/mix")
     assert made.config.attention == f"softmax@1+{spec}@1+efficient@1+{spec}@1"
-    assert done.rows[3].name == "mix"
+    assert [row.name for row in done.rows[2:]] == ["stage 2", "mix", "mix, stage 2", "mix, decided"]
     assert done.rows[3].linear == 3
-    (drop,) = asked
-    record = next(r for r in done.records if r.metric == "conversion_drop")
-    assert record.tags["model"] == made.config.attention
-    assert record.value == drop.value
     student, x = load(tmp_path / "mix/stage-2"), torch.randn(7, 1, 8, 8)
     wanted = made.embed(x)
-    for i, kind in enumerate((0, 1, 2, 1)):
+    for i, kind in enumerate(mix):
         wanted = (load(teacher), student, made)[kind].blocks[i](wanted)
     torch.testing.assert_close(made(x), made.classify(wanted))
+    decide = images_for(digits, made.about, True, 0).decide
+    right = [evaluate(model, decide, digits.classes, digits.mean, digits.std).predictions == decide.labels
+             for model in (load(teacher), made)]  # fmt: skip
+    assert asked == [Drop.of(*right)]
+    record = next(r for r in done.records if r.metric == "conversion_drop")
+    assert (record.tags["lost"], record.tags["won"]) == (asked[0].lost, asked[0].won)
+    assert done.chosen.linear == 0  # nothing passed: it is the teacher
+    assert torch.equal(done.model(x), load(teacher)(x))
+
+
+def test_what_training_made_of_the_mix_shares_the_risk(converted):
+    drops = [r for r in converted.records if r.metric == "conversion_drop"]
+    names = [str(r.tags["model"]) for r in drops]
+    trained = [name for name in names if name.startswith(("mix, stage 2: ", "stage 3: "))]
+    assert trained == [f"{name}: {converted.rows[4].attention}" for name in ("stage 3", "mix, stage 2")]
+    assert names.index(trained[-1]) + 1 == names.index(converted.rows[4].attention)
+    left, share = 0.0, RISK / len(drops)
+    for drop in drops:
+        left += share
+        assert drop.tags["risk"] == pytest.approx(left)
+        left = left if drop.tags["passed"] else 0.0
 
 
 def test_softmax_to_softmax_is_the_teacher(teacher, tmp_path):
@@ -132,7 +155,7 @@ def test_the_images_that_decide_are_seen_by_nobody_else(digits, teacher):
 def test_what_is_inherited(teacher, inherit):
     exact = load(teacher)
     old = exact.state_dict()
-    new = student_of(exact.config, old, "softmax@1+performer-relu:m=5,dwc=3@3", inherit, 7).state_dict()
+    new = student_of(exact, "softmax@1+performer-relu:m=5,dwc=3@3", inherit, 7).state_dict()
     assert not new["blocks.2.attn.attention.dwc.weight"].any()  # adds nothing yet
     for key, value in old.items():
         fresh = key.startswith(("blocks.1", "blocks.2", "blocks.3")) and ".attn." in key
@@ -148,10 +171,10 @@ def test_what_is_inherited(teacher, inherit):
 
 def test_a_linformer_starts_with_pooled_keys(teacher):
     exact = load(teacher)
-    made = student_of(exact.config, exact.state_dict(), "linformer:k=16", "all", 0)
+    made = student_of(exact, "linformer:k=16", "all", 0)
     x = torch.randn(5, 1, 8, 8)
     torch.testing.assert_close(made(x), exact(x), atol=1e-4, rtol=1e-4)  # as many keys as tokens
-    asked = student_of(exact.config, exact.state_dict(), "linformer:k=3,init=normal", "all", 0)
+    asked = student_of(exact, "linformer:k=3,init=normal", "all", 0)
     assert (asked.attentions()[0].matrix() < 0).any()
 
 
@@ -176,11 +199,12 @@ def test_a_teacher_that_knows_more_classes_answers_among_those_of_the_data(teach
     names = [*digits.classes[::-1], "others"]
     order = [*range(10)][::-1]
     head = {key: torch.cat([value[order], value[:1] * 0]) for key, value in stored.tensors.items() if "head." in key}
-    wider = replace(stored, tensors=stored.tensors | head, about=stored.about | {"classes": names},
+    wider = replace(stored, read=lambda: stored.tensors | head, about=stored.about | {"classes": names},
                     config=stored.config.model_copy(update={"classes": 11}))  # fmt: skip
-    config, tensors = fitted(wider, digits)
-    assert config.classes == 10
-    assert all(torch.equal(value, stored.tensors[key]) for key, value in tensors.items())
+    model = fitted(wider, digits)
+    assert model.config.classes == 10
+    assert model.about["classes"] == digits.classes
+    assert all(torch.equal(value, stored.tensors[key]) for key, value in model.state_dict().items())
     with pytest.raises(ValueError, match="has the class '9', which the model does not know"):
         fitted(replace(wider, about=stored.about | {"classes": digits.classes[:9]}), digits)
 
@@ -195,6 +219,48 @@ def test_larger_images(teacher, tmp_path):
     grown = {(r.tags["model"], r.tags["image_size"]) for r in done.records
              if r.metric == "conversion_accuracy" and r.tags["split"] == "validation"}  # fmt: skip
     assert {(name, size) for name in ("teacher", "student") for size in sizes} <= grown
+
+
+def test_smaller_patches(teacher, tmp_path):
+    done = linvit.convert(teacher, to="linformer:k=9", data="digits", patch_size=1, limit=120, stages=(1,), steps=3,
+                          out=tmp_path / "fine", device="cpu", report=False)  # fmt: skip
+    assert (done.model.config.image_size, done.model.config.patch_size, done.model.tokens) == (8, 1, 64)
+    assert [problem for record in done.records for problem in metrics.problems(record)] == []
+    seen = {(r.tags["model"], r.tags["patch_size"]): r.value for r in done.records
+            if r.metric == "conversion_accuracy" and r.tags["split"] == "validation"}  # fmt: skip
+    assert {(name, patch) for name in ("teacher", "student") for patch in (1, 2)} <= set(seen)
+    validation = evaluate_folder(teacher, load_data("digits", limit=120), split="validation")
+    assert seen["teacher", 2] == validation.result.accuracy  # as it was, not resized there and back
+    assert {r.tags["tokens"] for r in done.records if r.metric == "conversion_speed"} == {16, 64}
+    evidence = conversion.Evidence({"image_size": 8}, done.records)
+    assert {chart.name for chart in conversion.charts(evidence)["growth"]} == {"growth-accuracy", "growth-speed"}
+
+
+def test_sizes_between():
+    config = model_config(image_size=224, patch_size=16)
+
+    def sizes(**changes):
+        return between(config, config.model_copy(update=changes))
+
+    assert sizes() == sizes(image_size=112) == sizes(patch_size=32) == []
+    assert sizes(image_size=448) == [(224, 16), (336, 16), (448, 16)]
+    assert sizes(patch_size=4) == [(224, 16), (224, 8), (224, 4)]
+    assert sizes(patch_size=14) == [(224, 16), (224, 14)]
+    assert sizes(image_size=448, patch_size=8) == [(224, 16), (448, 16), (448, 8)]
+
+
+@pytest.mark.parametrize(("spec", "sizes"), [
+    ("linformer:k=37", {16}), ("window:size=9", {12, 16}), ("performer-relu:m=5,dwc=9", {12, 16}),
+    ("linformer:k=7,kind=conv", {8, 12, 16}),
+])  # fmt: skip
+def test_sizes_that_an_attention_cannot_have_are_left_out(teacher, tmp_path, spec, sizes):
+    """16 tokens at 8 px, 36 at 12 and 64 at 16: what was trained is not lost for a picture of what is smaller."""
+    heard = []
+    done = linvit.convert(teacher, to=spec, data="digits", image_size=16, limit=60, stages=(), out=tmp_path / "large",
+                          device="cpu", report=False, listeners=[heard.append])  # fmt: skip
+    assert {r.tags["image_size"] for r in done.records if r.metric == "conversion_speed"} == sizes
+    said = [event.text for event in heard if "not among the sizes shown" in getattr(event, "text", "")]
+    assert len(said) == 3 - len(sizes)
 
 
 def test_a_budget_becomes_steps_once(teacher, tmp_path):
@@ -221,6 +287,8 @@ def test_a_budget_becomes_steps_once(teacher, tmp_path):
     ({"momentum": 0.5}, "momentum=0.5 has no effect"),
     ({"data": "synthetic"}, "which the model does not know|channels"),
     ({"image_size": 9}, "patch_size=2 does not divide image_size=9"),
+    ({"patch_size": 3}, "patch_size=3 does not divide image_size=8"),
+    ({"patch_size": -2}, "patch_size=-2 must be at least 1"),
 ])  # fmt: skip
 def test_what_cannot_be_is_said_in_one_line_and_nothing_is_written(teacher, tmp_path, options, message):
     wanted = {"to": "performer-relu:m=4", "data": "digits"} | options

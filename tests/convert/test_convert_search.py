@@ -5,12 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from linvit.convert.search import Blocks, Drop, Score, allowed, evaluations, greedy, images_needed
+from linvit.convert.mixing import Mixing
+from linvit.convert.search import Blocks, Drop, Score, evaluations, greedy, images_needed, passing
 from linvit.convert.student import student_of
+from linvit.convert.work import Row
 from linvit.measure.accuracy import evaluate
 from linvit.train import load
 
@@ -18,7 +22,7 @@ from linvit.train import load
 @pytest.fixture(scope="module")
 def models(teacher):
     exact = load(teacher)
-    other = student_of(exact.config, exact.state_dict(), "performer-hyp:m=5", "all", 0)
+    other = student_of(exact, "performer-hyp:m=5", "all", 0)
     return exact, other
 
 
@@ -39,7 +43,7 @@ def test_the_score_of_a_mix_is_the_accuracy_of_the_model_that_has_it(models, blo
 
 
 def load_mixed(exact, other, layers, mix):
-    whole = student_of(exact.config, exact.state_dict(), layers, "all", 0)
+    whole = student_of(exact, layers, "all", 0)
     own = whole.state_dict()
     for i, kind in enumerate(mix):
         own |= {key: v for key, v in (exact, other)[kind].state_dict().items() if key.startswith(f"blocks.{i}.")}
@@ -135,33 +139,72 @@ def test_so_many_images_are_needed_at_least():
         images_needed(1.5)
 
 
+FINE, BAD = Drop(1000, 1.0, 1, 0), Drop(1000, 1.0, 500, 0)
+
+
 def test_risk_is_shared_and_handed_on():
-    candidates = [((0, 1), Score(0.9, 0.0)), ((1, 0), Score(0.7, 0.0)), ((1, 1), Score(0.8, 0.0))]
-    fine, bad = Drop(1000, 1.0, 1, 0), Drop(1000, 1.0, 500, 0)
-    drops = dict.fromkeys([(0, 1), (1, 1), (1, 0)], fine)
-    looked = []
+    drops, looked = dict.fromkeys("abc", FINE), []
 
-    def look(mix, risk):
-        looked.append((mix, round(60 * risk)))  # in thirds of 5 %
-        return drops[mix]
+    def look(name, risk):
+        looked.append((name, round(60 * risk)))  # in thirds of 5 %
+        return drops[name]
 
-    assert allowed(candidates, 0.02, look) == (1, 1)
-    assert looked == [((0, 1), 1), ((1, 1), 2), ((1, 0), 3)]
-    drops[1, 1] = bad
+    assert passing("abc", 0.02, look) == ["a", "b", "c"]
+    assert looked == [("a", 1), ("b", 2), ("c", 3)]
+    drops["b"] = BAD
     looked.clear()
-    assert allowed(candidates, 0.02, look) == (0, 1)
-    assert looked == [((0, 1), 1), ((1, 1), 2), ((1, 0), 1)]
-    assert allowed(candidates, 0.02, lambda mix, risk: bad) is None
+    assert passing("abc", 0.02, look) == ["a", "c"]
+    assert looked == [("a", 1), ("b", 2), ("c", 1)]
+    assert passing("abc", 0.02, lambda name, risk: BAD) == []
 
 
-def test_few_searches_let_through_what_loses_more():
-    """Four candidates that all lose just more than the 2 points that are allowed, on the same images."""
-    source = np.random.default_rng(3)
-    candidates = [((1,) * i + (0,) * (4 - i), Score(-i, 0.0)) for i in range(1, 5)]
+ROWS = [Row("mix", 0.5, 0.5, "x", 2), Row("mix, stage 2", 0.7, 0.5, "x", 2), Row("stage 3", 0.6, 0.5, "x", 2)]
+
+
+def decision(drops, looked=None):
+    """The search of a model of four layers, whose mix with two linear ones was trained in two stages."""
+    work = SimpleNamespace(config=SimpleNamespace(depth=4), plan=SimpleNamespace(max_drop=0.02))
+    made = Mixing(work, "x", Path())  # type: ignore[arg-type]
+    mixes = [(1,) * i + (0,) * (4 - i) for i in range(5)]
+    made.candidates = {i: (mix, Score(-i, 1 - 0.01 * i)) for i, mix in enumerate(mixes)}
+    made.name = made.row = lambda *mix: mix[-1]  # type: ignore[method-assign]
+
+    def look(one, risk):
+        if looked is not None:
+            looked.append(one.name)
+        return drops.get(one.name, FINE)
+
+    made._look = look  # type: ignore[method-assign]
+    return made
+
+
+def test_the_mix_that_is_trained_further_is_the_most_linear_that_loses_little_where_the_search_looked():
+    assert decision({}).first == (1, 1, 0, 0)
+
+
+def test_what_was_trained_is_decided_on_with_the_mixes():
+    names, looked = ["stage 3: x", "mix, stage 2: x", (1, 1, 0, 0)], []
+    made = decision({(1, 1, 1, 0): BAD, (1, 1, 1, 1): BAD}, looked)
+    assert made.decide(ROWS) is ROWS[1]  # the most accurate of those with as many linear layers
+    assert looked == [(1, 0, 0, 0), *names, (1, 1, 1, 0), (1, 1, 1, 1)]
+    bad = dict.fromkeys([(1, 1, 1, 0), (1, 1, 1, 1)], BAD)
+    assert decision(bad | {names[1]: BAD}).decide(ROWS) is ROWS[2]
+    assert decision(bad | dict.fromkeys(names[:2], BAD)).decide(ROWS) is ROWS[0]
+    assert decision(bad | dict.fromkeys(names, BAD)).decide(ROWS) == (1, 0, 0, 0)
+    assert decision({(1, 1, 1, 1): BAD}).decide(ROWS) == (1, 1, 1, 0)  # more linear than what was trained
+    assert decision(bad | dict.fromkeys([*names, (1, 0, 0, 0)], BAD)).decide(ROWS) == (0, 0, 0, 0)
+
+
+def test_few_conversions_take_what_loses_more():
+    """Mixes, and what training made of one of them, that all lose just more than the 2 points that are allowed: on the
+    same images, on which those that were trained are much like their mix."""
+    source, names = np.random.default_rng(3), ["stage 3: x", "mix, stage 2: x", (1, 1, 0, 0)]
     wrong = 0
     for _ in range(1000):
-        drops = [
-            Drop(600, 1.0, int(lost), int(won)) for lost, won, _ in source.multinomial(600, (0.041, 0.02, 0.939), 4)
-        ]
-        wrong += allowed(candidates, 0.02, lambda mix, risk: drops[sum(mix) - 1]) is not None  # noqa: B023
+        lost, won, _ = source.multinomial(600, (0.041, 0.02, 0.939), 4).T
+        drops = {(1,) * i + (0,) * (4 - i): Drop(600, 1.0, int(lost[i - 1]), int(won[i - 1])) for i in range(1, 5)}
+        for name in names[:2]:
+            few = source.integers(-4, 5)
+            drops[name] = Drop(600, 1.0, max(0, int(lost[1]) + few), int(won[1]))
+        wrong += decision(drops).decide(ROWS) != (0, 0, 0, 0)
     assert wrong / 1000 < 0.05 + 4 * math.sqrt(0.05 * 0.95 / 1000)

@@ -159,13 +159,43 @@ def _statistics(model: VisionTransformer) -> dict[str, Any]:
     return {key: model.about[key] for key in ("mean", "std")}
 
 
-def test_weights_of_an_attention_without_any_go_to_transformers(tmp_path):
-    transformers = pytest.importorskip("transformers")
-    stored(tmp_path, "performer-relu:projection=none")
+@pytest.mark.parametrize("spec", [
+    "performer-relu:projection=none", "window:size=3", "performer-relu:projection=none,exact_cls=true", "efficient",
+])  # fmt: skip
+def test_a_folder_of_transformers_computes_with_the_attention_that_its_card_names(tmp_path, spec):
+    """The card is run as it stands."""
+    pytest.importorskip("transformers")
+    model = stored(tmp_path, f"{spec}@3", depth=3)
     done = export(tmp_path, "hf")
-    assert 'attn_implementation="linvit-performer-relu:projection=none"' in done.note
-    assert done.note.partition("path")[2][:-1] in (done.path / "README.md").read_text()
-    assert transformers.ViTForImageClassification.from_pretrained(done.path).config.num_labels == 7
+    card = (done.path / "README.md").read_text()
+    assert f'attn_implementation="linvit-{spec}"' in done.note
+    assert done.note.partition("path")[2] in card
+    code = card.split("```python")[1].split("```")[0].replace("path/to/this/folder", str(done.path))
+    made: dict[str, Any] = {}
+    exec(code, made)
+    images = pixels(model, 3)
+    with torch.no_grad():
+        found = made["model"](normalise(images, **_statistics(model))).logits
+    torch.testing.assert_close(found, expected(model, images), rtol=1e-5, atol=1e-5)
+    assert (found - softmax_logits(model, images)).abs().max() > 1e-3
+    torch.testing.assert_close(expected(linvit.load(done.path), images), expected(model, images), rtol=1e-5, atol=1e-5)
+
+
+def softmax_logits(model: VisionTransformer, images: torch.Tensor) -> torch.Tensor:
+    twin = VisionTransformer(model.config.model_copy(update={"attention": "softmax"})).eval()
+    twin.load_state_dict(model.state_dict())
+    twin.about = model.about
+    return expected(twin, images)
+
+
+def test_what_transformers_makes_of_a_folder_is_compared(tmp_path, monkeypatch):
+    """Not softmax's twin: an attention by that name that is another one does not get through."""
+    pytest.importorskip("transformers")
+    stored(tmp_path, "window:size=3", depth=2)
+    monkeypatch.setattr(exporting, "register_transformers", lambda spec: "sdpa")
+    with pytest.raises(ValueError, match="format=hf: logits differ"):
+        export(tmp_path, "hf")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
 
 
 @pytest.mark.parametrize(("attention", "options", "said"), [
@@ -176,6 +206,7 @@ def test_weights_of_an_attention_without_any_go_to_transformers(tmp_path):
     ("linformer:k=5", {}, "blocks.0.attn.attention.projection"),
     ("performer-exp:m=11", {}, "blocks.0.attn.attention.kernel.omega.rows"),
     ("softmax:qk_norm=true", {}, "blocks.0.attn.attention.q_norm"),
+    ("performer-relu:projection=none,dwc=3", {}, "blocks.0.attn.attention.dwc.weight"),
 ])  # fmt: skip
 def test_what_transformers_cannot_have_is_refused(tmp_path, attention, options, said, capsys):
     pytest.importorskip("transformers")
@@ -230,6 +261,18 @@ def test_bad_places_are_one_line(tmp_path, capsys):
     assert cli.main(["export", str(tmp_path)]) == 2
     assert "is there already" in capsys.readouterr().err
     assert (tmp_path / "model.onnx").read_text() == "mine"
+
+
+def test_a_model_of_the_hub_is_not_hidden_by_its_export(tmp_path, monkeypatch):
+    hub = pytest.importorskip("huggingface_hub")
+    stored(tmp_path / "cache")
+    monkeypatch.setattr(hub, "snapshot_download", lambda name, **options: str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    path = export("org/some-vit", "torch").path
+    assert path == Path("org-some-vit/model.pt2")
+    assert path.exists()
+    assert not (tmp_path / "org").exists()
+    assert linvit.load("org/some-vit").config.classes == 7  # found as before
 
 
 def test_a_missing_package_is_named(tmp_path, capsys, monkeypatch):

@@ -80,6 +80,26 @@ def test_other_scales_and_numbers_of_tokens():
         attend(causal, q, k, v, None)
 
 
+@pytest.mark.parametrize("spec", ["window:size=3", "performer-relu:m=11,exact_cls=true"])
+def test_the_grid_and_cls_come_from_the_configuration(spec):
+    transformers = pytest.importorskip("transformers")
+    name = linvit.register_transformers(spec)
+    model, exact = vit(name), vit("sdpa")
+    attention = create_attention(spec, heads=3, head_dim=11, tokens=26, grid=(5, 5), prefix=1)
+    linvit.linearize(exact, spec)
+    for layer in exact.vit.layers:
+        layer.attention.linvit = attention
+    with torch.no_grad():
+        torch.testing.assert_close(model(images()).logits, exact(images()).logits)
+    attend = transformers.AttentionInterface()[name]
+    q, k, v = torch.randn(3, 2, 3, 10, 11)  # of an image of another size
+    if spec.startswith("window"):
+        with pytest.raises(ValueError, match=r"give grid=\(rows, columns\)"):
+            attend(model.vit.layers[0].attention, q, k, v, None)
+    else:
+        assert attend(model.vit.layers[0].attention, q, k, v, None)[0].shape == (2, 10, 3, 11)
+
+
 @pytest.mark.parametrize("spec", ["performer-theta", "linformer:k=5", "performer-exp:qk_norm=true"])
 def test_what_is_learned_has_no_place_in_that_registry(spec):
     pytest.importorskip("transformers")

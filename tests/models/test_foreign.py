@@ -265,6 +265,7 @@ def edited(folder: Path, drop: str = "", rename: dict[str, str] | None = None, *
     [
         ({"architecture": "swin_tiny_patch4"}, "architecture='swin_tiny_patch4' is not a plain vision transformer"),
         ({"architecture": "vit_base_patch16_rope_224"}, "architecture='vit_base_patch16_rope_224' is not"),
+        ({"architecture": "vit_base_patch16_rpn_224"}, "architecture='vit_base_patch16_rpn_224' is not a plain"),
         ({"architecture": "vit_wide_patch7"}, "architecture='vit_wide_patch7': how many heads this has is not known"),
         ({"model_args": {"num_heads": 4}}, "4 heads do not divide a width of 33"),
         ({"model_args": {"act_layer": "relu"}}, "act_layer='relu' is not what linvit computes"),

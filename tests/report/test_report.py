@@ -422,6 +422,29 @@ def test_a_mean_is_over_the_seeds(tmp_path):
     assert report.summarise(report.read(folder))["linformer:k=16"].get("attention_error") == 0.5
 
 
+def test_recovery_from_a_start_and_fixed_beside_redrawn_features(tmp_path):
+    folder = study(tmp_path / "started", ATTENTIONS[:2])
+    usual = charts.build(report.summarise(report.read(folder)), None)["learning"][0]
+    assert (usual.title, usual.note) == ("Validation accuracy", "")
+    for place in folder.glob("run-*/log.jsonl"):
+        place.write_text('{"epoch": 0.0, "step": 0, "validation_accuracy": 0.31}\n' + place.read_text())
+    Records(folder / "records.jsonl").append([
+        *(record("start_accuracy", 0.31, attention=name, seed=0) for name in ATTENTIONS[:2]),
+        record("draw_spread", 0.012, attention=ATTENTIONS[1], seed=0, draws=5),
+        record("redrawn_accuracy", 0.876, attention=ATTENTIONS[1], seed=0, draws=5),
+    ])  # fmt: skip
+    summary = report.summarise(report.read(folder))
+    chart = charts.build(summary, None)["learning"][0]
+    assert (chart.name, chart.title) == ("learning-validation-accuracy", "Recovery from the start")
+    alt.LayerChart.from_dict(chart.page())
+    points = chart.page()["layer"][1]["data"]["values"]
+    assert {row["mean"] for row in points if row["step"] == 0} == {0.31}
+    assert max(row["step"] for row in points) == 630
+    words = " ".join(text_of(build(folder)).split())
+    assert "nothing learned yet" in words
+    assert "± 1.2 by the draw alone 87.6 % with features drawn anew" in words.replace("\N{NO-BREAK SPACE}", " ")
+
+
 def test_variants_are_told_apart_by_what_differs(tmp_path):
     """Two variants of one attention, a printed number and a failed run: each has a row, a label and its own verdict."""
     folder = study(tmp_path, attentions=("softmax",), seeds=range(5), artefacts=False)

@@ -186,6 +186,22 @@ def test_variants_differ_in_any_part(dataset: data.Dataset, tmp_path: Path, no_m
     assert len(stored) == 5
 
 
+def test_random_features_once_more_with_new_draws(dataset: data.Dataset, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(measuring.Measuring, "all", lambda self: [])
+    layers = "softmax@1+performer-exp:m=4@1"
+    folder = compare(dataset, attentions=["softmax", layers, "performer-theta:m=4"], with_redrawn=2, seeds=1, steps=1,
+                     out=tmp_path / "drawn", **QUICK | {"depth": 2})  # fmt: skip
+    study = Study.read(folder / "study.json")
+    assert [(v.id, v.options) for v in study.variants] == [
+        ("softmax", {}), (layers, {}), ("performer-theta:m=4", {}), (f"{layers}, redraw 2", {"redraw": 2}),
+    ]  # fmt: skip
+    stored = [json.loads(path.read_text()) for path in folder.glob("*/experiment.json")]
+    assert sorted(e["recipe"]["redraw"] for e in stored) == [2, 1000, 1000, 1000]
+    with pytest.raises(ValueError, match="with_redrawn=2 has no effect: none of these attentions has random features"):
+        compare(dataset, attentions=["softmax", "linformer:k=2"], with_redrawn=2, out=tmp_path / "none", **QUICK)
+    assert not (tmp_path / "none").exists()
+
+
 def test_names_show_what_differs_and_nothing_else() -> None:
     def labels(*variants: Variant) -> list[str]:
         return [variant.label for variant in named(variants)]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,7 +19,7 @@ from linvit.study import Variant, measuring
 from linvit.study.design import named
 from linvit.study.jobs import Job
 from linvit.study.measuring import Measuring
-from linvit.train import design
+from linvit.train import architecture, design, start_from
 
 CPU = torch.device("cpu")
 SMALL = {"stem": "patch", "patch_size": 2, "dim": 16, "depth": 2, "heads": 2, "mlp_dim": 32, "batch_size": 16,
@@ -104,6 +106,32 @@ def test_chance_in_drawing_features_is_measured_where_there_is_any(
         assert set(found) == RANDOM
         assert {(r.n, r.tags["seed"], r.tags["draws"]) for r in found.values()} == {(len(dataset.test), 0, 5)}
         assert all(r.value is not None and 0 <= r.value <= 1 for r in found.values())
+
+
+def test_models_that_started_see_images_as_their_start_did(dataset, jobs, tmp_path, monkeypatch) -> None:
+    """The data's statistics are others; records tell which were used."""
+    other = replace(dataset, mean=(0.9,), std=(0.7,))
+    start = start_from(jobs[2].folder)
+    experiment = design(other, "performer-exp:m=4", 0, start=start, like=architecture(start), epochs=1)
+    job = Job(number=0, jobs=1, variant="started", folder=str(tmp_path / "job"), experiment=experiment)
+    job.do(other, [])
+    seen: list[Any] = []
+    real = measuring.trained_error
+    monkeypatch.setattr(measuring, "trained_error", lambda model, x: seen.append(x) or real(model, x))
+    monkeypatch.setattr(measuring, "redrawn", lambda *args: seen.append(args[3:5]) or [0.5, 0.5])
+    monkeypatch.setattr(measuring, "attention_maps", lambda model, x: seen.append(x))
+    study: Any = SimpleNamespace(variants=named([Variant(id="started", attention="performer-exp:m=4")]))
+    made = Measuring(tmp_path, Records(tmp_path / "records.jsonl"), other, study, [job], experiment, CPU, ignore)
+    made.errors()
+    made.draws()
+    made.examples()
+    assert made.failed == []
+    sample, statistics, shown = seen
+    assert statistics == (list(dataset.mean), list(dataset.std))
+    images = other.test.batch(other.test.order(0, 0)[: len(sample)])[0]
+    torch.testing.assert_close(sample, data.normalise(images, dataset.mean, dataset.std))
+    pixels = torch.from_numpy(np.load(tmp_path / "examples.npz")["images"].transpose(0, 3, 1, 2).copy())
+    torch.testing.assert_close(shown, data.normalise(pixels, dataset.mean, dataset.std))
 
 
 def test_what_a_deadline_leaves_out_is_said_and_made_up_for(measure) -> None:

@@ -18,6 +18,7 @@ from PIL import Image
 
 from linvit import cli, data
 from linvit.data import Survey
+from linvit.models import model_config
 from linvit.progress import seconds
 from linvit.records import Record, Records
 from linvit.report import page, statistics
@@ -36,6 +37,20 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "ROUNDS", 1)
     monkeypatch.setattr(page, "draw_files", lambda specs, folder: None)
     monkeypatch.setattr(measuring, "peak_memory", lambda *_: Record("peak_memory", 7, "bytes", tags={"batch": 16}))
+
+
+def test_a_start_has_its_own_image_sizes() -> None:
+    """Not those of the recipe that was tuned for these images."""
+    like = model_config(image_size=64, stem="conv", trunk=(8, 16), pools=2, dim=32, heads=2)
+
+    def sides(images: Survey, size: int | None = None, sizes: bool = True) -> list[int]:
+        return [rung.side for rung in Planner(images, 2, 1, CPU, like=like).with_rungs({}, size, sizes).rungs]
+
+    tuned = replace(PHOTOS, name="cifar10", side=32)
+    assert sides(tuned) == [64]
+    assert sides(PHOTOS) == [128, 64]
+    assert sides(PHOTOS, size=48) == [48]
+    assert sides(tuned, sizes=False) == [32]  # images that are given as they are
 
 
 @pytest.fixture

@@ -12,7 +12,10 @@ import torch
 from PIL import Image
 
 import linvit
-from linvit.data import Survey
+from linvit.data import Survey, load_data
+from linvit.study import compare
+from linvit.study.design import Study, Variant
+from linvit.study.measuring import Measuring
 from linvit.train import backbones, start_from
 
 PHOTOS = Survey("photos", 7, 3, 400, train=300, validation=40, test=60)
@@ -63,6 +66,46 @@ def test_every_attention_starts_from_its_own_kind_or_all_from_softmax(tmp_path, 
         backbones.chosen("backbones", ["softmax"], PHOTOS, None, {})
 
 
+def test_attentions_that_come_later_do_as_those_before(tmp_path, monkeypatch):
+    home = {spec: _model(tmp_path / name, spec) for spec, name in (("softmax", "a"), ("uniform", "b"))}
+    monkeypatch.setattr(backbones, "shipped", lambda: home)
+    soft, uniform = (start_from(folder) for folder in home.values())
+    moved = uniform.model_copy(update={"folder": "/elsewhere"})  # weights tell which it is
+
+    def later(attentions, begun):
+        return backbones.chosen("backbones", attentions, PHOTOS, None, {}, begun)
+
+    assert later(["uniform"], [("softmax", soft), ("identity", soft)]) == {"uniform": soft}
+    assert later(["uniform"], [("softmax", soft)]) == {"uniform": uniform}
+    assert later(["identity"], [("softmax", soft)]) == {"identity": soft}
+    assert later(["softmax", "uniform"], [("uniform", moved)]) == {"softmax": soft, "uniform": uniform}
+    with pytest.raises(ValueError, match=r"attention 'identity' has no backbone of its own, .* --from scratch$"):
+        later(["softmax", "identity"], [("softmax", soft), ("uniform", moved)])
+
+
+def test_a_study_keeps_its_starts(tmp_path, monkeypatch):
+    """Another attention is refused where it would be behind, and starts as the others did where all share one."""
+    home = {spec: _model(tmp_path / name, spec) for spec, name in (("softmax", "a"), ("uniform", "b"))}
+    monkeypatch.setattr(backbones, "shipped", lambda: home)
+    monkeypatch.setattr(Measuring, "all", lambda self: [])
+    monkeypatch.setattr("linvit.report.build", lambda folder: None)
+    dataset, own, shared = load_data("synthetic:images=60,size=8,classes=2"), tmp_path / "own", tmp_path / "shared"
+
+    def study(attentions, out):
+        folder = compare(dataset, attentions=attentions, start="backbones", seeds=1, steps=1, batch_size=8, jobs=1,
+                         out=out, device="cpu")  # fmt: skip
+        return {v.attention: v.start.sha256 for v in Study.read(folder / "study.json").variants}
+
+    soft, uniform = (start_from(folder).sha256 for folder in home.values())
+    assert study(["softmax"], own) == {"softmax": soft, "uniform": uniform}  # the control comes by itself
+    before = {path: path.read_bytes() for path in own.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match="'identity' has no backbone of its own"):
+        study(["identity"], own)
+    assert {path: path.read_bytes() for path in own.rglob("*") if path.is_file()} == before
+    assert study(["identity"], shared) == {"identity": soft}  # a control itself
+    assert study(["softmax", "uniform"], shared) == {"identity": soft, "softmax": soft, "uniform": soft}
+
+
 def test_a_folder_of_ones_own_is_not_taken_for_one_that_ships(tmp_path):
     own = _model(tmp_path / "backbones" / "x", "softmax").rename(tmp_path / "backbones" / "y")
     start = start_from(own)
@@ -80,13 +123,32 @@ def _model(folder: Path, attention: str) -> Path:
     return folder / "best"
 
 
-def test_a_folder_of_photos_is_trained_from_one(tmp_path):
+def photos(folder: Path) -> Path:
     rng = np.random.default_rng(0)
     for kind in range(2):
-        (tmp_path / "photos" / f"kind {kind}").mkdir(parents=True)
+        (folder / f"kind {kind}").mkdir(parents=True)
         for i in range(12):
             pixels = rng.integers(0, 128, (70, 60, 3), dtype=np.uint8) + 127 * np.uint8(kind)
-            Image.fromarray(pixels).save(tmp_path / "photos" / f"kind {kind}" / f"{i}.jpg")
+            Image.fromarray(pixels).save(folder / f"kind {kind}" / f"{i}.jpg")
+    return folder
+
+
+def test_variants_of_another_shape_take_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(Measuring, "all", lambda self: [])
+    monkeypatch.setattr("linvit.report.build", lambda folder: None)
+    place = photos(tmp_path / "photos")
+    begun = {}
+    for name, options in (("usual", {}), ("wide", {"mlp_dim": 24})):
+        folder = compare(place, variants=[Variant(options=options)], controls=False, seeds=1, steps=1, jobs=1,
+                         image_size=48, out=tmp_path / name, device="cpu")  # fmt: skip
+        study = Study.read(folder / "study.json")
+        begun[name] = study.start, study.variants[0].start
+    assert begun["wide"] == (None, None)
+    assert begun["usual"] == (start_from(backbones.shipped()["softmax"]),) * 2
+
+
+def test_a_folder_of_photos_is_trained_from_one(tmp_path):
+    photos(tmp_path / "photos")
     found = linvit.train(tmp_path / "photos", attention="softmax", out=tmp_path / "run", steps=1)
     stored = json.loads((tmp_path / "run" / "experiment.json").read_text())
     assert stored["start"]["sha256"] == start_from(backbones.shipped()["softmax"]).sha256

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import shutil
 from dataclasses import replace
 
 import killable
@@ -17,8 +19,10 @@ from linvit.models.resize import resized
 from linvit.records import Records
 from linvit.study import compare
 from linvit.study.design import Study, Variant, named
-from linvit.train import design, run, start_from
-from linvit.train.start import class_means, started
+from linvit.study.measuring import Measuring
+from linvit.train import architecture, checkpoint, design, run, start_from
+from linvit.train.files import load_tensors
+from linvit.train.start import class_means, normalised, started
 
 CPU = torch.device("cpu")
 TINY = {key: value for key, value in killable.TINY.items() if key != "device"}
@@ -59,6 +63,15 @@ def test_positions_and_projections_follow_the_grid():
     assert all(resized(tensors, config, 28)[k] is v for k, v in tensors.items())
 
 
+def test_other_patches_start_with_filters_of_their_size(dataset, teacher):
+    was = linvit.load(teacher).config
+    experiment = design(dataset, "softmax", start=start_from(teacher), like=was, patch_size=2)
+    model, headless = started(experiment, dataset)
+    assert (was.patch_size, model.config.patch_size, headless) == (4, 2, False)
+    wanted = resized(linvit.load(teacher).state_dict(), was, 8, 2)
+    assert all(torch.equal(value, wanted[key]) for key, value in model.state_dict().items())
+
+
 def test_a_head_keeps_the_rows_of_classes_that_it_knows_by_name(dataset, teacher):
     own = linvit.load(teacher).state_dict()
     turned = replace(dataset, classes=dataset.classes[::-1])
@@ -68,6 +81,29 @@ def test_a_head_keeps_the_rows_of_classes_that_it_knows_by_name(dataset, teacher
     torch.testing.assert_close(model.state_dict()["head.weight"], own["head.weight"].flip(0))
     other = replace(dataset, classes=["x", *dataset.classes[1:]])
     assert started(design(other, "softmax", start=start, **TINY), other)[1]
+
+
+def test_a_head_of_another_kind_is_new(dataset, teacher):
+    start = start_from(teacher)
+    like = architecture(start)
+    model, headless = started(design(dataset, "softmax", start=start, like=like, head="wide"), dataset)
+    assert headless
+    assert class_means(model, dataset, 0, CPU) == {}  # which is for one layer
+
+
+def test_a_start_in_half_precision_is_trained_in_single(dataset, teacher, tmp_path):
+    whole = linvit.load(teacher)
+    checkpoint.save_config(tmp_path, whole.config, replace(dataset, **{k: whole.about[k] for k in ("mean", "std")}))
+    checkpoint.save_model(tmp_path, copy.deepcopy(whole).half())
+    start = start_from(tmp_path)
+    model, headless = started(design(dataset, "softmax", start=start, like=whole.config), dataset)
+    assert not headless
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    torch.testing.assert_close(model.state_dict()["head.weight"], whole.head.weight.detach().half().float())
+    other = replace(dataset, classes=["a", "b", "c"])
+    experiment = design(other, "softmax", start=start, like=whole.config, steps=1)
+    run(experiment, other, tmp_path / "run", device=CPU, test=False)
+    assert linvit.load(tmp_path / "run").head.weight.dtype == torch.float32
 
 
 def test_a_new_head_says_whose_mean_is_nearest(dataset, teacher):
@@ -97,6 +133,17 @@ def test_a_start_is_seen_before_its_first_step_and_keeps_its_statistics(dataset,
     assert about["model"]["attention"] == "softmax"
 
 
+def test_shape_and_statistics_of_a_start_are_read_without_its_weights(dataset, teacher, monkeypatch):
+    start, asked = start_from(teacher), []
+    monkeypatch.setattr(checkpoint, "load_tensors", lambda path: asked.append(path) or load_tensors(path))
+    like = architecture(start)
+    assert like.depth == 2
+    assert normalised(replace(dataset, mean=(0.9,) * dataset.channels), start).mean == pytest.approx(dataset.mean)
+    assert asked == []
+    started(design(dataset, "softmax", start=start, like=like), dataset)
+    assert len(asked) == 1
+
+
 def test_a_linformer_starts_from_averages(dataset, teacher, tmp_path):
     start = start_from(teacher)
     model, _ = started(design(dataset, "linformer:k=2", start=start, **TINY), dataset)
@@ -121,6 +168,25 @@ def test_every_variant_starts_from_the_same_weights_and_once_more_from_nothing(d
     with pytest.raises(ValueError, match="with_scratch has no effect"):
         compare(dataset, attentions=["softmax"], with_scratch=True, out=tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+def test_a_start_that_was_moved_is_known_by_its_weights(dataset, teacher, tmp_path, monkeypatch):
+    """Another variant comes into a study whose start lies elsewhere now."""
+    monkeypatch.setattr(Measuring, "all", lambda self: [])
+    monkeypatch.setattr("linvit.report.build", lambda folder: None)
+    before, after = tmp_path / "before", tmp_path / "after"
+    shutil.copytree(teacher, before)
+    options = {"controls": False, "seeds": 1, "steps": 1, "jobs": 1, "out": tmp_path / "study", "device": "cpu"}
+    compare(dataset, attentions=["softmax"], start=before, **options)
+    first = {path: path.read_bytes() for path in (tmp_path / "study").rglob("model.safetensors")}
+    before.rename(after)
+    folder = compare(dataset, attentions=["uniform"], start=after, **options)
+    study = Study.read(folder / "study.json")
+    assert [v.attention for v in study.variants] == ["softmax", "uniform"]
+    assert {v.start.folder for v in study.variants} == {study.start.folder} == {str(after.resolve() / "best")}
+    assert all(path.read_bytes() == content for path, content in first.items())
+    compare(dataset, attentions=["softmax", "uniform"], start=after, **options)  # names no other variant
+    assert len(Study.read(folder / "study.json").variants) == 2
 
 
 def test_a_variants_id_does_not_depend_on_the_others():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -44,9 +46,25 @@ From = Annotated[
         "'backbones' (those that ship) or 'scratch' (nothing).",
     ),
 ]
+Steps = Annotated[int | None, typer.Option(help="Steps, instead of epochs.")]
+PatchSize = Annotated[int | None, typer.Option(metavar="PIXELS", help="Side of a patch, of a model that has patches.")]
+BatchSize = Annotated[int | None, typer.Option(help="Images per step.")]
+Optimizer = Annotated[str | None, typer.Option(help="muon, adamw, adam or sgd.")]
+Rate = Annotated[float | None, typer.Option(help="The highest learning rate.")]
+Amp = Annotated[str | None, typer.Option(help="off, bf16 or fp16.")]
+SaveEvery = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Time between checkpoints.")]
 ImageSize = Annotated[int | None, typer.Option(metavar="PIXELS", help="Side of the images. [default: the set's own]")]
 Limit = Annotated[int | None, typer.Option(metavar="N", help="At most so many images in each split.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave unreadable images out, and count them.")]
+
+
+@contextmanager
+def resumable(ctx: typer.Context) -> Iterator[None]:
+    """An interrupt says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(f"{stop or 'nothing is lost'}; go on with: {again(ctx)}") from stop
 
 
 def again(ctx: typer.Context) -> str:

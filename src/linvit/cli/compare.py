@@ -18,6 +18,9 @@ def run(
     start: options.From = None,
     with_scratch: Annotated[bool, typer.Option(
         "--with-scratch", help="With --from: every variant also from nothing, for as many steps.")] = False,
+    with_redrawn: Annotated[int | None, typer.Option(
+        "--with-redrawn", min=1, metavar="STEPS", help="Variants with random features also with new ones every so many "
+        "steps. [the others: every 1,000; --set redraw=0 for never]")] = None,
     epochs: Annotated[float | None, typer.Option(
         min=0, help="Epochs of every run; default: the data set's own.")] = None,
     budget: Annotated[str | None, typer.Option(
@@ -72,11 +75,11 @@ def run(
     with Display(quiet or json) as display, _output.warnings_in_one_line():
         try:
             folder = compare(
-                data, attentions=attention, controls=controls, start=start, with_scratch=with_scratch, seeds=seeds,
-                seed=seed, margin=None if margin is None else margin / 100, budget=budget, dry_run=dry_run, out=out,
-                device=device, jobs=jobs, threads=threads, data_root=data_root, image_size=image_size, limit=limit,
-                skip_bad=skip_bad, match=match, command=again, say=print if dry_run else display.say,
-                hear=display.hear, progress=display.progress, **extra,
+                data, attentions=attention, controls=controls, start=start, with_scratch=with_scratch,
+                with_redrawn=with_redrawn, seeds=seeds, seed=seed, margin=None if margin is None else margin / 100,
+                budget=budget, dry_run=dry_run, out=out, device=device, jobs=jobs, threads=threads,
+                data_root=data_root, image_size=image_size, limit=limit, skip_bad=skip_bad, match=match, command=again,
+                say=print if dry_run else display.say, hear=display.hear, progress=display.progress, **extra,
             )  # fmt: skip
         except KeyboardInterrupt as stop:
             raise KeyboardInterrupt(f"nothing that was trained is lost; go on with: {again}") from stop

@@ -12,7 +12,8 @@ from linvit.cli import _options as options
 
 def run(
     ctx: typer.Context,
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The folder of a trained model, or of its run.")],
+    model: Annotated[str, typer.Argument(
+        metavar="MODEL", help="The folder of a trained model, or of its run; or its id on the Hugging Face hub.")],
     to: Annotated[str, typer.Option(metavar="SPEC", help="The attention it is to have, or one per layer: a@2+b@4.")],
     data: Annotated[str, typer.Option(
         metavar="DATA", help="Images like those it is for: a data set's name or a path.")],
@@ -24,15 +25,16 @@ def run(
         help="What layers that change keep: all weights, all but q and k, or the MLP alone.")] = "all",
     epochs: Annotated[float | None, typer.Option(
         help="Passes over the training images, of all stages. [default: 4, and at least 300 steps]")] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps of all stages, instead of epochs.")] = None,
+    steps: options.Steps = None,
     budget: Annotated[str | None, typer.Option(metavar="TIME", help="Time to train for, e.g. 10m, instead.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Images per step.")] = None,
-    optimizer: Annotated[str | None, typer.Option(help="muon, adamw, adam or sgd.")] = None,
-    lr: Annotated[float | None, typer.Option(help="The highest learning rate, of every stage.")] = None,
-    amp: Annotated[str | None, typer.Option(help="off, bf16 or fp16.")] = None,
+    batch_size: options.BatchSize = None,
+    optimizer: options.Optimizer = None,
+    lr: options.Rate = None,
+    amp: options.Amp = None,
     settings: options.Settings = None,
     image_size: Annotated[int | None, typer.Option(
         metavar="PIXELS", help="Side of the images; positions are interpolated. [default: the model's own]")] = None,
+    patch_size: options.PatchSize = None,
     limit: options.Limit = None,
     skip_bad: options.SkipBad = False,
     data_root: options.DataRoot = None,
@@ -41,7 +43,7 @@ def run(
     seed: options.Seed = 0,
     threads: options.Threads = 0,
     device: options.Device = "auto",
-    save_every: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Time between checkpoints.")] = 30.0,
+    save_every: options.SaveEvery = 30.0,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:  # fmt: skip
@@ -56,6 +58,7 @@ def run(
         linvit convert runs/teacher --to linformer:k=64 --data photos/ --budget 10m --out runs/linear
         linvit convert runs/teacher --to performer-hyp --data cifar10 --max-drop 1% --stages none
         linvit convert runs/teacher --to performer-relu:m=64 --data photos/ --image-size 448
+        linvit convert org/name --to linformer:k=64 --data photos/ --patch-size 8
     """
     from linvit.cli import _output, _training
     from linvit.cli._display import Display
@@ -65,17 +68,13 @@ def run(
 
     from linvit.convert import convert  # takes seconds: what is wrong above is said at once
 
-    again = options.again(ctx)
-    with Display(quiet or json) as display, _output.warnings_in_one_line():
-        try:
-            done = convert(
-                model, to=to, data=data, out=out, stages=wanted, inherit=inherit, max_drop=share, epochs=epochs,
-                steps=steps, budget=budget, seed=seed, device=device, data_root=data_root, image_size=image_size,
-                limit=limit, skip_bad=skip_bad, listeners=[display.listen], progress=display.progress,
-                checkpoint_seconds=save_every, command=again, **chosen,
-            )  # fmt: skip
-        except KeyboardInterrupt as stop:
-            raise KeyboardInterrupt(f"{stop or 'nothing is lost'}; go on with: {again}") from stop
+    with Display(quiet or json) as display, _output.warnings_in_one_line(), options.resumable(ctx):
+        done = convert(
+            model, to=to, data=data, out=out, stages=wanted, inherit=inherit, max_drop=share, epochs=epochs,
+            steps=steps, budget=budget, seed=seed, device=device, data_root=data_root, image_size=image_size,
+            patch_size=patch_size, limit=limit, skip_bad=skip_bad, listeners=[display.listen],
+            progress=display.progress, checkpoint_seconds=save_every, command=options.again(ctx), **chosen,
+        )  # fmt: skip
 
     from linvit.cli._conversion import show
 

@@ -15,7 +15,8 @@ def run(
     format: Annotated[Literal["onnx", "torch", "hf"], typer.Option(
         "--format", "-f", help="An ONNX file, PyTorch's .pt2, or a folder that transformers loads.")] = "onnx",
     out: Annotated[Path | None, typer.Option(
-        metavar="PATH", help="File, or folder for hf. [default: DIR/model.onnx, DIR/model.pt2 or DIR/hf]")] = None,
+        metavar="PATH", help="File, or folder for hf. [default: DIR/model.onnx, DIR/model.pt2 or DIR/hf; of a model "
+        "of the hub, org-name/…]")] = None,
     threads: options.Threads = 0,
     json: options.Json = False,
     quiet: options.Quiet = False,

@@ -17,21 +17,21 @@ def run(
         "--attention", "-a", metavar="SPEC", help="One spec, or one per layer: a@2+b@4.")] = None,
     start: options.From = None,
     epochs: Annotated[float | None, typer.Option(help="Passes over the training images.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps, instead of epochs.")] = None,
+    steps: options.Steps = None,
     size: options.Size = None,
     stem: Annotated[str | None, typer.Option(help="patch, conv, resnet or pixel.")] = None,
-    patch_size: Annotated[int | None, typer.Option(help="Side of a patch, with --stem patch.")] = None,
+    patch_size: options.PatchSize = None,
     dim: Annotated[int | None, typer.Option(help="Width of the tokens.")] = None,
     depth: Annotated[int | None, typer.Option(help="Layers; 0 is the stem alone.")] = None,
     heads: Annotated[int | None, typer.Option(help="Attention heads.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Images per step.")] = None,
-    optimizer: Annotated[str | None, typer.Option(help="muon, adamw, adam or sgd.")] = None,
-    lr: Annotated[float | None, typer.Option(help="The highest learning rate.")] = None,
+    batch_size: options.BatchSize = None,
+    optimizer: options.Optimizer = None,
+    lr: options.Rate = None,
     schedule: Annotated[str | None, typer.Option(help="cosine, onecycle, restarts, step or constant.")] = None,
     weight_decay: Annotated[float | None, typer.Option(help="Of matrices and filters.")] = None,
     ema: Annotated[float | None, typer.Option(help="Decay of averaged weights; 0: none.")] = None,
     patience: Annotated[int | None, typer.Option(help="Stop after so many epochs without a lower loss.")] = None,
-    amp: Annotated[str | None, typer.Option(help="off, bf16 or fp16.")] = None,
+    amp: options.Amp = None,
     compile: Annotated[bool, typer.Option("--compile", help="torch.compile: slow to start, then faster.")] = False,
     settings: options.Settings = None,
     image_size: options.ImageSize = None,
@@ -43,7 +43,7 @@ def run(
     seed: options.Seed = 0,
     threads: options.Threads = 0,
     device: options.Device = "auto",
-    save_every: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Time between checkpoints.")] = 30.0,
+    save_every: options.SaveEvery = 30.0,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:  # fmt: skip
@@ -73,15 +73,12 @@ def run(
 
     from linvit.train import train  # takes seconds: what is wrong above is said at once
 
-    with Display(quiet) as display, _output.warnings_in_one_line():
-        try:
-            trained = train(
-                data, start=start, out=out, seed=seed, device=device, data_root=data_root, image_size=image_size,
-                limit=limit, skip_bad=skip_bad, listeners=[display.listen], progress=display.progress,
-                checkpoint_seconds=save_every, **chosen,
-            )  # fmt: skip
-        except KeyboardInterrupt as stop:
-            raise KeyboardInterrupt(f"{stop or 'nothing is lost'}; go on with: {options.again(ctx)}") from stop
+    with Display(quiet) as display, _output.warnings_in_one_line(), options.resumable(ctx):
+        trained = train(
+            data, start=start, out=out, seed=seed, device=device, data_root=data_root, image_size=image_size,
+            limit=limit, skip_bad=skip_bad, listeners=[display.listen], progress=display.progress,
+            checkpoint_seconds=save_every, **chosen,
+        )  # fmt: skip
     if json:
         _output.print_json(_training.summary(trained))
     elif not quiet:

@@ -4,9 +4,11 @@ import inspect
 import sys
 import types
 
-from linvit.convert.convert import Conversion, Converted, Row, convert
+from linvit.convert.convert import convert
 from linvit.convert.linearize import Linearized, linearize
+from linvit.convert.plan import Conversion
 from linvit.convert.registries import register_transformers, timm_attention
+from linvit.convert.work import Converted, Row
 
 __all__ = [
     "Conversion", "Converted", "Linearized", "Row", "convert", "linearize", "register_transformers", "timm_attention",

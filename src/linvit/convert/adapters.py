@@ -21,6 +21,21 @@ from linvit.attention.base import tracing
 from linvit.attention.multihead import MultiHead
 
 CLASSES = ("ViTAttention", "DeiTAttention", "Dinov2Attention", "Dinov2WithRegistersAttention")
+PREFIX = {"vit": 1, "deit": 2, "dinov2": 1, "dinov2_with_registers": 1}  # tokens, by transformers' model_type
+
+
+def places(config: Any) -> tuple[tuple[int, int], int] | None:
+    """The grid of image tokens and how many come before them, by a configuration of transformers; None: it is none of a
+    vision transformer that is known here."""
+    if getattr(config, "model_type", None) not in PREFIX:
+        return None
+    prefix = PREFIX[config.model_type] + getattr(config, "num_register_tokens", 0)
+    return grid_of(config.image_size, config.patch_size), prefix
+
+
+def grid_of(size: Any, patch: Any) -> tuple[int, int]:
+    (rows, columns), (height, width) = ((x, x) if isinstance(x, int) else x for x in (size, patch))
+    return rows // height, columns // width
 
 
 def key_mask(mask: Tensor | None, batch: int, tokens: int) -> Tensor | None:

@@ -29,15 +29,18 @@ from torch import Tensor, nn
 
 from linvit import __version__
 from linvit.attention.multihead import separate
+from linvit.convert.linearize import NOTE
+from linvit.convert.registries import register_transformers
 from linvit.data import normalise
 from linvit.errors import choices
-from linvit.files import write_atomically
+from linvit.files import slug, write_atomically
 from linvit.measure.race import quartiles, race
 from linvit.models import VisionTransformer
 from linvit.progress import Progress, ignore, repeated
 from linvit.randomness import generator
 from linvit.registry import parse_layers
 from linvit.train import load
+from linvit.train.checkpoint import on_hub
 
 Format = Literal["onnx", "torch", "hf"]
 NAMES = {"onnx": "model.onnx", "torch": "model.pt2", "hf": "hf"}  # inside the model's folder, if no other is given
@@ -65,7 +68,8 @@ def export(
     """The trained model of a folder, written for use elsewhere once it has shown the same logits."""
     if format not in NAMES:
         raise ValueError(f"unknown format '{format}'" + choices(format, NAMES))
-    path = Path(folder) / NAMES[format] if out is None else Path(out)
+    home = Path(slug(str(folder))) if on_hub(folder) else Path(folder)  # a folder org/name would hide the hub's model
+    path = home / NAMES[format] if out is None else Path(out)
     if path.suffix != (wanted := Path(NAMES[format]).suffix) and wanted:
         raise ValueError(f"out={path} must end in {wanted}")
     if missing := [name for name in EXTRAS[format] if importlib.util.find_spec(name) is None]:
@@ -133,27 +137,28 @@ def _torch(model: VisionTransformer, path: Path, tell: Progress) -> Exported:
 
 def _hf(model: VisionTransformer, path: Path, tell: Progress) -> Exported:
     """Config, weights under the names that every version of transformers reads, and how images are prepared."""
-    implementation = _checked_for_hf(model)
+    spec = _checked_for_hf(model)
+    call = "from_pretrained({})" if spec == "softmax" else f'from_pretrained({{}}, attn_implementation="linvit-{spec}")'
     files: dict[str, bytes | str] = {
-        "config.json": json.dumps(_hf_config(model), indent=1, ensure_ascii=False) + "\n",
+        "config.json": json.dumps(_hf_config(model, spec), indent=1, ensure_ascii=False) + "\n",
         "model.safetensors": save(_hf_tensors(model), {"format": "pt"}),
         "preprocessor_config.json": json.dumps(_hf_processor(model), indent=1) + "\n",
-        "README.md": _hf_card(model, implementation),
+        "README.md": _hf_card(model, spec, call.format('"path/to/this/folder"')),
     }
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         for name, content in files.items():
             write_atomically(part / name, content)
         tell(0, 1, "comparing its logits in transformers")
-        difference = _compared("hf", *_hf_pair(model, part))
+        difference = _compared("hf", model, _hf_loaded(model, part, spec), FromPixels(model))
         os.replace(part, path)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    return Exported(path, "hf", difference, f"ViTForImageClassification.from_pretrained(path{implementation})")
+    return Exported(path, "hf", difference, f"ViTForImageClassification.{call.format('path')}")
 
 
 def _checked_for_hf(model: VisionTransformer) -> str:
-    """What transformers' ViT cannot be is refused; else the argument of from_pretrained for this attention."""
+    """What transformers' ViT cannot be is refused; else the spec of its attention."""
     config = model.config
     specs = {str(spec) for spec in parse_layers(config.attention, config.depth)}
     inner = config.heads * (config.head_dim or config.dim // config.heads)
@@ -170,13 +175,13 @@ def _checked_for_hf(model: VisionTransformer) -> str:
     }.items():
         if wrong:
             raise ValueError(f"format=hf: a ViT of transformers cannot have {what}; format=onnx or torch can")
-    spec = specs.pop()
-    return "" if spec == "softmax" else f', attn_implementation="linvit-{spec}"'
+    return specs.pop()
 
 
-def _hf_config(model: VisionTransformer) -> dict[str, Any]:
+def _hf_config(model: VisionTransformer, spec: str) -> dict[str, Any]:
     config, classes = model.config, model.about["classes"]
-    return {
+    ours = {} if spec == "softmax" else {NOTE: spec}  # for `load`; transformers does not mind
+    return ours | {
         "architectures": ["ViTForImageClassification"], "model_type": "vit", "dtype": "float32",
         "image_size": config.image_size, "patch_size": config.patch_size, "num_channels": config.channels,
         "hidden_size": config.dim, "num_hidden_layers": config.depth, "num_attention_heads": config.heads,
@@ -221,33 +226,32 @@ def _hf_tensors(model: VisionTransformer) -> dict[str, Tensor]:
     return {name: value.contiguous() for name, value in tensors.items()}
 
 
-def _hf_pair(model: VisionTransformer, folder: Path) -> tuple[VisionTransformer, Pixels, Pixels]:
-    """The model with softmax, since its own attention has no weights, and what transformers makes of the folder."""
+def _hf_loaded(model: VisionTransformer, folder: Path, spec: str) -> Pixels:
+    """What transformers makes of the folder, as whoever loads it is told to."""
     import transformers
 
+    name = "eager" if spec == "softmax" else register_transformers(spec)
     transformers.utils.logging.disable_progress_bar()
     with _silence("transformers"):
         theirs, seen = transformers.ViTForImageClassification.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
-            folder, local_files_only=True, output_loading_info=True, attn_implementation="eager"
+            folder, local_files_only=True, output_loading_info=True, attn_implementation=name
         )
     if strange := [*seen["missing_keys"], *seen["unexpected_keys"]]:
         raise ValueError(f"format=hf: transformers {transformers.__version__} does not take the weights {strange[0]}")
-    twin = VisionTransformer(model.config.model_copy(update={"attention": "softmax"})).eval()
-    twin.load_state_dict(model.state_dict())
-    twin.about = model.about
     mean, std = model.about["mean"], model.about["std"]
-    return twin, lambda pixels: theirs.eval()(normalise(pixels, mean, std)).logits, FromPixels(twin)
+    return lambda pixels: theirs.eval()(normalise(pixels, mean, std)).logits
 
 
-def _hf_card(model: VisionTransformer, implementation: str) -> str:
-    register = f'import linvit\nlinvit.register_transformers("{model.config.attention}")\n' if implementation else ""
-    return f"""# {model.about["name"]}: vision transformer with {model.config.attention}
+def _hf_card(model: VisionTransformer, spec: str, call: str) -> str:
+    exact = spec == "softmax"
+    register = "" if exact else f'import linvit\nlinvit.register_transformers("{spec}")\n'
+    return f"""# {model.about["name"]}: vision transformer with {spec}
 
 ```python
 {register}from transformers import ViTForImageClassification
-model = ViTForImageClassification.from_pretrained("path/to/this/folder"{implementation})
+model = ViTForImageClassification.{call}
 ```
-{"With another attention the same weights give other logits." if implementation else ""}
+{"" if exact else "With another attention the same weights give other logits."}
 """
 
 

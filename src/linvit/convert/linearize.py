@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from linvit.attention import attentions, create_attention
 from linvit.attention.base import precise, softmax_attention
 from linvit.attention.linformer import Linformer, share_layerwise
-from linvit.convert.adapters import LINVIT, find
+from linvit.convert.adapters import LINVIT, find, grid_of, places
 from linvit.measure.error import attention_error
 from linvit.measure.trained import captured
 from linvit.models import VisionTransformer
@@ -26,7 +26,6 @@ from linvit.registry import Spec, parse_layers
 
 SOFTMAX = Spec("softmax")
 NOTE = "linvit_attention"  # what `load` looks for in config.json
-PREFIX = {"vit": 1, "deit": 2, "dinov2": 1, "dinov2_with_registers": 1}  # tokens, by transformers' model_type
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -106,19 +105,12 @@ def _site(model: Any) -> dict[str, Any]:
     elif hasattr(model, "patch_embed"):  # timm
         grid, prefix = model.patch_embed.grid_size, model.num_prefix_tokens
     elif hasattr(model, "class_token"):  # torchvision
-        grid, prefix = _pair(model.image_size, model.patch_size), 1
+        grid, prefix = grid_of(model.image_size, model.patch_size), 1
+    elif (there := places(getattr(model, "config", None))) is not None:
+        grid, prefix = there
     else:
-        config: Any = getattr(model, "config", None)
-        if getattr(config, "model_type", None) not in PREFIX:
-            raise ValueError(f"{type(model).__name__} is not a whole vision transformer: give that")
-        grid = _pair(config.image_size, config.patch_size)
-        prefix = PREFIX[config.model_type] + getattr(config, "num_register_tokens", 0)
+        raise ValueError(f"{type(model).__name__} is not a whole vision transformer: give that")
     return {"tokens": prefix + grid[0] * grid[1], "grid": tuple(grid), "prefix": prefix}
-
-
-def _pair(size: Any, patch: Any) -> tuple[int, int]:
-    (rows, columns), (height, width) = ((x, x) if isinstance(x, int) else x for x in (size, patch))
-    return rows // height, columns // width
 
 
 def _note(model: Any, changed: list[Spec | None]) -> str:

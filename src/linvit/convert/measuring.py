@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from linvit import metrics
+from linvit.convert.student import fitted
 from linvit.data import normalise
 from linvit.measure.race import over_rounds, race
 from linvit.models import ModelConfig, VisionTransformer
@@ -20,10 +22,11 @@ from linvit.models.resize import resized
 from linvit.randomness import generator
 from linvit.records import Record
 from linvit.registry import parse_layers
-from linvit.train import load
+from linvit.train.checkpoint import built, read_model
+from linvit.train.events import Noted, tell
 
 if TYPE_CHECKING:
-    from linvit.convert.convert import Row, Work
+    from linvit.convert.work import Row, Work
 
 ROUNDS = 10
 TOKENS = 4096  # of one batch that is timed
@@ -31,33 +34,36 @@ MIXES = 4  # timed between teacher and student
 GROWN = 512  # validation images, at most, whose accuracy is shown as they grow
 
 
+def sizes(config: ModelConfig) -> dict[str, int | None]:
+    """Tags that say of which images and patches a number is."""
+    return {"image_size": config.image_size, "patch_size": config.patch_size}
+
+
 def speeds(work: Work, student: str) -> None:
     """Images per second of the teacher, the student and a few mixes of the search, side by side."""
-    size = work.config.image_size
-    if work.of("conversion_vs_teacher", model=student, image_size=size):
+    if work.of("conversion_vs_teacher", model=student, **sizes(work.config)):
         return
     searched = {r.tags["linear"]: str(r.tags["model"]) for r in sorted(
         work.of("conversion_accuracy", split="search"), key=lambda r: r.value or 0.0)}  # fmt: skip
-    between = [searched[linear] for linear in sorted(searched, key=lambda x: int(x or 0))]
-    places = np.linspace(0, len(between) - 1, MIXES).round().astype(int) if between else []
-    mixes = [between[i] for i in places]
+    best = [searched[linear] for linear in sorted(searched, key=lambda x: int(x or 0))]
+    places = np.linspace(0, len(best) - 1, MIXES).round().astype(int) if best else []
+    mixes = [best[i] for i in places]
     specs = dict.fromkeys([work.config.attention, student, *mixes])
-    work.records.append(_raced(work, list(specs), size))
+    work.keep(_raced(work, list(specs), work.config))
 
 
-def _raced(work: Work, specs: Sequence[str], size: int) -> list[Record]:
-    configs = {spec: work.config.model_copy(update={"attention": spec, "image_size": size}) for spec in specs}
-    first = configs[work.config.attention]
-    tokens = int(np.prod(grid(first))) + first.prefix_tokens
+def _raced(work: Work, specs: Sequence[str], config: ModelConfig) -> list[Record]:
+    configs = {spec: config.model_copy(update={"attention": spec}) for spec in specs}
+    tokens = math.prod(grid(config)) + config.prefix_tokens
     batch = max(1, min(64, TOKENS // tokens))
-    calls = {spec: _call(config, batch, work.device) for spec, config in configs.items()}
+    calls = {spec: _call(one, batch, work.device) for spec, one in configs.items()}
     times = race(calls, device=work.device, rounds=ROUNDS, progress=partial(_shown, work))
     found = []
     where = {"device": work.base.device, "threads": work.base.threads, "dtype": work.base.dtype}
     for spec in specs:
         linear = sum(layer.name != "softmax" for layer in parse_layers(spec, work.config.depth))
-        tags = work.base.tags | {"model": spec, "image_size": size, "batch": batch, "clock": times.clock,
-                                 "linear": linear, "tokens": tokens}  # fmt: skip
+        tags = work.base.tags | sizes(config) | {"model": spec, "batch": batch, "clock": times.clock,
+                                                 "linear": linear, "tokens": tokens}  # fmt: skip
         rates = [batch / t for t in times.of(spec)]
         beside = times.ratios(work.config.attention, spec)
         found += [over_rounds("conversion_speed", rates, "images/s", where, tags),  # type: ignore[arg-type]
@@ -77,36 +83,51 @@ def _call(config: ModelConfig, batch: int, device: torch.device):
 
 
 def growth(work: Work, student: str) -> None:
-    """Where the images are larger than those the teacher was trained on: accuracy and speed at sizes up to theirs."""
-    old, new = work.stored.config.image_size, work.config.image_size
-    if old >= new:
-        return
-    fits = old // grid(work.stored.config)[0]
-    middle = (old + new) // 2 // fits * fits
-    for size in sorted({old, middle} - {new}):
-        if work.of("conversion_accuracy", model="student", image_size=size):
+    """Where there are more tokens than the teacher was trained with: accuracy and speed from there on, but for what the
+    student's attention cannot have."""
+    for size, patch in between(work.stored.config, work.config):
+        config = work.config.model_copy(update={"image_size": size, "patch_size": patch})
+        if work.of("conversion_accuracy", model="student", split="validation", **sizes(config)):
             continue
-        names = {"teacher": work.folder / "teacher", "student": work.folder / "best"}
-        found = []
-        for name, folder in names.items():
-            accuracy, n = _accuracy_at(work, load(folder), size)
-            row = replace(work.base, metric="conversion_accuracy", value=accuracy, unit="fraction", n=n)
-            found.append(row.tagged(model=name, split="validation", image_size=size))
-        work.records.append([*_raced(work, [work.config.attention, student], size), *found])
-    if not work.of("conversion_accuracy", model="student", image_size=new, split="validation"):
-        accuracy, n = _accuracy_at(work, load(work.folder / "best"), new)
-        row = replace(work.base, metric="conversion_accuracy", value=accuracy, unit="fraction", n=n)
-        work.records.append([row.tagged(model="student", split="validation", image_size=new)])
+        try:
+            models = {"teacher": fitted(work.stored, work.images.data, size, patch), "student": _student(work, config)}
+        except ValueError as error:  # e.g. more keys of a Linformer than so small an image has tokens
+            shape = f"{size} px" + (f" in patches of {patch}" if patch else "")
+            tell(work.listeners, Noted(f"{shape} are not among the sizes shown: {error}"))
+            continue
+        new = config == work.config  # where all but the student's accuracy on these images is known
+        found = [_accuracy(work, name, model) for name, model in models.items() if name == "student" or not new]
+        work.keep([*([] if new else _raced(work, [work.config.attention, student], config)), *found])
+
+
+def between(old: ModelConfig, new: ModelConfig) -> list[tuple[int, int | None]]:
+    """Sizes of images and of patches, from the old model's to the new one's; none where tokens do not become more."""
+    if math.prod(grid(old)) >= math.prod(grid(new)):
+        return []
+    if old.patch_size == new.patch_size:
+        fits = old.image_size // grid(old)[0]
+        middle = [((old.image_size + new.image_size) // 2 // fits * fits, old.patch_size)]
+    elif old.image_size != new.image_size:
+        middle = [(new.image_size, old.patch_size)]
+    else:
+        sides = range((new.patch_size or 0) + 1, old.patch_size or 0)
+        fit = [(new.image_size, side) for side in sides if new.image_size % side == 0]
+        middle = fit[len(fit) // 2 :][:1]
+    ends = [(config.image_size, config.patch_size) for config in (old, new)]
+    return list(dict.fromkeys([ends[0], *middle, ends[1]]))
+
+
+def _student(work: Work, config: ModelConfig) -> VisionTransformer:
+    """The student for these images and patches, its weights interpolated."""
+    stored = read_model(work.folder / "best")
+    tensors = resized(stored.tensors, stored.config, config.image_size, config.patch_size)
+    return built(replace(stored, config=stored.config.model_copy(update=sizes(config))), tensors)
 
 
 @torch.inference_mode()
-def _accuracy_at(work: Work, model: VisionTransformer, size: int) -> tuple[float, int]:
-    """On validation images scaled to this size, with the weights interpolated to it."""
-    config = model.config.model_copy(update={"image_size": size})
-    scaled = VisionTransformer(config)
-    scaled.load_state_dict(resized(model.state_dict(), model.config, size))
-    scaled.to(work.device).eval()
-    data = work.images.data
+def _accuracy(work: Work, name: str, model: VisionTransformer) -> Record:
+    """On validation images scaled to the model's size."""
+    data, size = work.images.data, model.to(work.device).config.image_size
     held = data.validation.some(np.arange(min(GROWN, len(data.validation))))
     right = 0
     for start in range(0, len(held), 32):
@@ -114,8 +135,9 @@ def _accuracy_at(work: Work, model: VisionTransformer, size: int) -> tuple[float
         images, labels = held.batch(slice(start, start + 32))
         x = F.interpolate(images.float(), (size, size), mode="bilinear", antialias=True).round().to(torch.uint8)
         x = normalise(x.to(work.device), data.mean, data.std)
-        right += int((scaled(x).argmax(-1).cpu() == labels).sum())
-    return right / len(held), len(held)
+        right += int((model(x).argmax(-1).cpu() == labels).sum())
+    row = replace(work.base, metric="conversion_accuracy", value=right / len(held), unit="fraction", n=len(held))
+    return row.tagged(model=name, split="validation", **sizes(model.config))
 
 
 def card(work: Work, row: Row, steps: int) -> str:

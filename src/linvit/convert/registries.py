@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention import Attention, create_attention
-from linvit.convert.adapters import bidirectional, key_mask, timm
+from linvit.convert.adapters import bidirectional, key_mask, places, timm
 from linvit.registry import parse
 
 
@@ -20,7 +20,8 @@ def register_transformers(spec: str) -> str:
     """Make `attn_implementation="linvit-<spec>"` known to transformers, masks included, and return that name.
 
     A kernel without weights of its own only: transformers has no place for more, `linearize` has. All layers draw the
-    same random features, because transformers does not tell which layer calls; with `linearize` each has its own.
+    same random features, because transformers does not tell which layer calls; with `linearize` each has its own. The
+    grid of tokens comes from the configuration of the model, for attentions that need it.
     """
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
@@ -28,7 +29,7 @@ def register_transformers(spec: str) -> str:
     except ImportError:
         raise ValueError("transformers 5 is not installed: pip install 'linvit[hf]'") from None
     spec = str(parse(spec))
-    probe = create_attention(spec, heads=1, head_dim=8, tokens=4096)
+    probe = create_attention(spec, heads=1, head_dim=8, tokens=4097, grid=(64, 64), prefix=1)
     if names := [name for name, _ in probe.named_parameters()]:
         raise ValueError(f"spec '{spec}' learns {names[0]}: transformers' registry has no place for it, use linearize")
     name = f"linvit-{spec}"
@@ -46,14 +47,20 @@ def _attend(
     b, heads, n, d = query.shape
     if scaling is not None and not math.isclose(scaling, d**-0.5):
         query = query * (scaling * math.sqrt(d))
-    out = _built(spec, heads, d, n, query.device)(query, key, value, key_mask(attention_mask, b, n))
-    return out.transpose(1, 2).contiguous(), None
+    grid, prefix = places(getattr(module, "config", None)) or (None, 0)
+    if grid is not None and prefix + math.prod(grid) != n:  # images of another size, whose grid nobody tells
+        grid = None
+    attention = _built(spec, heads, d, n, grid, prefix, query.device)
+    return attention(query, key, value, key_mask(attention_mask, b, n)).transpose(1, 2).contiguous(), None
 
 
 @functools.lru_cache(maxsize=64)
-def _built(spec: str, heads: int, head_dim: int, tokens: int, device: torch.device) -> Attention:
+def _built(
+    spec: str, heads: int, head_dim: int, tokens: int, grid: tuple[int, int] | None, prefix: int, device: torch.device
+) -> Attention:
     """The same features for every number of tokens: they come from the seed."""
-    return create_attention(spec, heads=heads, head_dim=head_dim, tokens=tokens).to(device)
+    made = create_attention(spec, heads=heads, head_dim=head_dim, tokens=tokens, grid=grid, prefix=prefix)
+    return made.to(device)
 
 
 class TimmAttention(nn.Module):

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from linvit.data import Split, normalise
 from linvit.models import VisionTransformer
 
 Mix = tuple[int, ...]
+T = TypeVar("T")
 
 
 class Score(NamedTuple):
@@ -31,7 +32,7 @@ class Score(NamedTuple):
 
 
 Scores = Callable[[Mix, Sequence[Mix]], list[Score]]  # of the mixes, each a change of the first one
-RISK = 0.05  # that a mix is let through which loses more than is allowed
+RISK = 0.05  # that anything is let through which loses more than is allowed
 
 
 def greedy(
@@ -166,18 +167,18 @@ def images_needed(share: float) -> int:
     return max(2, math.ceil(NormalDist().inv_cdf(1 - RISK) * math.sqrt(2) / share) - 2)
 
 
-def allowed(candidates: Sequence[tuple[Mix, Score]], share: float, look: Callable[[Mix, float], Drop]) -> Mix | None:
-    """The most linear mix that is shown to stay within the share, `look` being told at which risk.
+def passing(candidates: Sequence[T], share: float, look: Callable[[T, float], Drop]) -> list[T]:
+    """Those that are shown to stay within the share, `look` being told at which risk.
 
     Each candidate has an equal part of the risk, and one that passes hands what it had to the next (the fallback
-    procedure), from the best score on: however many there are, in at most 5 % of searches one is let through that loses
-    more, since the images that order them are not those that decide.
+    procedure): however many there are and however alike, in at most 5 % of searches one is let through that loses more,
+    since neither the candidates nor their order depend on the images that decide.
     """
     passed, risk = [], 0.0
-    for mix, _ in sorted(candidates, key=lambda found: found[1], reverse=True):
+    for candidate in candidates:
         risk += RISK / len(candidates)
-        if look(mix, risk).within(share, risk):
-            passed.append(mix)
+        if look(candidate, risk).within(share, risk):
+            passed.append(candidate)
         else:
             risk = 0.0
-    return min(passed, key=lambda mix: mix.count(0), default=None)
+    return passed

@@ -20,14 +20,14 @@ from linvit.measure.trained import captured
 from linvit.models import ModelConfig, VisionTransformer, model_config
 from linvit.models.resize import resized
 from linvit.registry import Spec, parse_layers
-from linvit.train.checkpoint import Stored
+from linvit.train.checkpoint import Stored, built
 from linvit.train.use import class_numbers
 
 Inherit = Literal["all", "not-qk", "mlp"]
 HELD = 0.25  # of the training images, at most, are kept for the search and its decision
 SEARCHED, DECIDED = 512, 4096  # images, at most, that guide the search and that decide
 NEAR, ALIKE = 0.05, 1.1  # an output error that is small enough, and one that is as small as another
-LOOKED_AT = 16  # images whose q and k choose the number of features
+LOOKED_AT = 16  # images whose q and k choose the number of features, and that learned kernels are fitted on
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,11 @@ def images_for(dataset: Dataset, about: dict[str, Any], held: bool, seed: int) -
     return Images(mine, train.some(search), train.some(decide))
 
 
-def fitted(stored: Stored, dataset: Dataset) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """The teacher for these images: positions for their size, and of its classes those that the data have."""
+def fitted(
+    stored: Stored, dataset: Dataset, image_size: int | None = None, patch_size: int | None = None
+) -> VisionTransformer:
+    """The teacher for these images, or for theirs scaled: positions for their size and that of patches, and of its
+    classes those that the data have."""
     config = stored.config
     if not config.depth:
         raise ValueError(f"{stored.folder} has depth=0: there is no attention to convert")
@@ -69,12 +72,14 @@ def fitted(stored: Stored, dataset: Dataset) -> tuple[ModelConfig, dict[str, Ten
         raise ValueError(f"the images of {dataset.name} have {found} channels, but {stored.folder} takes {wanted}")
     number = class_numbers(dataset, stored.about["classes"])
     tensors = {key: value.float() if value.is_floating_point() else value for key, value in stored.tensors.items()}
-    tensors = resized(tensors, config, dataset.image_size)
+    size, patch = image_size or dataset.image_size, patch_size or config.patch_size
+    tensors = resized(tensors, config, size, patch)
     last = max((key.rpartition(".")[0] for key in tensors if key.startswith("head.")), default="")
     for name in ("weight", "bias"):
         tensors[f"{last}.{name}"] = tensors[f"{last}.{name}"][torch.from_numpy(number)]
-    changes = {"image_size": dataset.image_size, "classes": len(dataset.classes)}
-    return _changed(config, changes), tensors
+    config = _changed(config, {"image_size": size, "patch_size": patch, "classes": len(dataset.classes)})
+    about = stored.about | {"classes": dataset.classes}
+    return built(replace(stored, config=config, about=about), tensors)
 
 
 def _changed(config: ModelConfig, changes: dict[str, Any]) -> ModelConfig:
@@ -82,14 +87,13 @@ def _changed(config: ModelConfig, changes: dict[str, Any]) -> ModelConfig:
     return model_config(**given)
 
 
-def student_of(
-    config: ModelConfig, tensors: dict[str, Tensor], attention: str, inherit: Inherit, seed: int
-) -> VisionTransformer:
+def student_of(teacher: VisionTransformer, attention: str, inherit: Inherit, seed: int) -> VisionTransformer:
     """The teacher's model with this attention, and its weights where they fit. In layers that change, `inherit` leaves
     q and k, or all of the attention, new. What is new starts near softmax: a Linformer pools keys, and a convolution of
     v adds nothing yet."""
     if inherit not in get_args(Inherit):
         raise ValueError(f"inherit={inherit} must be one of {', '.join(get_args(Inherit))}")
+    config, tensors = teacher.config, teacher.state_dict()
     model = VisionTransformer(_changed(config, {"attention": attention, "seed": seed})).eval()
     own, old, specs = model.state_dict(), *(parse_layers(text, config.depth) for text in (config.attention, attention))
     linformers: list[Linformer] = [one for one in model.attentions() if isinstance(one, Linformer)]
@@ -115,14 +119,18 @@ def student_of(
     return model
 
 
+def some_images(images: Split, about: dict[str, Any]) -> Tensor:
+    """A few of them, normalised as the model is used to; those of a folder lie class by class."""
+    return normalise(images.batch(images.order(0, 0)[:LOOKED_AT])[0], about["mean"], about["std"])
+
+
 def feature_counts(model: VisionTransformer, spec: Spec, images: Split, about: dict[str, Any]) -> list[Spec]:
     """The spec for every layer. Where it leaves the number of features m open, m is the smallest of d/2, d, 2d and 4d
     (d: head_dim) whose output, on the teacher's q, k and v of a few images, is near to softmax's, or as near as 4d
     features come: none are paid for where they buy nothing."""
     if "m" not in attention_options(spec.name) or "m" in spec.options or spec.options.get("projection") == "none":
         return [spec] * model.config.depth
-    x = normalise(images.batch(slice(0, LOOKED_AT))[0], about["mean"], about["std"])
-    first = next(captured(model, x.to(next(model.parameters()).device)))
+    first = next(captured(model, some_images(images, about).to(next(model.parameters()).device)))
     d = first[0][0].site.head_dim
     counts = sorted({max(1, d // 2), d, 2 * d, 4 * d})
     errors = [[_error(Spec(spec.name, {**spec.options, "m": m}), *layer) for m in counts] for layer in first]

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,9 +99,10 @@ def is_foreign(about: Any) -> bool:
 
 def read_foreign(
     folder: Path, said: Mapping[str, Any], name: str
-) -> tuple[ModelConfig, dict[str, Tensor], dict[str, Any]]:
-    """A folder's configuration and weights as linvit's, and its name, classes, mean and std; `said` is config.json."""
-    try:
+) -> tuple[ModelConfig, dict[str, Any], Callable[[], dict[str, Tensor]]]:
+    """A folder's configuration as linvit's, its name, classes, mean and std, and what reads its weights; `said` is
+    config.json."""
+    with _blaming(folder):
         header = _header(folder)
         table, facts = _layout(folder, said, header)
         keys = _renamed(header, table)
@@ -112,7 +114,19 @@ def read_foreign(
                 raise ValueError(f"{old} holds {header[old][1]}: quantised weights are not read, only floats")
         about = {"name": name, "classes": _classes(folder, facts, config.classes)}
         about |= {name: _numbers(name, getattr(facts, name), config.channels) for name in ("mean", "std")}
-        return config, _assembled(_read(folder, keys), positioned), about
+
+    def weights() -> dict[str, Tensor]:
+        with _blaming(folder):
+            return _assembled(_read(folder, keys), positioned)
+
+    return config, about, weights
+
+
+@contextmanager
+def _blaming(folder: Path) -> Iterator[None]:
+    """What is wrong is one line that names the folder."""
+    try:
+        yield
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{folder}: a file of weights is damaged ({error})") from None
     except ValueError as error:

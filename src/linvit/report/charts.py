@@ -51,7 +51,7 @@ def build(summary: Summary, chosen: str | None) -> dict[str, list[Chart]]:
         "cost": [bars(summary, metric) for metric in metrics.TABLE if metric.bar],
         "scaling": [scaling(summary, mode) for mode in ("forward", "both")],
         "growth": [growth(summary)],
-        "learning": [learning(summary, *what) for what in CURVES],
+        "learning": [learning(summary, *what) for what in _curves(summary)],
         "confusion": [confusion(summary, v) for v in summary.variants],
         "classes": [classes(summary), scores(summary, chosen)],
         "error": [error(summary)],
@@ -224,24 +224,35 @@ def _beside(rows: Rows, x: Any, y: Any, tips: list[Any]) -> list[alt.Chart]:
     ]
 
 
+ACCURACY = ("validation_accuracy", "Validation accuracy", "Images right", "~%")
 CURVES = [
-    ("validation_accuracy", "Validation accuracy", "Images right", "~%"),
     ("train_loss", "Training loss", "Cross-entropy", "~r"),
     ("validation_loss", "Validation loss", "Cross-entropy", "~r"),
 ]
+RECOVERY = ("validation_accuracy", "Recovery from the start", "Validation images right", "~%", "step",
+            "At step 0: the trained weights under each attention, nothing learned yet; a head for other classes is "
+            "made of class means. What begins with nothing has no such point.")  # fmt: skip
 
 
-def learning(summary: Summary, key: str, title: str, label: str, form: str) -> Chart | None:
-    rows = curves.learning(summary, key)
+def _curves(summary: Summary) -> list[tuple[str, ...]]:
+    """Accuracy over steps where there were trained weights to begin with: how soon each attention is at home there."""
+    started = any(v.get("start_accuracy") is not None for v in summary.variants)
+    return [RECOVERY if started else ACCURACY, *CURVES]
+
+
+def learning(
+    summary: Summary, key: str, title: str, label: str, form: str, over: str = "epoch", note: str = ""
+) -> Chart | None:
+    rows = curves.learning(summary, key, over)
     if not rows:
         return None
-    last = int(max(row["epoch"] for row in rows))
+    last = int(max(row[over] for row in rows))
     whole = list(range(0, last + 1, max(1, round(last / 6)))) if last > 1 else alt.Undefined
-    x = alt.X("epoch:Q", title="Epoch", scale=alt.Scale(nice=False),
+    x = alt.X(f"{over}:Q", title=over.capitalize(), scale=alt.Scale(nice=False),
               axis=alt.Axis(values=whole, format="~f", grid=False))  # fmt: skip
     y = alt.Y("mean:Q", title=label, axis=alt.Axis(format=form, tickCount=5), scale=alt.Scale(zero=False))
     shown = ".1%" if form == "~%" else ".4g"
-    tips = ["variant:N", alt.Tooltip("epoch:Q"), alt.Tooltip("mean:Q", title=title.lower(), format=shown),
+    tips = ["variant:N", alt.Tooltip(f"{over}:Q"), alt.Tooltip("mean:Q", title=title.lower(), format=shown),
             alt.Tooltip("low:Q", title="lowest seed", format=shown),
             alt.Tooltip("high:Q", title="highest seed", format=shown)]  # fmt: skip
     base = _data(rows).encode(x=x, y=y, **_looks(summary, "color"))
@@ -249,7 +260,7 @@ def learning(summary: Summary, key: str, title: str, label: str, form: str) -> C
         base.mark_area(fillOpacity=0.12).encode(y=alt.Y("low:Q", title=label), y2="high:Q"),
         base.mark_line(strokeWidth=2).encode(**_looks(summary, "strokeDash")),
         _nearest(rows, x, y, tips, summary),
-    ])  # fmt: skip
+    ], note)  # fmt: skip
 
 
 def growth(summary: Summary) -> Chart | None:

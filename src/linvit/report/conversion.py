@@ -45,6 +45,11 @@ class Evidence:
         return int(self.plan["image_size"])
 
     @property
+    def here(self) -> dict[str, Any]:
+        """Tags of what was measured with the student's images and patches."""
+        return {"image_size": self.size, "patch_size": self.student.tags.get("patch_size")}
+
+    @property
     def student(self) -> Record:
         return self.of("conversion_accuracy", split="test", model="student")[-1]
 
@@ -66,15 +71,15 @@ class Evidence:
         found = []
         for r in self.of("conversion_seconds"):
             name = r.tags["model"]
-            accuracy = self.of("conversion_accuracy", model=name, split="validation", image_size=self.size)[-1]
+            accuracy = self.of("conversion_accuracy", model=name, split="validation", **self.here)[-1]
             chosen, attention = self.student.tags.get("stage") == name, accuracy.tags["attention"]
             test = self.teacher.value if name == "teacher" else self.student.value if chosen else None
             found.append(dict(zip(COLUMNS, (
                 name, attention, accuracy.tags["linear"], accuracy.value,
-                self.value("conversion_agreement", model=name, split="validation", image_size=self.size),
+                self.value("conversion_agreement", model=name, split="validation", **self.here),
                 self.value("conversion_steps", model=name), r.value, test,
-                self.value("conversion_speed", model=attention, image_size=self.size),
-                self.value("conversion_vs_teacher", model=attention, image_size=self.size),
+                self.value("conversion_speed", model=attention, **self.here),
+                self.value("conversion_vs_teacher", model=attention, **self.here),
             ), strict=True)) | {"chosen": chosen})  # fmt: skip
         return found
 
@@ -97,7 +102,7 @@ def headline(evidence: Evidence) -> str:
     layers = evidence.layers
     linear = sum(spec.partition(":")[0] != "softmax" for spec in layers)
     reached, had = (percent(float(r.value or 0)) for r in (evidence.student, evidence.teacher))
-    fast = evidence.value("conversion_vs_teacher", model=evidence.student.tags["attention"], image_size=evidence.size)
+    fast = evidence.value("conversion_vs_teacher", model=evidence.student.tags["attention"], **evidence.here)
     speed = f", {fast:.1f} × as fast at {evidence.size} px" if fast else ""
     return f"{linear} of {len(layers)} layers linear, {reached} of {had}{speed}"
 
@@ -161,8 +166,7 @@ def _by_layers(evidence: Evidence) -> Chart | None:
     tried = evidence.of("conversion_accuracy", split="search")
     if not tried:
         return None
-    chosen = evidence.of("conversion_accuracy", model="mix", split="validation")
-    picked = chosen[-1].tags["attention"] if chosen else None
+    picked = evidence.student.tags["attention"]
     rows = [{"linear": r.tags["linear"], "accuracy": r.value, "shown": _shown(r.value), "layers": r.tags["model"],
              "chosen": r.tags["model"] == picked} for r in tried]  # fmt: skip
     best: dict[Any, dict[str, Any]] = {}
@@ -190,13 +194,13 @@ def _by_layers(evidence: Evidence) -> Chart | None:
 def _by_speed(evidence: Evidence) -> Chart | None:
     student, teacher = evidence.student, evidence.teacher
     rows = []
-    for r in evidence.of("conversion_speed", image_size=evidence.size):
+    for r in evidence.of("conversion_speed", **evidence.here):
         spec = r.tags["model"]
         kind = {student.tags["attention"]: "student", teacher.tags["attention"]: "teacher"}.get(spec, "mix")
         accuracy = {"student": student.value, "teacher": teacher.value}.get(kind) or evidence.value(
             "conversion_accuracy", split="search", model=spec
         )
-        beside = evidence.value("conversion_vs_teacher", model=spec, image_size=evidence.size)
+        beside = evidence.value("conversion_vs_teacher", model=spec, **evidence.here)
         if accuracy is not None:
             rows.append({"kind": kind, "speed": r.value, "accuracy": accuracy, "shown": _shown(accuracy),
                          "pace": f"{r.value:,.0f}/s, {beside or 0:.2f}×", "layers": spec})  # fmt: skip
@@ -221,26 +225,28 @@ GROWING = (("conversion_accuracy", "Accuracy", "accuracy"), ("conversion_speed",
 
 
 def _growth(evidence: Evidence, metric: str, title: str, name: str) -> Chart | None:
-    attention = {
-        kind: r.tags["attention"] for kind, r in (("teacher", evidence.teacher), ("student", evidence.student))
-    }
+    cut = len({r.tags.get("patch_size") for r in evidence.of("conversion_speed")}) > 1
     rows = []
-    for kind, spec in attention.items():
-        mine = evidence.of(metric, model=spec) if name == "speed" else evidence.of(
+    for kind, one in (("teacher", evidence.teacher), ("student", evidence.student)):
+        mine = evidence.of(metric, model=one.tags["attention"]) if name == "speed" else evidence.of(
             metric, model=kind, split="validation")  # fmt: skip
-        rows += [{"kind": kind, "size": r.tags["image_size"], "value": r.value,
+        rows += [{"kind": kind, "size": _tokens(r) if cut else r.tags["image_size"], "value": r.value,
                   "shown": metrics.METRICS[metric].show(r.value)} for r in mine]  # fmt: skip
     sizes = sorted({row["size"] for row in rows})
     if len(sizes) < 2:
         return None
-    x = alt.X("size:Q", title="Side of the images in pixels", axis=alt.Axis(values=sizes, grid=False),
-              scale=alt.Scale(zero=False))  # fmt: skip
+    title_x = "Image tokens" if cut else "Side of the images in pixels"
+    x = alt.X("size:Q", title=title_x, axis=alt.Axis(values=sizes, grid=False), scale=alt.Scale(zero=False))
     form = alt.Axis(format="~%" if name == "accuracy" else "~s", tickCount=6)
     y = alt.Y("value:Q", title=title, axis=form, scale=alt.Scale(zero=name == "speed"))
     tips = ["kind:N", "size:Q", "shown:N"]
     base = _data(rows).encode(x=x, y=y, color=_colour(["teacher", "student"]), tooltip=tips)
     layers = [base.mark_line(strokeWidth=2), base.mark_point(filled=True, size=80)]
-    return Chart(f"growth-{name}", f"{title} as images grow", 280, layers)
+    return Chart(f"growth-{name}", f"{title} as {'patches shrink' if cut else 'images grow'}", 280, layers)
+
+
+def _tokens(record: Record) -> int:
+    return (int(record.tags["image_size"] or 0) // int(record.tags["patch_size"] or 1)) ** 2
 
 
 def _shown(value: float | None) -> str:
@@ -273,6 +279,7 @@ def facts(evidence: Evidence) -> list[tuple[str, str]]:
     started = plan.get("started")
     found = [
         ("Data", f"{plan['data']['name']}, {evidence.size} px"),
+        ("Patches", f"{plan['patch_size']} px" if plan.get("patch_size") else ""),
         ("Asked for", plan["to"]),
         ("Stages", ", ".join(map(str, plan["stages"])) or "none"),
         ("Inherited", {"all": "all weights", "not-qk": "all but q and k", "mlp": "all but attention"}[plan["inherit"]]),

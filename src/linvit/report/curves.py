@@ -99,26 +99,26 @@ def _whole(summary: Summary, variant: Result) -> list[Record]:
     return [r for r in curves if r.tags.get("seed") not in diverged] or curves
 
 
-def learning(summary: Summary, key: str) -> Rows:
-    """Mean, lowest and highest seed at each epoch."""
+def learning(summary: Summary, key: str, over: str = "epoch") -> Rows:
+    """Mean, lowest and highest seed at each epoch, or step."""
     rows: Rows = []
     for variant in summary.variants:
         seen: dict[float, list[float]] = defaultdict(list)
         for record in _whole(summary, variant):
             for line in read_lines(Path(record.artefact), skip_bad=True):
-                epoch, value = number(line.get("epoch")), number(line.get(key))
-                if epoch is not None and value is not None:
-                    seen[epoch].append(value)
-        epochs = sorted(seen)
-        if len(epochs) < 2:
+                place, value = number(line.get(over)), number(line.get(key))
+                if place is not None and value is not None:
+                    seen[place].append(value)
+        places = sorted(seen)
+        if len(places) < 2:
             continue
-        last = len(epochs) - 1
+        last = len(places) - 1
         points = np.linspace(0, last, min(last + 1, POINTS)).round().astype(int)
         shift = variant.index / len(summary.variants)  # shapes of different lines do not cover each other
         marks = ((np.arange(MARKS) + shift) / MARKS * last).round().astype(int)
         for i in np.union1d(points, marks):
-            values = seen[epochs[i]]
-            rows.append({"variant": variant.label, "epoch": epochs[i], "mean": sum(values) / len(values),
+            values = seen[places[i]]
+            rows.append({"variant": variant.label, over: places[i], "mean": sum(values) / len(values),
                          "low": min(values), "high": max(values), "marked": bool(i in marks)})  # fmt: skip
     return rows
 

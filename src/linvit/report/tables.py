@@ -87,6 +87,8 @@ def small(variant: Result, summary: Summary) -> list[str]:
         found.append(f"balanced {percent(value)}")
     if (value := variant.get("draw_spread")) is not None:
         found.append(f"± {100 * value:.1f} by the draw alone")
+    if (value := variant.get("redrawn_accuracy")) is not None:
+        found.append(f"{percent(value)} with features drawn anew")
     return found
 
 

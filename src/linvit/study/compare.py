@@ -15,11 +15,12 @@ from typing import Any
 import torch
 
 from linvit import metrics, report
-from linvit.attention import attention_options
+from linvit.attention import attention_options, create_attention
 from linvit.data import Dataset, Survey, repeats, survey
 from linvit.files import remove_parts, slug
 from linvit.locks import claimed, locked
 from linvit.measure.provenance import machine
+from linvit.measure.trained import redraws
 from linvit.progress import Progress, ignore, repeated, seconds
 from linvit.records import Record, Records, Tag
 from linvit.registry import parse
@@ -48,6 +49,7 @@ def compare(
     controls: bool = True,
     start: str | Path | None = None,
     with_scratch: bool = False,
+    with_redrawn: int | None = None,
     seeds: int | None = None,
     seed: int = 0,
     margin: float | None = None,
@@ -74,7 +76,8 @@ def compare(
 
     attentions: one variant each; variants: whatever differs in more. controls: `uniform` is trained beside them.
     start: a trained model's folder: every variant begins with its weights; "backbones": with those that ship, which is
-    usual for photos; "scratch": with nothing. with_scratch: and once more without.
+    usual for photos; "scratch": with nothing. with_scratch: and once more without. with_redrawn: variants with random
+    features once more, with new ones every so many steps.
     margin: accuracy that a faster variant may lose against the best (0.01). budget: time for all of it, e.g. "15m":
     what is not given (image size, model, batch, seeds, steps) is then chosen to fit, and `say` is told the plan;
     dry_run ends there. jobs: how many trainings at a time, each in a process with `threads` threads (1), or as another
@@ -87,6 +90,8 @@ def compare(
     wanted += variants
     if controls and not any(variant.control for variant in wanted):
         wanted.append(Variant(attention=CONTROL))
+    if with_redrawn is not None:
+        wanted += _redrawn(wanted, with_redrawn)
     for variant in wanted:
         for part in variant.attention.split("+"):
             attention_options(
@@ -96,15 +101,18 @@ def compare(
     images = Survey.of(data) if isinstance(data, Dataset) else survey(data, data_root, limit)
     bare = list(dict.fromkeys(v.attention for v in wanted if v.start is None and not v.published))
     shaped = {key: value for v in wanted for key, value in v.options.items()}  # other shapes have none
-    starts = backbones.chosen(start, bare, images, image_size, options | shaped)
+    folder = Path(out) if out is not None else Path("runs") / f"compare-{slug(images.name)}"
+    earlier = Study.read(folder / "study.json") if (folder / "study.json").exists() else None
+    known = [(v.attention, v.start) for v in earlier.variants if v.start] if earlier else []
+    starts = backbones.chosen(start, bare, images, image_size, options | shaped, known)
     begin = backbones.first(starts)
     wanted = _with_starts(wanted, starts, with_scratch)
     if budget is None and epochs is None and options.get("steps") is None and images.name not in TUNED:
         budget = planning.BUDGET
-    folder = Path(out) if out is not None else Path("runs") / f"compare-{slug(images.name)}"
     trained = sum(not v.published for v in wanted)
     ladder = Planner(images, trained, cores() if place.type == "cpu" else 1, place, seeds, like=architecture(begin))
-    plan, rung = _earlier_plan(folder, budget), None
+    plan = earlier.plan if earlier and earlier.budget == budget else None  # what it chose stays chosen
+    rung = None
     if budget is not None and plan is None:
         given = {key: value for key, value in options.items() if value is not None}
         ladder = ladder.with_rungs(given, image_size, not isinstance(data, Dataset))
@@ -186,6 +194,21 @@ def _with_starts(wanted: list[Variant], starts: Mapping[str, Start], with_scratc
     return begun + (bare if with_scratch else [])
 
 
+def _redrawn(wanted: list[Variant], every: int) -> list[Variant]:
+    """Those with random features, with new ones every so many steps."""
+    if every < 1:
+        raise ValueError(f"with_redrawn={every} must be at least 1 step")
+    found = [v for v in wanted if not v.published and any(map(_has_draws, v.attention.split("+")))]
+    if not found:
+        raise ValueError(f"with_redrawn={every} has no effect: none of these attentions has random features")
+    return [v.model_copy(update={"id": "", "label": "", "options": v.options | {"redraw": every}}) for v in found]
+
+
+def _has_draws(part: str) -> bool:
+    site = {"heads": 1, "head_dim": 8, "tokens": 4097, "grid": (64, 64), "prefix": 1}
+    return redraws(create_attention(part.partition("@")[0], **site))
+
+
 def _check(
     seeds: int | None, epochs: float | None, budget: str | None, jobs: int | None, margin: float | None,
     options: dict[str, Any],
@@ -202,13 +225,6 @@ def _check(
         raise ValueError("give steps or a budget, not both")
     if budget is not None:
         seconds(budget)  # a wrong one is an error before anything is done
-
-
-def _earlier_plan(folder: Path, budget: str | None) -> Plan | None:
-    """The folder's own: what it chose stays chosen."""
-    path = folder / "study.json"
-    there = Study.read(path) if budget is not None and path.exists() else None
-    return there.plan if there and there.budget == budget else None
 
 
 def _settled(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
@@ -69,8 +70,12 @@ class Variant(BaseModel):
         return self
 
 
-def _same_start(one: Variant, other: Variant) -> bool:
-    return one.start is not None and other.start is not None and one.start.sha256 == other.start.sha256
+def _same(old: Variant, new: Variant) -> bool:
+    """Whether they differ in nothing but where their start lies, and so in what their ids call it."""
+    if old.start is None or new.start is None or old.start.sha256 != new.start.sha256:
+        return False
+    ids = {re.sub(rf"from .* \({new.start.sha256[:6]}\)", "from", variant.id) for variant in (old, new)}
+    return len(ids) == 1 and old.model_copy(update={"id": new.id, "label": new.label, "start": new.start}) == new
 
 
 def _beginning(start: Start | None, begun: Mapping[str, str], parts: Mapping[str, str]) -> str:
@@ -192,19 +197,26 @@ class Study(BaseModel):
         write_atomically(folder / "study.json", text + "\n")
 
     def extended(self, other: Study) -> Study:
-        """With the other's variants and seeds, and the command that asked for them."""
-        have = {variant.id: variant for variant in self.variants}
+        """With the other's variants and seeds, the command that asked for them, and starts where they lie now."""
+        lie = {one.start.sha256: one.start for one in (other, *other.variants) if one.start}
+
+        def here(start: Start | None) -> Start | None:
+            return start and lie.get(start.sha256, start)
+
+        have = {v.id: v.model_copy(update={"start": here(v.start)}) for v in self.variants}
+        now = {v.id: next((old.id for old in self.variants if _same(old, v)), v.id) for v in other.variants}
         for variant in other.variants:
+            variant = variant.model_copy(update={"id": now[variant.id]})
             there = have.setdefault(variant.id, variant)
-            if _same_start(there, variant):  # wherever the weights lie now
-                there = have[variant.id] = there.model_copy(update={"start": variant.start})
             if there.model_copy(update={"label": variant.label}) != variant:
                 raise ValueError(f"this study has another variant called '{variant.id}': give it another id")
-        both = {name: sorted({*self.seeds.get(name, []), *other.seeds.get(name, [])}) for name in have}
+        more = {now[name]: found for name, found in other.seeds.items()}
+        both = {name: sorted({*self.seeds.get(name, []), *more.get(name, [])}) for name in have}
         seeds = {name: found for name, found in both.items() if found}
         new = (len(have), seeds) != (len(self.variants), self.seeds)
         commands = list(dict.fromkeys([*self.commands, *(other.commands if new else [])]))
-        changes = {"variants": list(have.values()), "seeds": seeds, "commands": commands, "margin": other.margin}
+        changes = {"variants": list(have.values()), "seeds": seeds, "commands": commands, "margin": other.margin,
+                   "start": here(self.start)}  # fmt: skip
         return self.model_copy(update=changes)
 
     def runs(self) -> list[Run]:

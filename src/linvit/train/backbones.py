@@ -31,9 +31,12 @@ def shipped() -> dict[str, Path]:
 
 
 def chosen(
-    start: str | Path | None, attentions: Sequence[str], images: Survey, side: int | None, options: Mapping[str, Any]
-) -> dict[str, Start]:
-    """What each attention begins with, as asked for or as is usual for such images; empty: with nothing."""
+    start: str | Path | None, attentions: Sequence[str], images: Survey, side: int | None, options: Mapping[str, Any],
+    begun: Sequence[tuple[str, Start]] = (),
+) -> dict[str, Start]:  # fmt: skip
+    """What each attention begins with, as asked for or as is usual for such images; empty: with nothing.
+
+    begun: what attentions that they are compared with have begun with already; they do as those did."""
     if start is None and suit(images, side or images.side, options):
         start = NAME
     if start in (None, SCRATCH):
@@ -42,8 +45,18 @@ def chosen(
         return dict.fromkeys(attentions, start_from(start))
     if not shipped():
         raise ValueError("this linvit ships no backbones: name a trained model's folder, or 'scratch'")
-    own = all(spec in shipped() for spec in attentions)  # else all from softmax's, so that none has an advantage
-    return {spec: start_from(shipped()[spec if own else "softmax"]) for spec in attentions}
+    ours = {spec: start_from(folder) for spec, folder in shipped().items()}
+    kinds = {ours[spec].sha256: spec for spec in ours}
+    before = [(spec, kinds.get(there.sha256)) for spec, there in begun]
+    without = [spec for spec in attentions if spec not in ours]
+    shared = any(kind == "softmax" != spec for spec, kind in before)
+    if without and not shared and any(kind == spec != "softmax" for spec, kind in before):
+        raise ValueError(
+            f"attention '{without[0]}' has no backbone of its own, but those of this study began with theirs, and it "
+            "would be behind: choose another --out, where all begin with softmax's, or with nothing by --from scratch"
+        )
+    own = not without and not shared  # else all from softmax's, so that none has an advantage
+    return {spec: ours[spec if own else "softmax"] for spec in attentions}
 
 
 def suit(images: Survey, side: int, options: Mapping[str, Any]) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -111,22 +113,30 @@ def _opened(folder: Path) -> tuple[Path, Any]:
 
 @dataclass(frozen=True)
 class Stored:
-    """A trained model as it lies in a folder: what rebuilds it, its weights, and what it was trained on."""
+    """A trained model as it lies in a folder: what rebuilds it, what it was trained on, and its weights, which are read
+    when they are asked for."""
 
     folder: Path
     config: ModelConfig
-    tensors: dict[str, Tensor]
     about: dict[str, Any]  # FACTS
+    read: Callable[[], dict[str, Tensor]]
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        return self.read()
+
+
+def on_hub(path: str | Path) -> bool:
+    """Whether this names a model of the Hugging Face hub, `org/name`, and nothing here."""
+    there = Path(path).exists() or Path(path).parent.exists()
+    return not there and re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(path)) is not None
 
 
 def read_model(path: str | Path) -> Stored:
     """The model of a folder, not built yet: linvit's own, or one of Hugging Face's, timm's or torchvision's layout. A
     model of the hub is named by its id, `org/name`."""
-    place, name = Path(path), ""
-    if not place.exists() and not place.parent.exists() and re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(path)):
-        name = str(path)
-        place = download(name)
-    folder, about = _opened(place)
+    name = str(path) if on_hub(path) else ""
+    folder, about = _opened(download(name) if name else Path(path))
     if is_foreign(about):
         return Stored(folder, *read_foreign(folder, about, name or folder.resolve().name))
     folder, about = read_config(folder)
@@ -136,8 +146,7 @@ def read_model(path: str | Path) -> Stored:
         config = model_config(**about["model"])
     except ValueError as error:
         raise ValueError(f"{folder / 'config.json'}: {error}") from None
-    tensors, _ = load_tensors(folder / "model.safetensors")
-    return Stored(folder, config, tensors, about["data"])
+    return Stored(folder, config, about["data"], lambda: load_tensors(folder / "model.safetensors")[0])
 
 
 def load(path: str | Path) -> VisionTransformer:
@@ -148,10 +157,11 @@ def load(path: str | Path) -> VisionTransformer:
     return built(read_model(path))
 
 
-def built(stored: Stored) -> VisionTransformer:
+def built(stored: Stored, tensors: Mapping[str, Tensor] | None = None) -> VisionTransformer:
+    """The model, with its own weights or with others."""
     model = VisionTransformer(stored.config)
     try:
-        model.load_state_dict(stored.tensors)
+        model.load_state_dict(stored.tensors if tensors is None else tensors)
     except RuntimeError as error:
         first = str(error).splitlines()[-1].strip()
         raise ValueError(f"{stored.folder / 'model.safetensors'} does not fit its config.json: {first}") from None

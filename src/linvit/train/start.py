@@ -56,15 +56,15 @@ def normalised(dataset: Dataset, start: Start | None) -> Dataset:
 def started(experiment: Experiment, dataset: Dataset) -> tuple[VisionTransformer, bool]:
     """The model as it begins, and whether its head is still to be made.
 
-    Positions follow the image size. An attention's own weights are new where the start has no such (a Linformer's
-    average neighbours), and the head has the start's rows for classes that the start knows by name, all of them or
-    none. Everything else must be there, in its shape.
+    Positions follow the image size, and the filters of patches theirs. An attention's own weights are new where the
+    start has no such (a Linformer's average neighbours), and the head has the start's rows for classes that the start
+    knows by name, all of them or none. Everything else must be there, in its shape.
     """
     model, start = VisionTransformer(experiment.model), experiment.start
     if start is None:
         return model, False
     stored = _same(start)
-    tensors = resized(stored.tensors, stored.config, experiment.model.image_size)
+    tensors = resized(stored.tensors, stored.config, experiment.model.image_size, experiment.model.patch_size)
     linformers: list[Linformer] = [a for a in model.attentions() if isinstance(a, Linformer)]
     for attention in linformers:
         if attention.kind == "learned" and not attention.shared:
