@@ -45,6 +45,10 @@ From = Annotated[
     ),
 ]
 ImageSize = Annotated[int | None, typer.Option(metavar="PIXELS", help="Side of the images. [default: the set's own]")]
+Folds = Annotated[
+    int | None,
+    typer.Option(metavar="K", help="Cross-validate: deal the images out into K stratified folds, hold each out once."),
+]
 Limit = Annotated[int | None, typer.Option(metavar="N", help="At most so many images in each split.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave unreadable images out, and count them.")]
 

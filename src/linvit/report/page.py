@@ -148,6 +148,7 @@ def facts(study: Evidence) -> list[tuple[str, str]]:
     found = [
         ("Data", ", ".join(filter(None, [data.get("name"), classes, shape, *counts]))),
         ("Start", _start(info.get("start"))),
+        ("Folds", f"{study.folds}, dealt out anew by every seed; images are counted in one" if study.folds else ""),
         ("Seeds", _seeds(info.get("seeds") or {})),
         ("Training", _pairs({key: info.get(key) for key in ("epochs", "steps", "budget")})),
         ("Parameters matched", {True: "yes", False: "no", None: ""}[info.get("match")]),

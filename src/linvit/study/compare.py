@@ -7,7 +7,7 @@ is never run twice: the same call again goes on where it stopped, and a new vari
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 
 from linvit import metrics, report
 from linvit.attention import attention_options
-from linvit.data import Dataset, Survey, repeats, survey
+from linvit.data import Dataset, Fold, Survey, folded, repeats, survey
 from linvit.files import remove_parts, slug
 from linvit.locks import claimed, locked
 from linvit.measure.provenance import machine
@@ -32,6 +32,7 @@ from linvit.study.plan import Plan, Planner, Rung
 from linvit.study.protocol import Protocol
 from linvit.train import Start, architecture, backbones, open_data, pick_device
 from linvit.train.defaults import TUNED
+from linvit.train.folds import out_of_fold
 from linvit.train.tasks import TASKS
 
 ATTENTIONS = ("softmax", "performer-exp:m=32", "performer-relu:m=32", "performer-theta:m=32", "linformer:k=16")
@@ -49,6 +50,7 @@ def compare(
     start: str | Path | None = None,
     with_scratch: bool = False,
     seeds: int | None = None,
+    folds: int | None = None,
     seed: int = 0,
     margin: float | None = None,
     epochs: float | None = None,
@@ -75,6 +77,7 @@ def compare(
     attentions: one variant each; variants: whatever differs in more. controls: `uniform` is trained beside them.
     start: a trained model's folder: every variant begins with its weights; "backbones": with those that ship, which is
     usual for photos; "scratch": with nothing. with_scratch: and once more without.
+    folds: every seed deals the images out into so many, and each is held out once (then one seed is usual).
     margin: accuracy that a faster variant may lose against the best (0.01). budget: time for all of it, e.g. "15m":
     what is not given (image size, model, batch, seeds, steps) is then chosen to fit, and `say` is told the plan;
     dry_run ends there. jobs: how many trainings at a time, each in a process with `threads` threads (1), or as another
@@ -93,7 +96,10 @@ def compare(
                 parse(part.partition("@")[0]).name
             )  # a name nobody knows is an error before anything is read
     place = pick_device(device)
-    images = Survey.of(data) if isinstance(data, Dataset) else survey(data, data_root, limit)
+    if isinstance(data, Dataset):
+        images = Survey.of(data if folds is None else folded(data, Fold(0, folds, seed)))
+    else:
+        images = survey(data, data_root, limit, folds=folds)
     bare = list(dict.fromkeys(v.attention for v in wanted if v.start is None and not v.published))
     shaped = {key: value for v in wanted for key, value in v.options.items()}  # other shapes have none
     starts = backbones.chosen(start, bare, images, image_size, options | shaped)
@@ -103,23 +109,25 @@ def compare(
         budget = planning.BUDGET
     folder = Path(out) if out is not None else Path("runs") / f"compare-{slug(images.name)}"
     trained = sum(not v.published for v in wanted)
-    ladder = Planner(images, trained, cores() if place.type == "cpu" else 1, place, seeds, like=architecture(begin))
+    at_once = cores() if place.type == "cpu" else 1
+    ladder = Planner(images, trained, at_once, place, seeds, folds or 1, like=architecture(begin))
     plan, rung = _earlier_plan(folder, budget), None
     if budget is not None and plan is None:
         given = {key: value for key, value in options.items() if value is not None}
         ladder = ladder.with_rungs(given, image_size, not isinstance(data, Dataset))
         ladder = ladder.timed(seconds(budget), progress)
         rung, count = ladder.choose(seconds(budget))
-        plan = Plan(seconds=seconds(budget), image_size=rung.side, options=rung.options, seeds=count)
+        plan = Plan(seconds=seconds(budget), image_size=rung.side, options=rung.options, seeds=count, folds=folds or 1)
     side = image_size or (plan.image_size if plan else ladder.like and ladder.like.image_size)
     asked = {"root": data_root, "image_size": side, "limit": limit, "skip_bad": skip_bad}
     dataset, source = open_data(data, progress, **asked, patch_size=options.get("patch_size"))
     chosen = (plan.options if plan else {}) | options | ({"epochs": epochs} if epochs is not None else {})
-    protocol = Protocol(dataset, source, seed, chosen, match, begin)
+    protocol = Protocol(dataset, source, seed, chosen, match, begin, folds)
+    facts, dataset = Facts.of(protocol.dataset).model_copy(update={"identity": dataset.identity}), protocol.dataset
     every = named(wanted)
-    each = list(range(seed, seed + (seeds or (plan.seeds if plan else SEEDS))))
+    each = list(range(seed, seed + (seeds or (plan.seeds if plan else 1 if folds else SEEDS))))
     study = Study(
-        commands=[command] if command else [], started=time.time(), dataset=Facts.of(dataset), source=source,
+        commands=[command] if command else [], started=time.time(), dataset=facts, source=source, folds=folds,
         variants=every, seeds={variant.id: each for variant in every if not variant.published}, margin=margin or MARGIN,
         plan=plan, model=protocol.base.model, recipe=protocol.base.recipe, start=begin, match=match, budget=budget,
         machine=machine(),
@@ -221,7 +229,8 @@ def _settled(
     jobs = crew.placing(progress).jobs
     most = max(2, round(planning.WHOLE * ladder.enough * per_epoch))
     spent = time.perf_counter() - begun
-    steps, expected = planning.fitting(budget, spent, rates, ladder.images, per_epoch, plan.seeds, jobs, most)
+    runs = plan.seeds * plan.folds
+    steps, expected = planning.fitting(budget, spent, rates, ladder.images, per_epoch, runs, jobs, most)
     if steps < most:
         ladder = replace(ladder, correction=ladder.epochs(rung, plan.seeds, budget) / (steps / per_epoch))
     mine = ladder.described(budget, rung, plan.seeds, steps / per_epoch)
@@ -233,7 +242,7 @@ def _with_deadline(jobs: list[Job], plan: Plan, study: Study, begun: float) -> l
     """Runs of half the steps, which come last, are not begun when they would end after the budget: a machine that has
     become slower costs the check of whether it is too early to tell, which the same command makes up for."""
     at_a_time = study.placing.jobs if study.placing else 1
-    runs = len(study.seeds) * (plan.seeds + 0.5)  # as many whole ones
+    runs = len(study.seeds) * (plan.seeds * plan.folds + 0.5)  # as many whole ones
     half = plan.expected.get("training", 0.0) * at_a_time / runs / 2
     late = begun + plan.seconds - planning.measuring(plan.seconds) / 2 - half
     return [job.model_copy(update={"begin_by": late}) if job.half else job for job in jobs]
@@ -257,12 +266,25 @@ def _train(records: Records, jobs: list[Job], crew: Crew, hear: Hear) -> None:
                 replace(r, metric="half_accuracy", tags={k: v for k, v in r.tags.items() if k != "selection"})
                 for r in found if r.metric == "test_accuracy" and r.tags["selection"] == "best"
             ]  # fmt: skip
+        fold: dict[str, Tag] = {} if job.fold is None else {"fold": job.fold}
         mine = [
-            replace(r, artefact=f"{place}/{r.artefact}" if r.artefact else "").tagged(variant=job.variant)
+            replace(r, artefact=f"{place}/{r.artefact}" if r.artefact else "").tagged(variant=job.variant, **fold)
             for r in found
         ]
         records.append(r for r in mine if (r.experiment, *metrics.key(r)) not in there)  # a kill may have cut the last
     crew.close()
+    records.append(r for r in _out_of_fold(jobs) if ("", *metrics.key(r)) not in there)
+
+
+def _out_of_fold(jobs: list[Job]) -> Iterator[Record]:
+    """Of each variant and seed, what its folds say of all images; nothing where one of them is missing."""
+    groups: dict[tuple[str, int], list[Job]] = {}
+    for job in jobs:
+        if job.fold is not None and not job.half:
+            groups.setdefault((job.variant, job.experiment.seed), []).append(job)
+    for (variant, _), mine in groups.items():
+        base = mine[0].experiment.record(torch.device(mine[0].device)).tagged(variant=variant)
+        yield from out_of_fold(base, [Path(job.folder) for job in mine])
 
 
 def _measure(
@@ -317,6 +339,6 @@ def _warnings(study: Study, protocol: Protocol, limit: int | None) -> list[str]:
     if known := repeats(data):
         share = f"{known:,} of {len(data.test):,} test images ({known / len(data.test):.1%})"
         found.append(f"{share} repeat training images: accuracies are too high.")
-    if len(data.test) < 500:
-        found.append(f"Only {len(data.test)} test images: one of them is {1 / max(1, len(data.test)):.1%} of accuracy.")
+    if (tested := len(data.test) * (study.folds or 1)) < 500:
+        found.append(f"Only {tested} test images: one of them is {1 / max(1, tested):.1%} of accuracy.")
     return found

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from linvit.data import Dataset
+from linvit.data import Dataset, folded
 from linvit.records import Record, Records
-from linvit.train import Event, Experiment, Listener, run
+from linvit.train import Event, Experiment, Listener, Source, run
 from linvit.train.loop import Rate, Training
 
 WAIT = 30.0  # seconds for which the process of a killed study may still be saving
@@ -26,6 +26,7 @@ class Job(BaseModel):
     jobs: int
     variant: str  # its id
     half: bool = False  # of the steps, beside the variant's whole runs
+    fold: int | None = None  # held out
     experiment: Experiment
     folder: str
     device: str = "cpu"
@@ -66,6 +67,23 @@ class Job(BaseModel):
         """What is left of a job whose process ended before it did."""
         base = self.experiment.record(torch.device(self.device))
         return [Record("failed", None, experiment=base.experiment, device=base.device, tags=base.tags | {"why": why})]
+
+
+class Shelf:
+    """The images that a worker has opened, once for all folds of them."""
+
+    def __init__(self) -> None:
+        self.opened: dict[Source, Dataset] = {}
+
+    def find(self, experiment: Experiment) -> Dataset:
+        assert experiment.source is not None
+        fold, whole = experiment.source.fold, experiment.source.folded(None)
+        if whole not in self.opened:
+            self.opened[whole] = whole.open()
+        found = folded(self.opened[whole], fold) if fold else self.opened[whole]
+        if found.identity != experiment.data.identity:
+            raise ValueError(f"{whole.data} has changed since the study began")
+        return found
 
 
 Hear = Callable[[Job, Event], None]
