@@ -30,6 +30,11 @@ Threads = Annotated[int, typer.Option(min=0, callback=set_threads, help="CPU thr
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 DataRoot = Annotated[Path | None, typer.Option(help="Where named data sets lie. [default: $LINVIT_DATA]")]
 Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the results.")]
+On = Annotated[
+    str | None,
+    typer.Option(metavar="WHERE", help="Where trainings run: ray (the cluster of this machine or of $RAY_ADDRESS) or "
+                 "ray://HOST:PORT. [default: here]"),
+]  # fmt: skip
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of tables.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, and no more than the result.")]
 Data = Annotated[

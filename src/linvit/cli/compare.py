@@ -43,6 +43,7 @@ def run(
     jobs: Annotated[int | None, typer.Option(
         min=1, help="Trainings at a time. [default: the faster way, which is measured]")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of each training.")] = None,
+    on: options.On = None,
     device: options.Device = "auto",
     data_root: options.DataRoot = None,
     json: options.Json = False,
@@ -78,9 +79,9 @@ def run(
             folder = compare(
                 data, attentions=attention, controls=controls, start=start, with_scratch=with_scratch, seeds=seeds,
                 folds=folds, seed=seed, margin=None if margin is None else margin / 100, budget=budget, dry_run=dry_run,
-                out=out, device=device, jobs=jobs, threads=threads, data_root=data_root, image_size=image_size,
-                limit=limit, skip_bad=skip_bad, match=match, command=again, say=print if dry_run else display.say,
-                hear=display.hear, progress=display.progress, **extra,
+                out=out, device=device, runner=on, jobs=jobs, threads=threads, data_root=data_root,
+                image_size=image_size, limit=limit, skip_bad=skip_bad, match=match, command=again,
+                say=print if dry_run else display.say, hear=display.hear, progress=display.progress, **extra,
             )  # fmt: skip
         except KeyboardInterrupt as stop:
             raise KeyboardInterrupt(f"nothing that was trained is lost; go on with: {again}") from stop

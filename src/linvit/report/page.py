@@ -190,7 +190,8 @@ def _placing(placing: dict[str, Any] | None) -> str:
         return ""
     jobs, threads = placing["jobs"], placing["threads"]
     speeds = ", ".join(f"{name} {rate:g} steps/s" for name, rate in placing["measured"].items())
-    return (f"{jobs if jobs > 1 else 'one'} at a time, {threads} thread{'s' * (threads != 1)} each"
+    where = f" on {placing['runner']}" if str(placing.get("runner")).startswith("ray") else ""
+    return (f"{jobs if jobs > 1 else 'one'} at a time{where}, {threads} thread{'s' * (threads != 1)} each"
             + (f" (measured: {speeds})" if speeds else ""))  # fmt: skip
 
 

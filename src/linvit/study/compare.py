@@ -30,6 +30,7 @@ from linvit.study.jobs import Hear, Job
 from linvit.study.measuring import Measuring
 from linvit.study.plan import Plan, Planner, Rung
 from linvit.study.protocol import Protocol
+from linvit.study.runners import runner_of
 from linvit.train import Start, architecture, backbones, open_data, pick_device
 from linvit.train.defaults import TUNED
 from linvit.train.folds import out_of_fold
@@ -81,8 +82,8 @@ def compare(
     margin: accuracy that a faster variant may lose against the best (0.01). budget: time for all of it, e.g. "15m":
     what is not given (image size, model, batch, seeds, steps) is then chosen to fit, and `say` is told the plan;
     dry_run ends there. jobs: how many trainings at a time, each in a process with `threads` threads (1), or as another
-    registered `runner` has it; without any of them the machine's faster way is measured. hear(job, event) is told of
-    every training, progress(done, total, what) of all else.
+    registered `runner` has it ("ray" and "ray://HOST:PORT": on a cluster); without any of them the machine's faster way
+    is measured. hear(job, event) is told of every training, progress(done, total, what) of all else.
     """
     begun = time.perf_counter()
     _check(seeds, epochs, budget, jobs, margin, options)
@@ -95,7 +96,8 @@ def compare(
             attention_options(
                 parse(part.partition("@")[0]).name
             )  # a name nobody knows is an error before anything is read
-    place = pick_device(device)
+    there = runner_of(runner).reach(runner, device, threads) if runner else None
+    place, at_once = there or (pick_device(device), None)
     if isinstance(data, Dataset):
         images = Survey.of(data if folds is None else folded(data, Fold(0, folds, seed)))
     else:
@@ -109,8 +111,9 @@ def compare(
         budget = planning.BUDGET
     folder = Path(out) if out is not None else Path("runs") / f"compare-{slug(images.name)}"
     trained = sum(not v.published for v in wanted)
-    at_once = cores() if place.type == "cpu" else 1
-    ladder = Planner(images, trained, at_once, place, seeds, folds or 1, like=architecture(begin))
+    at_once = at_once or (cores() if place.type == "cpu" else 1)
+    near = pick_device() if there else place  # where steps are timed to choose a model
+    ladder = Planner(images, trained, at_once, near, seeds, folds or 1, like=architecture(begin))
     plan, rung = _earlier_plan(folder, budget), None
     if budget is not None and plan is None:
         given = {key: value for key, value in options.items() if value is not None}
@@ -162,7 +165,7 @@ def compare(
             if plan is not None and study.finished is None:
                 jobs_left = _with_deadline(jobs_left, plan, study, time.time() - (time.perf_counter() - begun))
             _train(records, jobs_left, crew, hear)
-            _measure(folder, records, study, protocol, jobs_left, place, begun, progress, limit)
+            _measure(folder, records, study, protocol, jobs_left, crew, begun, progress, limit)
             with repeated(progress) as tell:
                 tell(0, 1, "writing the report")
                 report.build(folder)
@@ -272,7 +275,6 @@ def _train(records: Records, jobs: list[Job], crew: Crew, hear: Hear) -> None:
             for r in found
         ]
         records.append(r for r in mine if (r.experiment, *metrics.key(r)) not in there)  # a kill may have cut the last
-    crew.close()
     records.append(r for r in _out_of_fold(jobs) if ("", *metrics.key(r)) not in there)
 
 
@@ -288,7 +290,7 @@ def _out_of_fold(jobs: list[Job]) -> Iterator[Record]:
 
 
 def _measure(
-    folder: Path, records: Records, study: Study, protocol: Protocol, jobs: list[Job], device: torch.device,
+    folder: Path, records: Records, study: Study, protocol: Protocol, jobs: list[Job], crew: Crew,
     begun: float, progress: Progress, limit: int | None,
 ) -> None:  # fmt: skip
     """Everything beside accuracy, and what the page says of the whole."""
@@ -299,7 +301,9 @@ def _measure(
     if study.plan and study.finished is None:  # what is done beyond the plan is not held to it
         left = begun + planning.KEPT * study.plan.seconds - start - PAGE
         deadline = time.monotonic() + max(planning.measuring(study.plan.seconds) / 4, left)
-    failed = Measuring(folder, records, protocol.dataset, study, jobs, protocol.base, device, progress, deadline).all()
+    what = Measuring(folder, records, protocol.dataset, study, jobs, protocol.base, crew.device, progress, deadline)
+    failed, elsewhere = crew.measure(what)
+    study.machine = elsewhere or study.machine
     if study.finished is None or records.path.stat().st_size != before:
         study.finished, now = time.time(), time.perf_counter()
         for what, since in (("measuring", start), ("all", begun)):

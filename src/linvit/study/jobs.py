@@ -32,6 +32,7 @@ class Job(BaseModel):
     device: str = "cpu"
     threads: int = 1
     test: bool = True
+    checkpoint_seconds: float = 30.0
     begin_by: float | None = None  # seconds since the epoch after which it is left for another call
 
     def do(self, dataset: Dataset, listeners: Sequence[Listener]) -> list[Record]:
@@ -43,7 +44,7 @@ class Job(BaseModel):
         try:
             return run(
                 self.experiment, dataset, Path(self.folder), device=torch.device(self.device), listeners=listeners,
-                test=self.test, wait=WAIT,
+                test=self.test, wait=WAIT, checkpoint_seconds=self.checkpoint_seconds,
             )  # fmt: skip
         finally:
             torch.set_num_threads(before)

@@ -75,8 +75,10 @@ class Worker:
 
 @RUNNERS.register("processes")
 class Processes(Runner):
-    def __init__(self, jobs: int, datasets: Mapping[str, Dataset]):
-        super().__init__(jobs, datasets)
+    opens = True
+
+    def __init__(self, jobs: int | None, datasets: Mapping[str, Dataset], where: str = ""):
+        super().__init__(jobs, datasets, where)
         self.answers: queue.Queue[tuple[Worker, dict[str, Any] | None]] = queue.Queue()
         self.workers: list[Worker] = []
 
