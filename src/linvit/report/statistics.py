@@ -164,16 +164,16 @@ def compare(
     for i, j in zip(*np.triu_indices(k, 1), strict=True):
         groups[(there[i] & there[j]).tobytes()].append((int(i), int(j)))
     for key, pairs in groups.items():
-        shared = np.frombuffer(key, dtype=bool)
-        n = int(shared.sum())
+        common = np.frombuffer(key, dtype=bool)
+        n = int(common.sum())
         if n < 1:
             continue
-        rows = np.flatnonzero(there[:, shared].all(axis=1))
-        pooled, known = _residual(scores[rows][:, shared])
-        seen = {i: found[shared] for i, found in enumerate(right) if found is not None and i in rows}
-        blur = _images(scores[:, shared], seen)
+        rows = np.flatnonzero(there[:, common].all(axis=1))
+        pooled, known = _residual(scores[rows][:, common])
+        seen = {i: found[common] for i, found in enumerate(right) if found is not None and i in rows}
+        blur = _images(scores[:, common], seen)
         for i, j in pairs:
-            d = scores[i, shared] - scores[j, shared]
+            d = scores[i, common] - scores[j, common]
             own = d.var(ddof=1) if n > 1 else np.nan
             for a, b, sign in ((i, j, 1), (j, i, -1)):
                 difference[a, b], seeds[a, b], freedom[a, b] = sign * d.mean(), n, known or max(1, n - 1)
