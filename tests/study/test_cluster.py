@@ -33,6 +33,17 @@ DATA = "synthetic:classes=3,images=96,size=8,channels=1"
 SMALL = {"stem": "patch", "patch_size": 4, "dim": 16, "depth": 1, "heads": 2, "mlp_dim": 32, "batch_size": 16}
 WORDS = {"attentions": ["softmax", "performer-relu:m=8"], "seeds": 1, "epochs": 2, "controls": False, **SMALL}
 NODE = {"num_cpus": 1, "include_dashboard": False}
+SHORT = """
+from linvit.records import Record
+from linvit.study import measuring
+measuring.LENGTHS, measuring.ROUNDS = (16,), 1
+measuring.peak_memory = lambda *_: Record("peak_memory", 7, "bytes", tags={"batch": 16})
+"""
+CODE = f"""
+import json, sys
+from linvit.study import compare
+compare({DATA!r}, runner="ray", threads=1, out=sys.argv[1], **json.loads(sys.argv[2]))
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -52,9 +63,12 @@ def port() -> int:
 
 
 @pytest.fixture(scope="module")
-def head(port: int) -> Iterator[Cluster]:
-    """One node with one processor; tests add the second, which they may kill."""
+def head(port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One node with one processor, which measures little; tests add the second, which they may kill."""
+    plugin = tmp_path_factory.mktemp("plugin") / "short.py"
+    plugin.write_text(SHORT)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LINVIT_PLUGINS", str(plugin))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
         cluster = Cluster(initialize_head=True, head_node_args=NODE | {"ray_client_server_port": port})
@@ -127,8 +141,10 @@ def jobs(folder: Path, count: int, **options: Any) -> list[Job]:
     source, found = Source.of(DATA), []
     for number in range(count):
         experiment = design(source.open(), "performer-relu:m=8", number, source=source, **SMALL | options)
-        found.append(Job(number=number, jobs=count, variant="x", experiment=experiment, folder=str(folder / f"{number}"),
-                         checkpoint_seconds=0.0))  # fmt: skip
+        place = str(folder / f"{number}")
+        found.append(
+            Job(number=number, jobs=count, variant="x", experiment=experiment, folder=place, checkpoint_seconds=0.0)
+        )
     return found
 
 
@@ -212,16 +228,13 @@ def test_a_process_that_always_dies_is_a_failed_job(head: Cluster, tmp_path: Pat
         "@register('deadly')\n"
         "class Deadly(Identity):\n"
         "    def attend(self, q, k, v, mask):\n"
-        "        if 'RAY_JOB_ID' in os.environ or os.environ.get('DEADLY'):\n"
-        "            os._exit(3)\n"
-        "        return v\n"
+        "        os._exit(3)\n"
     )
-    code = f"""
-from linvit.study import compare
-compare({DATA!r}, runner="ray", threads=1, out={str(tmp_path / "x")!r}, **{WORDS | {"attentions": ["softmax", "deadly"]}!r})
-"""
-    environment = os.environ | {"LINVIT_PLUGINS": str(plugin), "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
+    words = WORDS | {"attentions": ["softmax", "deadly"]}
+    plugins = os.pathsep.join([os.environ["LINVIT_PLUGINS"], str(plugin)])
+    environment = os.environ | {"LINVIT_PLUGINS": plugins, "PYTHONPATH": os.pathsep.join(sys.path)}
+    call = [sys.executable, "-c", CODE, str(tmp_path / "x"), json.dumps(words)]
+    done = subprocess.run(call, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     failed = [r for r in Records(tmp_path / "x" / "records.jsonl") if r.metric == "failed"]
     assert {r.tags["variant"] for r in failed} == {"deadly"}
@@ -245,14 +258,9 @@ def test_from_outside_the_cluster(cluster: Cluster, port: int, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_an_interrupted_study_saves_what_its_nodes_are_at(cluster: Cluster, tmp_path: Path) -> None:
-    code = f"""
-import json, sys
-from linvit.study import compare
-compare({DATA!r}, runner="ray", threads=1, out=sys.argv[1], **json.loads(sys.argv[2]))
-"""
     words, out = WORDS | {"epochs": 2000}, tmp_path / "x"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen([sys.executable, "-c", code, str(out), json.dumps(words)], env=environment)
+    process = subprocess.Popen([sys.executable, "-c", CODE, str(out), json.dumps(words)], env=environment)
     deadline = time.monotonic() + 100
     while len(list(out.glob("*/best/model.safetensors"))) < 2:
         assert time.monotonic() < deadline
