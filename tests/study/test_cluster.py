@@ -11,7 +11,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -63,24 +64,38 @@ def port() -> int:
 
 
 @pytest.fixture(scope="module")
-def head(port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """One node with one processor, which measures little; tests add the second, which they may kill."""
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], AbstractContextManager[None]]:
+    """While it lasts, nodes that are started measure little."""
     plugin = tmp_path_factory.mktemp("plugin") / "short.py"
     plugin.write_text(SHORT)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LINVIT_PLUGINS", str(plugin))
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+
+    @contextmanager
+    def starting() -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("LINVIT_PLUGINS", str(plugin))
+            patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+            patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+            yield
+
+    return starting
+
+
+@pytest.fixture(scope="module")
+def head(port: int, nodes: Callable[[], AbstractContextManager[None]]) -> Iterator[Cluster]:
+    """One node with one processor; tests add the second, which they may kill."""
+    with nodes():
         cluster = Cluster(initialize_head=True, head_node_args=NODE | {"ray_client_server_port": port})
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_ADDRESS", cluster.address)
         yield cluster
-        ray.shutdown()
-        cluster.shutdown()
+    ray.shutdown()
+    cluster.shutdown()
 
 
 @pytest.fixture
-def cluster(head: Cluster) -> Iterator[Cluster]:
-    node = head.add_node(**NODE)
+def cluster(head: Cluster, nodes: Callable[[], AbstractContextManager[None]]) -> Iterator[Cluster]:
+    with nodes():
+        node = head.add_node(**NODE)
     yield head
     if node in head.worker_nodes:
         head.remove_node(node)
@@ -231,8 +246,7 @@ def test_a_process_that_always_dies_is_a_failed_job(head: Cluster, tmp_path: Pat
         "        os._exit(3)\n"
     )
     words = WORDS | {"attentions": ["softmax", "deadly"]}
-    plugins = os.pathsep.join([os.environ["LINVIT_PLUGINS"], str(plugin)])
-    environment = os.environ | {"LINVIT_PLUGINS": plugins, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = os.environ | {"LINVIT_PLUGINS": str(plugin), "PYTHONPATH": os.pathsep.join(sys.path)}
     call = [sys.executable, "-c", CODE, str(tmp_path / "x"), json.dumps(words)]
     done = subprocess.run(call, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -134,8 +134,9 @@ def _placed(told: Told) -> Iterator[tuple[Path, Mirror | None]]:
     """In a task: the study's folder as this node has it, and, where that is one of its own, its mirror."""
     import ray
 
-    if told.plugins:
-        os.environ.setdefault("LINVIT_PLUGINS", told.plugins)
+    own = os.environ.get("LINVIT_PLUGINS", "")
+    if told.plugins and told.plugins not in own:
+        os.environ["LINVIT_PLUGINS"] = os.pathsep.join(filter(None, [told.plugins, own]))
     root = Path(told.root)
     if (root / told.mark).exists():
         yield root, None
