@@ -391,8 +391,9 @@ class Cluster(Runner):
     def _taken(self) -> list[Post]:
         try:
             posts = self.ray.get(self.mail)
-        except self.ray.exceptions.RayError:
-            raise ValueError("the cluster is lost; what was trained is not: give the same command again") from None
+        except self.ray.exceptions.RayError as error:
+            what = f"the cluster is lost ({_why(error)}); what was trained is not: give the same command again"
+            raise ValueError(what) from None
         self.mail = self.box.take.remote()
         return posts
 
@@ -416,25 +417,28 @@ class Cluster(Runner):
                 hear(job, Noted("its process or node was lost: it goes on elsewhere, from its last checkpoint"))
                 self._send(job, attempt + 1)
                 return None
-            return job.failed(f"lost {TRIES} times: {_first_line(error)}")
+            return job.failed(f"lost {TRIES} times: {_why(error)}")
         except self.ray.exceptions.RayTaskError as error:
-            if "No module named 'linvit'" in str(error):
-                raise ValueError("a node has no linvit: install the same version on every node") from None
-            return job.failed(_first_line(getattr(error, "cause", error)))
+            return job.failed(_why(error))
         if "error" in answer:
             raise ValueError(answer["error"])
         if "failed" in answer:
             return job.failed(answer["failed"])
         if answer["files"]:
-            _write(Path(job.folder).resolve().parent, answer["files"])
-            job.experiment.claim(Path(job.folder))  # a node may have had its start elsewhere
+            folder = Path(job.folder).resolve()
+            old = dict.fromkeys(f"{folder.name}/{name}" for name in Mirror(folder).seen)
+            _write(folder.parent, old | answer["files"])
+            job.experiment.claim(folder)  # a node may have had its start elsewhere
         return [Record.of(row) for row in answer["records"]]
 
     def rate(self, job: Job, seconds: float) -> Rate:
         """All that run at a time at once; each begins when about all are there."""
         told, answers = Told(self.box, 0, 0, "", "", [], self._start(job), self.plugins), []
         for duration in (0.0, seconds):
-            answers = self.ray.get([self._task(job, told, duration) for _ in range(self.jobs)])
+            try:
+                answers = self.ray.get([self._task(job, told, duration) for _ in range(self.jobs)])
+            except self.ray.exceptions.RayError as error:
+                raise ValueError(f"the cluster could not be timed: {_why(error)}") from None
             if wrong := [answer for answer in answers if "rate" not in answer]:
                 raise ValueError(next(iter(wrong[0].values())))
         return min(Rate(*answer["rate"]) for answer in answers)
@@ -444,6 +448,7 @@ class Cluster(Runner):
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         root, kind = what.folder.resolve(), "GPU" if what.device.type == "cuda" else "CPU"
+        why = f"no node with a {kind} is left"
         for attempt in range(TRIES):
             able = [node for node in _alive(self.ray) if node["Resources"].get(kind, 0) >= 1]
             if not able:
@@ -462,11 +467,18 @@ class Cluster(Runner):
             ref = task.remote(self._told(-1, attempt, root, files), pieces, *self._images(what.base))
             try:
                 answer = self._heard_out(ref, what)
-            except self.lost:
+            except self.lost as error:
+                why = _why(error)
                 continue
+            except self.ray.exceptions.RayTaskError as error:
+                why = _why(error)
+                break
+            except KeyboardInterrupt:
+                self.ray.cancel(ref)
+                raise
             _write(root, answer["files"])
             return answer["failed"], answer["machine"] | {"node": name}
-        return ["Speed and memory could not be measured: no node stayed for it."], {}
+        return [f"Speed and memory could not be measured: {why}."], {}
 
     def _heard_out(self, ref: Any, what: Measuring) -> dict[str, Any]:
         """The answer; how far it is, meanwhile."""
@@ -520,5 +532,9 @@ def _room(nodes: Sequence[Mapping[str, Any]], threads: int, device: torch.device
     return sum(each)
 
 
-def _first_line(error: Any) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+def _why(error: Any) -> str:
+    """What went wrong in a task, in one line."""
+    if "No module named 'linvit'" in str(error):
+        return "a node has no linvit: install the same version on every node"
+    error = getattr(error, "cause", None) or error
+    return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
