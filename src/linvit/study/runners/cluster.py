@@ -418,7 +418,7 @@ class Cluster(Runner):
                 self._send(job, attempt + 1)
                 return None
             return job.failed(f"lost {TRIES} times: {_why(error)}")
-        except self.ray.exceptions.RayTaskError as error:
+        except self.ray.exceptions.RayError as error:
             return job.failed(_why(error))
         if "error" in answer:
             raise ValueError(answer["error"])
