@@ -116,8 +116,7 @@ def settings(pairs: list[str] | None, **flags: Any) -> dict[str, Any]:
 
 ELSEWHERE = (
     "data", "attention", "attentions", "seed", "seeds", "image_size", "limit", "skip_bad", "out", "device", "data_root",
-    "budget", "match", "jobs", "threads", "controls", "runner", "with_scratch", "folds",
-    "on",
+    "budget", "match", "jobs", "threads", "controls", "runner", "with_scratch", "folds", "on",
 )  # fmt: skip
 NOT_OPTIONS = (  # but arguments of the functions
     "progress", "listeners", "checkpoint_seconds", "command", "hear", "test", "variants", "source", "start", "task",

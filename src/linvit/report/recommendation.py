@@ -130,7 +130,7 @@ def _undecided(
     if math.isfinite(times) and times > 0:
         images = _rounded(max(1.1, times) * summary.images)
         return lead, (f"These {summary.images:,} test images cannot settle it; about {images:,} could.",), ""
-    return lead, (f"Not even {MOST} seeds would settle it: they differ too much.",), ""
+    return lead, (f"Not even {_in_seeds(MOST, summary)} seeds would settle it: they differ too much.",), ""
 
 
 def _in_seeds(runs: float, summary: Summary) -> int:

@@ -301,8 +301,8 @@ def _measure(
     if study.plan and study.finished is None:  # what is done beyond the plan is not held to it
         left = begun + planning.KEPT * study.plan.seconds - start - PAGE
         deadline = time.monotonic() + max(planning.measuring(study.plan.seconds) / 4, left)
-    what = Measuring(folder, records, protocol.dataset, study, jobs, protocol.base, crew.device, progress, deadline)
-    failed, elsewhere = crew.measure(what)
+    work = Measuring(folder, records, protocol.dataset, study, jobs, protocol.base, crew.device, progress, deadline)
+    failed, elsewhere = crew.measure(work)
     study.machine = elsewhere or study.machine
     if study.finished is None or records.path.stat().st_size != before:
         study.finished, now = time.time(), time.perf_counter()

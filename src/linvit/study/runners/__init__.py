@@ -25,7 +25,7 @@ class Runner(ABC):
     opens = False  # whether its workers open the images themselves
 
     def __init__(self, jobs: int | None, datasets: Mapping[str, Dataset], where: str = ""):
-        self.jobs, self.datasets, self.where = jobs or 1, datasets, where
+        self.jobs, self.datasets = jobs or 1, datasets
 
     @classmethod
     def reach(cls, where: str, device: str, threads: int | None) -> tuple[torch.device, int] | None:
