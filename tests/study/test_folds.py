@@ -150,7 +150,7 @@ def test_images_given_as_they_are_are_dealt_out_too(tmp_path: Path) -> None:
 def test_a_budget_counts_every_fold(tmp_path: Path) -> None:
     """The steps of five runs for each variant must fit, not of one."""
     said: list[str] = []
-    compare(DATA, attentions=["softmax"], folds=5, budget="20s", controls=False, threads=1, dry_run=True,
+    compare(DATA, attentions=["softmax"], folds=5, budget="90s", controls=False, threads=1, dry_run=True,
             out=tmp_path / "x", say=said.append, **OPTIONS)  # fmt: skip
     assert "1 variants × 5 folds ×" in next(line for line in said if line.startswith("  runs"))
     offer = Offer(seconds=60, image_size=8, narrower=1, seeds=1, folds=5, epochs=3, tells="something")
