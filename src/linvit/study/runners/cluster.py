@@ -60,32 +60,36 @@ class Post(NamedTuple):
     files: Files
 
 
-class Mailbox:
-    """Where tasks post what happens: an actor on the cluster's first node."""
+def _mailbox(ray: Any) -> Any:
+    """Where tasks post what happens: an actor on the cluster's first node. A class in a function travels by value, and
+    posts are plain tuples there, so that its process needs nothing of linvit."""
 
-    def __init__(self) -> None:
-        self.posts: list[Post] = []
-        self.there = asyncio.Event()
+    class Mailbox:
+        def __init__(self) -> None:
+            self.posts: list[tuple[Any, ...]] = []
+            self.there = asyncio.Event()
 
-    async def put(self, post: Post) -> None:
-        self.posts.append(post)
-        self.there.set()
+        async def put(self, *post: Any) -> None:
+            self.posts.append(post)
+            self.there.set()
 
-    async def take(self) -> list[Post]:
-        """All that has come, as soon as something has."""
-        await self.there.wait()
-        return await self.rest()
+        async def take(self) -> list[tuple[Any, ...]]:
+            """All that has come, as soon as something has."""
+            await self.there.wait()
+            return await self.rest()
 
-    async def rest(self) -> list[Post]:
-        self.there.clear()
-        posts, self.posts = self.posts, []
-        return posts
+        async def rest(self) -> list[tuple[Any, ...]]:
+            self.there.clear()
+            posts, self.posts = self.posts, []
+            return posts
+
+    return ray.remote(Mailbox).options(num_cpus=0, resources={"node:__internal_head__": 0.001}).remote()
 
 
 class Told(NamedTuple):
     """What a task is told of its place. Lists hold a reference, which is followed only if it is needed."""
 
-    box: Any  # the Mailbox
+    box: Any  # the mailbox
     number: int
     attempt: int
     root: str  # the study's folder
@@ -95,7 +99,7 @@ class Told(NamedTuple):
     plugins: str
 
     def post(self, row: dict[str, Any], files: Files) -> Any:
-        return self.box.put.remote(Post(self.number, self.attempt, row, files))
+        return self.box.put.remote(self.number, self.attempt, row, dict(files))
 
 
 class Mirror:
@@ -311,8 +315,7 @@ class Cluster(Runner):
         self.marks: dict[Path, str] = {}  # by study folder
         plugins = filter(None, os.environ.get("LINVIT_PLUGINS", "").split(os.pathsep))
         self.plugins = os.pathsep.join(str(Path(part).resolve()) for part in plugins)
-        first = {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}}
-        self.box = ray.remote(Mailbox).options(**first).remote()
+        self.box = _mailbox(ray)
         self.mail = self.box.take.remote()
 
     @classmethod
@@ -390,7 +393,7 @@ class Cluster(Runner):
 
     def _taken(self) -> list[Post]:
         try:
-            posts = self.ray.get(self.mail)
+            posts = [Post(*post) for post in self.ray.get(self.mail)]
         except self.ray.exceptions.RayError as error:
             what = f"the cluster is lost ({_why(error)}); what was trained is not: give the same command again"
             raise ValueError(what) from None
@@ -501,7 +504,8 @@ class Cluster(Runner):
                 self.ray.wait(list(self.pending), num_returns=len(self.pending), timeout=SAVING)
                 posts = self.ray.get(self.box.rest.remote(), timeout=SAVING)
                 arrived, _ = self.ray.wait([self.mail], timeout=0)
-                self._read([*(self.ray.get(self.mail) if arrived else []), *posts], lambda job, event: None)
+                every = [*(self.ray.get(self.mail) if arrived else []), *posts]
+                self._read([Post(*post) for post in every], lambda job, event: None)
             self.ray.kill(self.box)
         for root, mark in self.marks.items():
             (root / mark).unlink(missing_ok=True)
