@@ -254,7 +254,7 @@ def connect(where: str) -> Any:
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     try:
-        import ray
+        import ray.exceptions
     except ImportError:
         raise ValueError("a Ray cluster needs the package ray: pip install 'linvit[cluster]'") from None
     if ray.is_initialized():
