@@ -2,7 +2,8 @@
 
 A new metric is its measurement and one row here. `per` are the tags that tell one measurement of it from another: two
 records of a metric that agree in them are the same measurement, and the newer one counts. With a `seed` among them it
-is measured once per run, else once per variant. `linvit list metrics` prints the table.
+is measured once per run, else once per variant. In a study of folds a record without one is of all images, each of
+which was held out once. `linvit list metrics` prints the table.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from linvit.records import Record
 
-VARIANT, RUN, MODEL = ("variant",), ("variant", "seed"), ("variant", "seed", "selection")
+VARIANT, RUN, MODEL = ("variant",), ("variant", "seed", "fold"), ("variant", "seed", "fold", "selection")
 CURVE = ("variant", "baseline", "attention", "tokens", "mode", "heads", "head_dim", "prefix", "batch", "seed")
 SYNTHETIC = ("variant", "attention", "sigma", "tokens", "heads", "head_dim", "seed")
 SPREAD = ("low", "high")  # quartiles, or the extremes of a few draws
@@ -108,6 +109,8 @@ TABLE = (
     Metric("test_loss", "nat", MODEL, "cross-entropy on test images", -1),
     *(Metric(name, "fraction", (*MODEL, "class"), f"{name} of one class on test images", 1)
       for name in ("precision", "recall", "f1")),
+    *(Metric(f"macro_{name}", "fraction", MODEL, f"{name}, its mean over classes, of folds: each image when held out",
+             1, column=f"macro_{name}") for name in ("precision", "recall", "f1")),
     Metric("confusion", "", MODEL, "test images by true (row) and predicted class", artefact='JSON {"matrix": [[…]]}'),
     Metric("predictions", "", MODEL, "the class said of each test image", artefact=".npz: predicted, labels"),
     Metric("learning_curve", "", RUN, "how it learned", artefact="log.jsonl, a line per validation"),

@@ -179,3 +179,69 @@ def test_what_would_settle_it():
     right = {name: dict(enumerate(few[i])) for i, name in enumerate("ab")}
     found = judge({name: {s: float(x.mean()) for s, x in of.items()} for name, of in right.items()}, right)
     assert found.settle("ab")[0] == math.inf
+
+
+def corrected(d: np.ndarray, held_out: float) -> tuple[float, float]:
+    """Nadeau and Bengio by hand: the interval of the mean of d, one value for each run, of which so many times as many
+    images as were trained on were held out."""
+    n, mean = len(d), sum(d) / len(d)
+    variance = sum((x - mean) ** 2 for x in d) / (n - 1)
+    half = stats.t.ppf(0.975, n - 1) * math.sqrt((1 / n + held_out) * variance)
+    return mean - half, mean + half
+
+
+@pytest.mark.parametrize(("folds", "seeds"), [(3, 1), (5, 1), (7, 3)])
+def test_folds_get_the_corrected_resampled_t(folds, seeds):
+    shared = 1 / (folds - 1)
+    a, b = 0.9 + 0.02 * np.random.default_rng(folds).normal(size=(2, folds * seeds))
+    found = interval(a, shared)
+    assert found is not None
+    assert (found.low, found.high) == pytest.approx(corrected(a, shared))
+    pair = compare(np.stack([a, b]), shared=shared)
+    low, high = corrected(a - b, shared)
+    assert pair.half(0.025)[0, 1] == pytest.approx((high - low) / 2)
+    runs = [(seed, fold) for seed in range(seeds) for fold in range(folds)]
+    standing = judge({"a": dict(zip(runs, a + 1, strict=True)), "b": dict(zip(runs, b, strict=True))}, shared=shared)
+    assert standing.of["b"].over_seeds == pytest.approx(corrected(b - a - 1, shared))
+    assert pair.half(0.025)[0, 1] > compare(np.stack([a, b])).half(0.025)[0, 1]
+
+
+def cross_validated(rng, folds: int, seeds: int, images: int = 100, features: int = 11) -> np.ndarray:
+    """(2, runs): two learners that are equally good, each with features of its own; nearest class mean."""
+    labels = np.arange(images) % 2
+    x = rng.normal(size=(2, images, features)) + 0.35 * (2 * labels[:, None] - 1)
+    found = []
+    for _ in range(seeds):
+        hand = rng.permutation(images) % folds
+        for fold in range(folds):
+            train, test = hand != fold, hand == fold
+            means = [x[:, train & (labels == label)].mean(axis=1) for label in (0, 1)]
+            w, middle = means[1] - means[0], (means[1] + means[0]) / 2
+            said = np.einsum("lnf,lf->ln", x[:, test] - middle[:, None], w) > 0
+            found.append((said == labels[test]).mean(axis=1))
+    return np.array(found).T
+
+
+@pytest.mark.parametrize(("folds", "seeds", "naive"), [(5, 1, 0.05), (5, 3, 0.2)])
+def test_equal_learners_are_told_apart_as_rarely_as_promised(folds, seeds, naive):
+    """Which they are not, least with several seeds, if runs are taken for independent."""
+    rng, studies = np.random.default_rng(folds + seeds), 400
+    wrong = np.zeros(2)
+    for _ in range(studies):
+        scores = cross_validated(rng, folds, seeds)
+        d = scores[0].mean() - scores[1].mean()
+        for i, shared in enumerate((1 / (folds - 1), 0.0)):
+            wrong[i] += abs(d) > compare(scores, resolution=1e-9, shared=shared).half(0.025)[0, 1]
+    assert wrong[0] / studies <= at_most(0.05, studies)
+    assert wrong[1] / studies > naive
+
+
+def test_more_seeds_of_folds_settle_only_so_much():
+    """What folds share does not become less with more of them: it takes more images."""
+    table = {"a": {(0, i): 0.95 + 0.001 * (-1) ** i for i in range(5)},
+             "b": {(0, i): 0.95 - 0.001 * (-1) ** i for i in range(5)}}  # fmt: skip
+    assert judge(table, margin=0.002).settle(["b"])[0] == 18
+    seeds, who, times = judge(table, margin=0.002, shared=0.25).settle(["b"])
+    assert seeds == math.inf
+    assert who == ["a", "b"]
+    assert 1 < times < 10

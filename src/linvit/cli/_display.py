@@ -68,7 +68,7 @@ class Display:
         """One of a study's trainings."""
         self.heard += 1
         name, kind = job.experiment.label, type(event).__name__
-        who = f"{name} seed {job.experiment.seed}"
+        who = f"{name} seed {job.experiment.seed}" + ("" if job.fold is None else f" fold {job.fold}")
         if kind == "Noted":
             self.say(f"{who}: {event.text}")
         elif kind == "Diverged":

@@ -32,6 +32,11 @@ Threads = Annotated[int, typer.Option(min=0, callback=set_threads, help="CPU thr
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 DataRoot = Annotated[Path | None, typer.Option(help="Where named data sets lie. [default: $LINVIT_DATA]")]
 Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the results.")]
+On = Annotated[
+    str | None,
+    typer.Option(metavar="WHERE", help="Where trainings run: ray (the cluster of this machine or of $RAY_ADDRESS) or "
+                 "ray://HOST:PORT. [default: here]"),
+]  # fmt: skip
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of tables.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, and no more than the result.")]
 Data = Annotated[
@@ -54,6 +59,10 @@ Rate = Annotated[float | None, typer.Option(help="The highest learning rate.")]
 Amp = Annotated[str | None, typer.Option(help="off, bf16 or fp16.")]
 SaveEvery = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Time between checkpoints.")]
 ImageSize = Annotated[int | None, typer.Option(metavar="PIXELS", help="Side of the images. [default: the set's own]")]
+Folds = Annotated[
+    int | None,
+    typer.Option(metavar="K", help="Cross-validate: deal the images out into K stratified folds, hold each out once."),
+]
 Limit = Annotated[int | None, typer.Option(metavar="N", help="At most so many images in each split.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave unreadable images out, and count them.")]
 

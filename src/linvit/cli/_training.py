@@ -13,11 +13,18 @@ if TYPE_CHECKING:
 
 
 def summary(trained: Trained) -> dict[str, Any]:
+    alone = {
+        "test_accuracy_final": trained.value("test_accuracy", "final"),
+        "validation_accuracy": trained.value("validation_accuracy"),
+    }
+    folds = {
+        "test_accuracy_interval": interval_of_folds(trained),
+        "folds": [one.test_accuracy for one in trained.folds],
+    }
     return {
         "folder": str(trained.folder),
         "test_accuracy": trained.test_accuracy,
-        "test_accuracy_final": trained.value("test_accuracy", "final"),
-        "validation_accuracy": trained.value("validation_accuracy"),
+        **(folds if trained.folds else alone),
         "diverged": trained.diverged or None,
         "skipped": trained.data.skipped,
         "records": rows(trained.records),
@@ -32,6 +39,9 @@ def print_summary(trained: Trained, already: bool) -> None:
         print(f"{folder}: this experiment is finished; nothing was left to do")
     if trained.data.skipped:
         print(f"skipped        {trained.data.skipped} unreadable images")
+    if trained.folds:
+        print_folds(trained)
+        return
     best, final = trained.find("test_accuracy", "best"), trained.find("test_accuracy", "final")
     if best is None or final is None or best.value is None:
         return
@@ -45,10 +55,38 @@ def print_summary(trained: Trained, already: bool) -> None:
     print(f"               linvit evaluate {folder} · linvit.load('{folder}') in Python")
 
 
+def interval_of_folds(trained: Trained) -> tuple[float, float] | None:
+    """Of the accuracy over all images, corrected for those that folds share; None if a fold diverged."""
+    from linvit.report.statistics import interval
+
+    found = [one.test_accuracy for one in trained.folds]
+    whole, spread = trained.test_accuracy, interval((x for x in found if x is not None), 1 / max(1, len(found) - 1))
+    if whole is None or spread is None or spread.low is None:
+        return None
+    half = spread.mean - spread.low
+    return max(0.0, whole - half), min(1.0, whole + half)
+
+
+def print_folds(trained: Trained) -> None:
+    whole, ends = trained.find("test_accuracy", "best"), interval_of_folds(trained)
+    if whole is None or ends is None:
+        return
+    print(f"out of fold    {whole.value:.4f} [{ends[0]:.4f}, {ends[1]:.4f}], n = {whole.n} in {len(trained.folds)} "
+          "folds, one seed: corrected resampled t")  # fmt: skip
+    scores = [f"{name} {trained.value(f'macro_{key}'):.4f}"
+              for name, key in (("precision", "precision"), ("recall", "recall"), ("F1", "f1"))]  # fmt: skip
+    print(f"               {', '.join(scores)}: means over classes")
+    seconds = duration(sum(one.value("train_seconds") or 0 for one in trained.folds))
+    print(f"model          {whole.tags['attention']}, {trained.value('parameters'):,} parameters, trained in {seconds}")
+    print(f"folder         {trained.folder} (a model for each fold: {trained.folder / 'fold-0' / 'best'}, …)")
+    print("use it         train once more without --folds: all images but a test split then make one model")
+
+
 def explain_divergence(trained: Trained) -> int:
     """What to try, and the exit code."""
     step = trained.value("diverged")
     kept = f"the best model until then is in {trained.folder / 'best'}" if trained.model else "no epoch was finished"
+    kept = f"the other folds are in {trained.folder}" if trained.folds else kept
     print(
         f"linvit: diverged at step {step:.0f}: {trained.diverged} is not finite; {kept}. "
         "Try a lower --lr, --set warmup=0.3, --set clip_norm=0.5 or an attention with qk_norm=true; and another --out",
@@ -78,7 +116,7 @@ def settings(pairs: list[str] | None, **flags: Any) -> dict[str, Any]:
 
 ELSEWHERE = (
     "data", "attention", "attentions", "seed", "seeds", "image_size", "limit", "skip_bad", "out", "device", "data_root",
-    "budget", "match", "jobs", "threads", "controls", "runner", "with_scratch", "with_redrawn",
+    "budget", "match", "jobs", "threads", "controls", "runner", "with_scratch", "with_redrawn", "folds", "on",
 )  # fmt: skip
 NOT_OPTIONS = (  # but arguments of the functions
     "progress", "listeners", "checkpoint_seconds", "command", "hear", "test", "variants", "source", "start", "task",

@@ -29,7 +29,9 @@ def run(
     dry_run: Annotated[bool, typer.Option(
         "--dry-run", help="Print the plan and what more time would buy, and stop.")] = False,
     seeds: Annotated[int | None, typer.Option(
-        min=1, help="Runs of each variant, with seeds SEED … SEED+K−1. [default: 3, or what fits the budget]")] = None,
+        min=1, help="Runs of each variant, with seeds SEED … SEED+K−1. "
+        "[default: 3, or what fits the budget; 1 with --folds]")] = None,
+    folds: options.Folds = None,
     margin: Annotated[float | None, typer.Option(
         metavar="POINTS", help="Accuracy that a faster variant may lose, in points. [default: 1]")] = None,
     seed: options.Seed = 0,
@@ -44,6 +46,7 @@ def run(
     jobs: Annotated[int | None, typer.Option(
         min=1, help="Trainings at a time. [default: the faster way, which is measured]")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of each training.")] = None,
+    on: options.On = None,
     device: options.Device = "auto",
     data_root: options.DataRoot = None,
     json: options.Json = False,
@@ -65,6 +68,8 @@ def run(
         linvit compare path/to/images --from runs/pretrained -a softmax -a performer-relu:m=32 --budget 1h
 
         linvit compare cifar10 -a softmax -a performer-relu:m=32,dwc=5 -a linformer:k=32 --epochs 10 --seeds 5
+
+        linvit compare path/to/few-images --folds 5
     """
     from linvit.cli import _output, _study, _training
     from linvit.cli._display import Display
@@ -76,9 +81,10 @@ def run(
         try:
             folder = compare(
                 data, attentions=attention, controls=controls, start=start, with_scratch=with_scratch,
-                with_redrawn=with_redrawn, seeds=seeds, seed=seed, margin=None if margin is None else margin / 100,
-                budget=budget, dry_run=dry_run, out=out, device=device, jobs=jobs, threads=threads,
-                data_root=data_root, image_size=image_size, limit=limit, skip_bad=skip_bad, match=match, command=again,
+                with_redrawn=with_redrawn, seeds=seeds, folds=folds, seed=seed,
+                margin=None if margin is None else margin / 100, budget=budget, dry_run=dry_run, out=out, device=device,
+                runner=on, jobs=jobs, threads=threads, data_root=data_root, image_size=image_size, limit=limit,
+                skip_bad=skip_bad, match=match, command=again,
                 say=print if dry_run else display.say, hear=display.hear, progress=display.progress, **extra,
             )  # fmt: skip
         except KeyboardInterrupt as stop:

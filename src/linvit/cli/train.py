@@ -37,6 +37,7 @@ def run(
     image_size: options.ImageSize = None,
     limit: options.Limit = None,
     skip_bad: options.SkipBad = False,
+    folds: options.Folds = None,
     data_root: options.DataRoot = None,
     out: Annotated[Path | None, typer.Option(
         metavar="DIR", help="Folder of this experiment. [default: runs/DATA-id]")] = None,
@@ -59,6 +60,7 @@ def run(
         linvit train cifar10 -a softmax@2+performer-relu:m=32@2 --depth 4 --lr 1e-3 --set mixup=0.2
         linvit train mnist --limit 12000 --epochs 2 --json
         linvit train photos/ --from runs/pretrained -a performer-relu:m=32 --epochs 5
+        linvit train digits --folds 5
     """
     from linvit.cli import _output, _training
     from linvit.cli._display import Display
@@ -76,7 +78,7 @@ def run(
     with Display(quiet) as display, _output.warnings_in_one_line(), options.resumable(ctx):
         trained = train(
             data, start=start, out=out, seed=seed, device=device, data_root=data_root, image_size=image_size,
-            limit=limit, skip_bad=skip_bad, listeners=[display.listen], progress=display.progress,
+            limit=limit, skip_bad=skip_bad, folds=folds, listeners=[display.listen], progress=display.progress,
             checkpoint_seconds=save_every, **chosen,
         )  # fmt: skip
     if json:

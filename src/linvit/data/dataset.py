@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from linvit.data.augment import Augment
 from linvit.data.cache import Pixels, Wanted, cache_root, decoded, digest
 from linvit.data.decode import LARGEST, SMALLEST, resize
 from linvit.data.sources import DATASETS, FORMATS, SPLITS, Arrays, Pictures, check_memory
+from linvit.data.splits import Fold
 from linvit.errors import choices
 from linvit.files import slug, write_atomically
 from linvit.progress import Progress, ignore
@@ -71,6 +72,7 @@ class Dataset:
     std: tuple[float, ...]
     identity: str  # of pixels, labels, class names and splits: equal identities are equal data
     skipped: int = 0  # unreadable images left out
+    own_test: bool = True  # the set brought its test images: they are not taken from train
 
     @property
     def channels(self) -> int:
@@ -190,7 +192,25 @@ def load_data(
     return Dataset(
         name, classes, *(Split(pixels.images, part, pixels.labels[part]) for part in rows), mean=tuple(stored["mean"]),
         std=tuple(stored["std"]), identity=identity.hexdigest()[:32], skipped=pixels.skipped,
+        own_test="test" in pixels.counts,
     )  # fmt: skip
+
+
+def folded(data: Dataset, which: Fold) -> Dataset:
+    """The same images with one fold held out as test; statistics and validation are of the others. All images are dealt
+    out, but for test images of the set's own, which are left alone."""
+    parts = [data.train, data.validation, *([] if data.own_test else [data.test])]
+    store, rows = data.train.store, np.concatenate([part.rows for part in parts])
+    if any(part.store is not store for part in parts):
+        raise ValueError(f"folds of {data.name} need all its images in one array")
+    order = np.argsort(rows, kind="stable")  # whichever of them a seed had chosen to validate
+    pool = Split(store, rows[order], np.concatenate([part.labels for part in parts])[order])
+    found = {part: pool.some(places) for part, places in splits.fold(pool.labels, data.classes, which).items()}
+    mean, std = _statistics(store, found["train"].rows)
+    identity = hashlib.sha256(data.identity.encode())
+    for part in found.values():
+        identity.update(len(part).to_bytes(8, "little") + part.rows.tobytes())
+    return replace(data, **found, mean=tuple(mean), std=tuple(std), identity=identity.hexdigest()[:32])
 
 
 def read_source(source: str | Path, root: str | Path | None, store: Path) -> tuple[str, Arrays | Pictures]:

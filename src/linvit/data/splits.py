@@ -2,19 +2,29 @@
 
 The draw uses raw Philox bits, which NumPy guarantees never to change, so the same seed gives the same images on every
 machine; the file makes the choice inspectable and fixed. The test images of a set that brings none depend on its
-content alone, never on the seed: five seeds are scored on one test set.
+content alone, never on the seed: five seeds are scored on one test set. Folds are dealt out anew by every seed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from linvit.data.sources import check_labels
 from linvit.randomness import permutation
 
-TEST_FRACTION = 0.2
+TEST_FRACTION, VALIDATION_FRACTION = 0.2, 0.1
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One of so many parts of the images, each of which is held out once."""
+
+    index: int  # from 0
+    of: int
+    seed: int = 0  # by which images are dealt out
 
 
 def choose(
@@ -41,6 +51,28 @@ def stratified(rows: np.ndarray, labels: np.ndarray, fraction: float, *key: int 
         taken.append(mine[permutation(len(mine), *key, int(label))[:count]])
     chosen = np.sort(np.concatenate(taken)) if taken else rows[:0]
     return np.setdiff1d(rows, chosen, assume_unique=True), chosen
+
+
+def fold(labels: np.ndarray, classes: Sequence[str], which: Fold) -> dict[str, np.ndarray]:
+    """The places of the images that train, validate and, held out, test.
+
+    They are dealt out class by class: folds, and the images of a class in them, differ by at most one in number.
+    """
+    counts = np.bincount(labels, minlength=len(classes)).tolist()
+    if which.of < 2:
+        raise ValueError(f"folds={which.of} must be at least 2")
+    if (fewest := min(counts)) < which.of:
+        raise ValueError(
+            f"folds={which.of} needs as many images of every class, but '{classes[counts.index(fewest)]}' has "
+            f"{fewest}: {f'give at most {fewest}, or ' if fewest > 1 else ''}add images or remove the class"
+        )
+    each = [np.flatnonzero(labels == label) for label in range(len(classes))]
+    dealt = np.concatenate([mine[permutation(len(mine), "fold", which.seed, i)] for i, mine in enumerate(each)])
+    hand = np.empty(len(labels), np.int64)
+    hand[dealt] = np.arange(len(labels)) % which.of
+    rest, test = np.flatnonzero(hand != which.index), np.flatnonzero(hand == which.index)
+    train, validation = stratified(rest, labels, VALIDATION_FRACTION, "fold", which.seed, which.of, which.index)
+    return {"train": train, "validation": validation, "test": test}
 
 
 def thin(rows: np.ndarray, labels: np.ndarray, limit: int, *key: int | str) -> np.ndarray:

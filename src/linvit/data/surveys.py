@@ -13,6 +13,7 @@ from linvit.data.cache import cache_root
 from linvit.data.dataset import Dataset, read_source
 from linvit.data.decode import BadImage, read_header
 from linvit.data.sources import SPLITS, Arrays
+from linvit.data.splits import Fold
 
 SAMPLE, AMONG = 256, 8192  # headers that are read, evenly among the first so many images
 
@@ -34,9 +35,10 @@ class Survey:
 
 
 def survey(
-    source: str | Path, root: str | Path | None = None, limit: int | None = None, cache: str | Path | None = None
-) -> Survey:
-    """Of what `load_data` would load; what is wrong with the images is left for it to say."""
+    source: str | Path, root: str | Path | None = None, limit: int | None = None, cache: str | Path | None = None,
+    folds: int | None = None,
+) -> Survey:  # fmt: skip
+    """Of what `load_data` would load, or of one of its folds; what is wrong with the images is left for it to say."""
     name, found = read_source(source, root, cache_root(cache))
     splits.check(str(source), found.labels, found.counts, list(found.classes), 0.1, limit)
     if isinstance(found, Arrays):
@@ -54,4 +56,8 @@ def survey(
         channels = 3 if any(header.colour for header in headers) else 1
         side = int(np.median([(header.width, header.height) for header in headers]))
     rows = splits.choose(found.labels, found.counts, validation=0.1, seed=0, limit=limit)
+    if folds is not None:
+        parts = ["train", "validation", *([] if "test" in found.counts else ["test"])]
+        pool = np.concatenate([rows[part] for part in parts])
+        rows = splits.fold(found.labels[pool], found.classes, Fold(0, folds))
     return Survey(name, len(found.classes), channels, side, **{part: len(rows[part]) for part in SPLITS})

@@ -19,7 +19,8 @@ class Provenance(TypedDict):
 
 
 def provenance(device: torch.device, dtype: torch.dtype) -> Provenance:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    known = device.type == "cuda" and torch.cuda.is_available()  # else it is another machine's
+    name = torch.cuda.get_device_name(device) if known else device.type
     return {"device": name, "threads": torch.get_num_threads(), "dtype": str(dtype).removeprefix("torch.")}
 
 

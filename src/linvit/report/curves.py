@@ -13,6 +13,7 @@ import numpy as np
 from linvit.files import read_lines
 from linvit.metrics import seconds as in_seconds
 from linvit.records import Record
+from linvit.report.evidence import run_of
 from linvit.report.summary import Result, Summary, number
 
 Rows = list[dict[str, Any]]
@@ -94,9 +95,9 @@ def _refused(summary: Summary, variant: Result) -> dict[float, str]:
 
 def _whole(summary: Summary, variant: Result) -> list[Record]:
     """The learning curves of seeds that did not diverge, or of all where each did: a mean must be of the same seeds."""
-    diverged = {r.tags.get("seed") for r in summary.study.of("diverged", variant=variant.id)}
+    diverged = {run_of(r) for r in summary.study.of("diverged", variant=variant.id)}
     curves = summary.study.of("learning_curve", variant=variant.id)
-    return [r for r in curves if r.tags.get("seed") not in diverged] or curves
+    return [r for r in curves if run_of(r) not in diverged] or curves
 
 
 def learning(summary: Summary, key: str, over: str = "epoch") -> Rows:
@@ -174,6 +175,8 @@ def classes(summary: Summary) -> tuple[Rows, list[str], int]:
     for metric in SCORES:
         for r in summary.study.of(metric):
             value, name = number(r.value), r.tags.get("class")
+            if "fold" in r.tags:  # those of all folds together count
+                continue
             if value is not None and name is not None and r.tags.get("selection", "best") == "best":
                 seen[labels.get(str(r.tags.get("variant")), ""), str(name)][metric].append(value)
     rows = [{"variant": label, "class": name} | {metric: sum(values) / len(values) for metric, values in found.items()}

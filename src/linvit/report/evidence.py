@@ -53,6 +53,11 @@ class Evidence:
         return self.info.get("dataset") or {}
 
     @property
+    def folds(self) -> int:
+        """Into which the images were dealt out for every seed; 0: each run was tested on the same images."""
+        return int(self.info.get("folds") or 0)
+
+    @property
     def classes(self) -> list[str]:
         return self.dataset.get("classes") or []
 
@@ -73,13 +78,19 @@ class Evidence:
     def right(self) -> dict[str, dict[int, np.ndarray]]:
         """variant → seed → whether each test image was right, of runs that were tested on the same images."""
         found: dict[str, dict[int, np.ndarray]] = {}
-        for r in self.of("predictions"):
+        for r in self.of("predictions") if not self.folds else ():
             file = _arrays(r) if r.tags.get("selection", "best") == "best" else {}
             said, labels = (file.get(name, np.zeros(0)) for name in ("predicted", "labels"))
             if len(labels) > 1 and np.array_equal(labels, self.labels) and said.shape == labels.shape:
                 mine: dict[Any, np.ndarray] = found.setdefault(str(r.tags.get("variant")), {})
                 mine[r.tags.get("seed", 0)] = said == labels
         return found
+
+
+def run_of(record: Record) -> Any:
+    """What tells a run from the others of its variant: its seed, or its seed and the fold that was held out."""
+    seed, fold = record.tags.get("seed", 0), record.tags.get("fold")
+    return seed if fold is None else (seed, fold)
 
 
 def _arrays(record: Record) -> dict[str, np.ndarray]:
@@ -104,6 +115,8 @@ def read(folders: Path | str | Sequence[Path | str]) -> Evidence:
     for what in ("identity", "classes"):
         if len({json.dumps(part.dataset[what]) for part in parts if part.dataset.get(what)}) > 1:
             raise ValueError("studies of different data cannot be merged: their images or classes are not the same")
+    if len({part.folds for part in parts}) > 1:
+        raise ValueError("studies with other folds cannot be merged")
     if len({_protocol(part) for part in parts}) > 1:  # equal names are then different experiments
         parts = [_apart(part, path.resolve().name) for part, path in zip(parts, paths, strict=True)]
     records = sorted((r for part in parts for r in part.records), key=lambda r: r.time)

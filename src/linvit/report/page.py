@@ -148,6 +148,7 @@ def facts(study: Evidence) -> list[tuple[str, str]]:
     found = [
         ("Data", ", ".join(filter(None, [data.get("name"), classes, shape, *counts]))),
         ("Start", _start(info.get("start"))),
+        ("Folds", f"{study.folds}, dealt out anew by every seed; images are counted in one" if study.folds else ""),
         ("Seeds", _seeds(info.get("seeds") or {})),
         ("Training", _pairs({key: info.get(key) for key in ("epochs", "steps", "budget")})),
         ("Parameters matched", {True: "yes", False: "no", None: ""}[info.get("match")]),
@@ -189,7 +190,8 @@ def _placing(placing: dict[str, Any] | None) -> str:
         return ""
     jobs, threads = placing["jobs"], placing["threads"]
     speeds = ", ".join(f"{name} {rate:g} steps/s" for name, rate in placing["measured"].items())
-    return (f"{jobs if jobs > 1 else 'one'} at a time, {threads} thread{'s' * (threads != 1)} each"
+    where = f" on {placing['runner']}" if str(placing.get("runner")).startswith("ray") else ""
+    return (f"{jobs if jobs > 1 else 'one'} at a time{where}, {threads} thread{'s' * (threads != 1)} each"
             + (f" (measured: {speeds})" if speeds else ""))  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from linvit.metrics import percent
 from linvit.report import statistics
 from linvit.report.growth import Growth, growth
 from linvit.report.statistics import ENOUGH, MOST, in_points
-from linvit.report.summary import Result, Summary, count_seeds
+from linvit.report.summary import Result, Summary
 
 TIE = 1.05  # a speed difference below 5 % is no reason
 
@@ -64,13 +64,14 @@ def _advice(summary: Summary, able: dict[str, Result], best: Result, speed: str 
     few = [v for v in able.values() if v.verdict == statistics.UNKNOWN]
     if few or len(best.scores) < ENOUGH:
         who = able.values() if len(best.scores) < ENOUGH else [best, *few]
+        what = "folds" if summary.folds else "seeds"
         return Recommendation(
             best.id, "Most accurate so far",
-            (f"{best.label} is the most accurate so far, {_right(best)} in {_seeds(best)}{_speed(best)}.",
-             "Whether another is as good cannot be told yet: every variant needs the same three seeds or more."),
+            (f"{best.label} is the most accurate so far, {_right(best)} in {_seeds(best, summary)}{_speed(best)}.",
+             f"Whether another is as good cannot be told yet: every variant needs the same three {what} or more."),
             statistics.UNKNOWN,
-            "With fewer than three shared seeds the most accurate is named, and nothing is claimed of the others.",
-            again(summary, who, max(ENOUGH, *(len(v.scores) for v in who))),
+            f"With fewer than three shared {what} the most accurate is named, and nothing is claimed of the others.",
+            again(summary, who, _in_seeds(max(ENOUGH, *(len(v.scores) for v in who)), summary)),
         )  # fmt: skip
     shown = [v for v in able.values() if v.standing.shown]
     chosen = _fastest(shown, speed) if shown else best
@@ -81,7 +82,7 @@ def _advice(summary: Summary, able: dict[str, Result], best: Result, speed: str 
         return Recommendation(chosen.id, "Recommendation", sentences, f"within {in_points(summary.margin)}",
                               _reason(speed, len(shown), summary), command)  # fmt: skip
     open_ones, text, command = _undecided(summary, faster, [best])
-    lead = f"{best.label} is the most accurate so far, {_right(best)} in {_seeds(best)}{_speed(best)}."
+    lead = f"{best.label} is the most accurate so far, {_right(best)} in {_seeds(best, summary)}{_speed(best)}."
     return Recommendation(
         best.id, "Most accurate so far",
         (lead, *(open_ones or (f"It may still lose {in_points(summary.margin)} or more to another.",)), *text),
@@ -121,15 +122,21 @@ def _undecided(
     names = _and(f"{v.label} ({_behind(v, best)})" for v in faster)
     lead = (f"{names} {are} undecided whether {'it' if len(faster) == 1 else 'they'} {whether} {margin} or more.",)
     lead = lead if faster else ()
-    if len(summary.study.info.get("commands") or []) > 1 and summary.seeds > ENOUGH:
+    if len(summary.study.info.get("commands") or []) > 1 and summary.seeds > (1 if summary.folds else ENOUGH):
         return lead, (f"The difference lies too near {margin} for these seeds; `--margin` asks with another one.",), ""
     if math.isfinite(seeds):
-        runs = [summary[name] for name in who]
-        return lead, (f"About {seeds:.0f} seeds would settle it:",), again(summary, runs, int(seeds))
+        runs, count = [summary[name] for name in who], _in_seeds(seeds, summary)
+        each = f", {summary.folds} folds each," if summary.folds else ""
+        return lead, (f"About {count} seeds{each} would settle it:",), again(summary, runs, count)
     if math.isfinite(times) and times > 0:
         images = _rounded(max(1.1, times) * summary.images)
         return lead, (f"These {summary.images:,} test images cannot settle it; about {images:,} could.",), ""
-    return lead, (f"Not even {MOST} seeds would settle it: they differ too much.",), ""
+    return lead, (f"Not even {_in_seeds(MOST, summary)} seeds would settle it: they differ too much.",), ""
+
+
+def _in_seeds(runs: float, summary: Summary) -> int:
+    """How many seeds are at least so many runs of a variant."""
+    return math.ceil(runs / max(1, summary.folds))
 
 
 def _behind(variant: Result, best: Result) -> str:
@@ -238,8 +245,8 @@ def _right(variant: Result) -> str:
     return f"right on {_percent(variant)} of the test images"
 
 
-def _seeds(variant: Result) -> str:
-    return count_seeds(len(variant.scores))
+def _seeds(variant: Result, summary: Summary) -> str:
+    return summary.repeated(variant.seeds)
 
 
 def _and(names: Iterable[str]) -> str:
@@ -266,6 +273,7 @@ def _what(chosen: Result, best: Result) -> str:
 
 def _how_sure(chosen: Result, summary: Summary) -> str:
     over = "over seeds and test images" if summary.sampled else f"over seeds, on these {summary.images:,} test images"
+    over = f"over {summary.repeated(summary.seeds)}, corrected for the images they share" if summary.folds else over
     sure = f"At 95\N{NO-BREAK SPACE}% confidence ({over})"
     loss = chosen.standing.loses_at_most or 0.0
     if loss <= 0:

@@ -16,6 +16,11 @@ trusts two degrees of freedom too much. c is Dunnett's one-sided constant for k 
 Hsu's multiple comparisons with the best want it. Variant i is within the margin if d_ij − h_ij > −margin for every
 other j, worse if d_ij + h_ij < −margin for some j, and else undecided.
 
+Folds share images: any two of n runs, each with one fold of one seed held out, were trained on mostly the same, so
+their differences are not independent. Nadeau and Bengio take the correlation of two runs to be the share of images that
+is held out, which gives the mean difference the variance V·(1/n + held out / others) with V between runs (Bouckaert and
+Frank, for folds that are dealt out anew by every seed). Seeds and images are both part of V, so h² is c(f)² times that.
+
 A study may be looked at twice, first and with the number of seeds that `settle` names: c is of a level at which both
 looks together call a variant within the margin that is not in at most 5 % of studies. `benchmarks/decisions.py`
 simulates all of it.
@@ -62,14 +67,15 @@ class Interval:
     n: int
 
 
-def interval(values: Iterable[float]) -> Interval | None:
+def interval(values: Iterable[float], shared: float = 0.0) -> Interval | None:
+    """`shared`: of folds, the images that are held out over those that are not, which makes it the corrected one."""
     x = np.asarray([value for value in values if np.isfinite(value)], dtype=float)
     if not len(x):
         return None
     mean = float(x.mean())
     if len(x) < 2:
         return Interval(mean, None, None, 1)
-    half = float(stdtrit(len(x) - 1, 1 - LEVEL / 2) * x.std(ddof=1) / np.sqrt(len(x)))
+    half = float(stdtrit(len(x) - 1, 1 - LEVEL / 2) * x.std(ddof=1) * np.sqrt(1 / len(x) + shared))
     return Interval(mean, mean - half, mean + half, len(x))
 
 
@@ -103,13 +109,15 @@ def _dunnett(count: int, freedom: float, level: float) -> float:
 @dataclass(frozen=True)
 class Comparison:
     """All pairs (variants, variants): `difference[i, j]` = accuracy i − j over the `seeds` they share; `noise`, its
-    variance between seeds, known with `freedom`; `images`, its variance by the choice of test images (NaN: unknown)."""
+    variance between seeds, known with `freedom`; `images`, its variance by the choice of test images (NaN: unknown).
+    Of folds a seed is one fold of one seed, and `shared` are the images held out over the others."""
 
     difference: np.ndarray
     seeds: np.ndarray
     noise: np.ndarray
     freedom: np.ndarray
     images: np.ndarray
+    shared: float = 0.0
 
     def _constants(self, level: float, count: int | None = None) -> tuple[np.ndarray, float]:
         """Dunnett's: of each pair for seeds, and of all for images."""
@@ -121,7 +129,8 @@ class Comparison:
         """Half width of one-sided bounds that hold together; infinite where nothing can be said."""
         seeds, images = self._constants(level, count)
         with np.errstate(divide="ignore", invalid="ignore"):
-            found = np.sqrt(seeds**2 * self.noise / self.seeds + images**2 * np.nan_to_num(self.images))
+            mean = self.noise * (1 / self.seeds + self.shared)
+            found = np.sqrt(seeds**2 * mean + images**2 * np.nan_to_num(self.images))
         found = np.where(self.seeds >= ENOUGH, found, np.inf)
         np.fill_diagonal(found, 0)
         return found
@@ -134,14 +143,16 @@ class Comparison:
         (seeds, images), (more, and_more) = self._constants(LOOK), self._constants(1 - POWER)
         others = max(1, len(self.difference) - 1)
         most = sum(dunnett(others, MOST - 1, level) for level in (LOOK, 1 - POWER)) ** 2 * self.noise / MOST
-        blur = (images + and_more) ** 2 * np.nan_to_num(self.images)
+        blur = (images + and_more) ** 2 * np.nan_to_num(self.images) + (seeds + more) ** 2 * self.shared * self.noise
         with np.errstate(divide="ignore", invalid="ignore"):
             count = np.ceil((seeds + more) ** 2 * self.noise / np.maximum(margin**2 - blur, 0) - 1e-9)
             times = np.where(most < blur, blur / np.maximum(margin**2 - most, 0), np.inf)
         return np.where(most + blur <= margin**2, np.minimum(count, MOST), np.inf), times
 
 
-def compare(scores: np.ndarray, right: Sequence[np.ndarray | None] = (), resolution: float = 0.0) -> Comparison:
+def compare(
+    scores: np.ndarray, right: Sequence[np.ndarray | None] = (), resolution: float = 0.0, shared: float = 0.0
+) -> Comparison:
     """`scores` is (variants, seeds), NaN where a seed is missing; `right` has for each variant whether an image was
     right, (seeds, images), where that is known. No deviation between seeds below `resolution`, one image, is believed.
     """
@@ -153,22 +164,22 @@ def compare(scores: np.ndarray, right: Sequence[np.ndarray | None] = (), resolut
     for i, j in zip(*np.triu_indices(k, 1), strict=True):
         groups[(there[i] & there[j]).tobytes()].append((int(i), int(j)))
     for key, pairs in groups.items():
-        shared = np.frombuffer(key, dtype=bool)
-        n = int(shared.sum())
+        common = np.frombuffer(key, dtype=bool)
+        n = int(common.sum())
         if n < 1:
             continue
-        rows = np.flatnonzero(there[:, shared].all(axis=1))
-        pooled, known = _residual(scores[rows][:, shared])
-        seen = {i: found[shared] for i, found in enumerate(right) if found is not None and i in rows}
-        blur = _images(scores[:, shared], seen)
+        rows = np.flatnonzero(there[:, common].all(axis=1))
+        pooled, known = _residual(scores[rows][:, common])
+        seen = {i: found[common] for i, found in enumerate(right) if found is not None and i in rows}
+        blur = _images(scores[:, common], seen)
         for i, j in pairs:
-            d = scores[i, shared] - scores[j, shared]
+            d = scores[i, common] - scores[j, common]
             own = d.var(ddof=1) if n > 1 else np.nan
             for a, b, sign in ((i, j, 1), (j, i, -1)):
                 difference[a, b], seeds[a, b], freedom[a, b] = sign * d.mean(), n, known or max(1, n - 1)
                 noise[a, b] = max(own, 2 * pooled, max(resolution, 1e-12) ** 2)
                 images[a, b] = blur.get((i, j), np.nan)
-    return Comparison(difference, seeds, noise, freedom, images)
+    return Comparison(difference, seeds, noise, freedom, images, shared)
 
 
 def _images(scores: np.ndarray, right: Mapping[int, np.ndarray]) -> dict[tuple[int, int], float]:
@@ -262,22 +273,23 @@ class Verdicts:
         return (seeds if seeds <= MOST else math.inf), who, float(times[is_open].max())
 
 
-Scores = Mapping[str, Mapping[int, float]]
+Scores = Mapping[str, Mapping[Any, float]]
 
 
 def judge(
     scores: Scores, right: Mapping[str, Mapping[int, np.ndarray]] | None = None, diverged: Sequence[str] = (),
-    resolution: float = 0.0, margin: float = MARGIN,
+    resolution: float = 0.0, margin: float = MARGIN, shared: float = 0.0,
 ) -> Verdicts:  # fmt: skip
     """`scores[variant][seed]` and, where it is known, `right[variant][seed]`, image by image → a verdict each.
-    A variant with a diverged seed is only flagged."""
+    A variant with a diverged seed is only flagged. Of folds, a seed stands for one fold of one, as in `Comparison`."""
     of = {name: Standing(DIVERGED if name in diverged else MISSING) for name in scores}
     names = tuple(name for name in scores if scores[name] and name not in diverged)
     if not names:
         return Verdicts(None, of, (), compare(np.empty((0, 0))), margin)
     seeds = sorted({seed for name in names for seed in scores[name]}, key=str)
     table = np.array([[scores[name].get(seed, np.nan) for seed in seeds] for name in names])
-    found = compare(table, [_stack((right or {}).get(name, {}), scores[name], seeds) for name in names], resolution)
+    known_right = [_stack((right or {}).get(name, {}), scores[name], seeds) for name in names]
+    found = compare(table, known_right, resolution, shared)
     itself = np.eye(len(names), dtype=bool)
     top = int(np.where(itself, np.inf, found.difference).min(axis=1).argmax())  # over shared seeds, pair by pair
     half = found.half()
@@ -306,7 +318,8 @@ def _stack(right: Mapping[int, np.ndarray], scores: Mapping[int, float], seeds: 
 def _against(found: Comparison, i: int, j: int) -> dict[str, Any]:
     """A difference and its 95 % intervals over seeds and over images, as a Standing names them."""
     d, n = float(found.difference[i, j]), found.seeds[i, j]
-    seeds = stdtrit(found.freedom[i, j], 1 - LEVEL / 2) * np.sqrt(found.noise[i, j] / n) if n > 1 else np.nan
+    spread = np.sqrt(found.noise[i, j] * (1 / n + found.shared)) if n > 1 else np.nan
+    seeds = stdtrit(found.freedom[i, j], 1 - LEVEL / 2) * spread
     images = stdtrit(1e12, 1 - LEVEL / 2) * np.sqrt(found.images[i, j])
     spans = {"over_seeds": float(seeds), "over_images": float(images)}
     return {"behind": d} | {name: (d - half, d + half) for name, half in spans.items() if not math.isnan(half)}

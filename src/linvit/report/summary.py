@@ -12,7 +12,7 @@ import numpy as np
 from linvit import metrics
 from linvit.records import Record
 from linvit.report import statistics
-from linvit.report.evidence import Asked, Evidence
+from linvit.report.evidence import Asked, Evidence, run_of
 from linvit.report.statistics import Interval, Standing, Verdicts
 
 
@@ -21,12 +21,13 @@ class Result(Asked):
     """What is known of one variant. `numbers` holds the metrics that are numbers, means over seeds where there are."""
 
     index: int = 0  # its place decides colour, shape and dash in every chart
-    scores: dict[int, float] = field(default_factory=dict)  # seed → test accuracy of the validation-selected model
-    half: dict[int, float] = field(default_factory=dict)  # the same after half of the steps
+    folds: int = 0
+    scores: dict[Any, float] = field(default_factory=dict)  # run → test accuracy of the validation-selected model
+    half: dict[Any, float] = field(default_factory=dict)  # the same after half of the steps
     best: Interval | None = None
     final: Interval | None = None
     numbers: dict[str, float] = field(default_factory=dict)
-    diverged: list[str] = field(default_factory=list)  # one line for each seed
+    diverged: list[str] = field(default_factory=list)  # one line for each run
     failed: list[str] = field(default_factory=list)
     standing: Standing = field(default_factory=lambda: Standing(statistics.MISSING))
 
@@ -39,8 +40,12 @@ class Result(Asked):
         return self.attention.partition(":")[0] in metrics.CONTROLS
 
     @property
-    def both(self) -> list[int]:
-        """Seeds that were trained for half of the steps and for all."""
+    def seeds(self) -> int:
+        return len({run[0] if isinstance(run, tuple) else run for run in self.scores})
+
+    @property
+    def both(self) -> list[Any]:
+        """Runs that were trained for half of the steps and for all."""
         return [seed for seed in self.half if seed in self.scores]
 
     def get(self, metric: str) -> float | None:
@@ -60,7 +65,22 @@ class Summary:
     def seeds(self) -> int:
         """As many as were asked for: one that diverged everywhere counts too."""
         asked = self.study.info.get("seeds") or {}
-        return max([0, *(len(v.scores) for v in self.variants), *map(len, asked.values())])
+        return max([0, *(v.seeds for v in self.variants), *map(len, asked.values())])
+
+    @property
+    def folds(self) -> int:
+        return self.study.folds
+
+    @property
+    def runs(self) -> int:
+        """Of each variant."""
+        return self.seeds * max(1, self.folds)
+
+    def repeated(self, seeds: int) -> str:
+        """How often a variant was trained, in words."""
+        if not self.folds:
+            return count_seeds(seeds)
+        return f"{self.folds} folds" + (f" × {count_seeds(seeds)}" if seeds > 1 else "")
 
     @property
     def images(self) -> int:
@@ -70,7 +90,7 @@ class Summary:
         """What these variants are among themselves."""
         return statistics.judge(
             {v.id: v.scores for v in variants}, self.study.right, [v.id for v in variants if v.diverged],
-            1 / self.images if self.images > 1 else 0.0, self.margin,
+            max(1, self.folds) / self.images if self.images > 1 else 0.0, self.margin, _shared(self.study),
         )  # fmt: skip
 
     @property
@@ -127,36 +147,53 @@ def _result(study: Evidence, asked: Asked, index: int) -> Result:
     mine = [r for r in study.records if r.tags.get("variant") == asked.id]
     accuracies: dict[Any, dict[Any, float]] = defaultdict(dict)  # selection → seed → accuracy
     seen: dict[str, list[float]] = defaultdict(list)
+    together: dict[str, list[float]] = defaultdict(list)
     half: dict[Any, float] = {}
-    diverged: dict[Any, str] = {}  # seed → what happened, from its own record or from an accuracy that is no number
+    diverged: dict[Any, str] = {}  # run → what happened, from its own record or from an accuracy that is no number
     for r in mine:
-        seed, value = r.tags.get("seed", 0), number(r.value)
+        run, value = run_of(r), number(r.value)
+        whole = bool(study.folds) and "seed" in r.tags and "fold" not in r.tags  # of all images, each when held out
         if value is not None and r.tags.get("mode", "forward") == "forward":
-            seen[r.metric].append(value)
+            (together if whole else seen)[r.metric].append(value)
         if r.metric == "diverged":
             where = f" in {r.tags['layer']}" if r.tags.get("layer") else ""
-            diverged[seed] = f"seed {seed} diverged{where}" + (f" at step {value:.0f}" if value is not None else "")
+            diverged[run] = f"{_name(run)} diverged{where}" + (f" at step {value:.0f}" if value is not None else "")
+        elif r.metric == "test_accuracy" and whole:
+            continue
         elif r.metric == "test_accuracy" and value is not None:
-            accuracies[r.tags.get("selection", "best")][seed] = value
+            accuracies[r.tags.get("selection", "best")][run] = value
         elif r.metric == "test_accuracy":
-            diverged.setdefault(seed, f"seed {seed} has no finite accuracy")
+            diverged.setdefault(run, f"{_name(run)} has no finite accuracy")
         elif r.metric == "half_accuracy" and value is not None:
-            half[seed] = value
+            half[run] = value
     scores, final = accuracies["best"], accuracies["final"]
-    failed = {r.tags.get("seed", 0): r.tags.get("why") for r in mine if r.metric == "failed"}
+    failed = {run_of(r): r.tags.get("why") for r in mine if r.metric == "failed"}
+    numbers = {metric: sum(values) / len(values) for metric, values in (seen | together).items()}
+    every = len(together["test_accuracy"]) * study.folds == len(scores) > 0
     return Result(
-        **vars(asked), index=index, scores=scores, half=half, best=_fraction(scores), final=_fraction(final),
-        numbers={metric: sum(values) / len(values) for metric, values in seen.items()},
+        **vars(asked), index=index, folds=study.folds, scores=scores, half=half, final=_fraction(study, final),
+        best=_fraction(study, scores, numbers["test_accuracy"] if every else None), numbers=numbers,
         diverged=list(diverged.values()),
-        failed=[f"seed {seed}: {why}" for seed, why in failed.items() if seed not in scores | diverged],
+        failed=[f"{_name(run)}: {why}" for run, why in failed.items() if run not in scores | diverged],
     )  # fmt: skip
 
 
-def _fraction(scores: dict[Any, float]) -> Interval | None:
-    found = statistics.interval(scores.values())
+def _name(run: Any) -> str:
+    return f"seed {run[0]}, fold {run[1]}" if isinstance(run, tuple) else f"seed {run}"
+
+
+def _shared(study: Evidence) -> float:
+    """Of folds, the images held out over those that are not."""
+    return 1 / (study.folds - 1) if study.folds > 1 else 0.0
+
+
+def _fraction(study: Evidence, scores: dict[Any, float], mean: float | None = None) -> Interval | None:
+    """Around another mean, if that is given: folds may differ by an image."""
+    found = statistics.interval(scores.values(), _shared(study))
     if found is None or found.low is None or found.high is None:
         return found
-    return Interval(found.mean, max(0.0, found.low), min(1.0, found.high), found.n)
+    shift = 0.0 if mean is None else mean - found.mean
+    return Interval(found.mean + shift, max(0.0, found.low + shift), min(1.0, found.high + shift), found.n)
 
 
 def _doubts(summary: Summary) -> list[str]:
@@ -171,8 +208,11 @@ def _doubts(summary: Summary) -> list[str]:
         if v.failed:
             found.append(f"{v.label} failed: {'; '.join(v.failed)}. The same command tries it again.")
     if measured and (most := max(len(v.scores) for v in measured)) < statistics.ENOUGH:
-        seeds = count_seeds(most).capitalize()
-        found.append(f"{seeds}: that is not enough to tell variants apart; use --seeds 3 or more.")
+        if summary.folds:
+            found.append(f"{most} folds: that is not enough to tell variants apart; use more --folds, or --seeds.")
+        else:
+            seeds = count_seeds(most).capitalize()
+            found.append(f"{seeds}: that is not enough to tell variants apart; use --seeds 3 or more.")
     if len({frozenset(v.scores) for v in measured if not v.diverged}) > 1:
         found.append("Not every variant was trained with the same seeds; pairs are compared over the seeds they share.")
     sizes = {v.label: p for v in measured if (p := v.get("parameters"))}
@@ -186,7 +226,7 @@ def _doubts(summary: Summary) -> list[str]:
             found.append(f"Measured with different {what}: {', '.join(values)}.")
     if measured and not any(v.half for v in measured):
         found.append("It was not checked whether more training would change the order.")
-    if len(summary.verdicts.names) > 1 and not summary.sampled:
+    if len(summary.verdicts.names) > 1 and not summary.sampled and not summary.folds:
         found.append("Not every run says which test images it got right: verdicts hold for these test images only.")
     return found
 

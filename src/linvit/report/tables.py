@@ -22,13 +22,13 @@ def row(variant: Result) -> dict[str, object]:
     seeds, images = standing.over_seeds or none, standing.over_images or none
     return {
         "attention": variant.attention, "test_accuracy": best and best.mean, "test_accuracy_low": best and best.low,
-        "test_accuracy_high": best and best.high, "seeds": len(variant.scores),
+        "test_accuracy_high": best and best.high, "seeds": variant.seeds,
         "final_accuracy": final and final.mean, "verdict": variant.verdict, "behind_best": standing.behind,
         "behind_low_seeds": seeds[0], "behind_high_seeds": seeds[1], "behind_low_images": images[0],
         "behind_high_images": images[1], "loses_at_most": standing.loses_at_most,
         "loses_at_least": standing.loses_at_least,
         **{metric.column: variant.get(metric.name) for metric in TABLE if metric.column},
-        "variant": variant.id, "label": variant.label, "column": variant.column,
+        "folds": variant.folds or None, "variant": variant.id, "label": variant.label, "column": variant.column,
         "diverged": "; ".join(variant.diverged), "failed": "; ".join(variant.failed),
     }  # fmt: skip
 
@@ -65,8 +65,9 @@ def behind(variant: Result) -> list[str]:
     found, lines = variant.standing, []
     if found.behind is not None:
         lines.append(f"{_signed(found.behind)} points")
+    runs = "folds" if variant.folds else "seeds"
     lines += [f"{name} {_signed(span[0])} to {_signed(span[1])}"
-              for name, span in (("seeds", found.over_seeds), ("images", found.over_images)) if span]  # fmt: skip
+              for name, span in ((runs, found.over_seeds), ("images", found.over_images)) if span]  # fmt: skip
     if found.loses_at_most is not None and found.loses_at_least is not None:
         worse = variant.verdict == statistics.WORSE
         loss, how = (found.loses_at_least, "least") if worse else (found.loses_at_most, "most")
@@ -81,8 +82,10 @@ def _signed(fraction: float) -> str:
 def small(variant: Result, summary: Summary) -> list[str]:
     """What stands under the accuracy."""
     found = []
-    if variant.best and variant.best.n < summary.seeds:
-        found.append(f"{variant.best.n} of {summary.seeds} seeds")
+    if variant.best and variant.best.n < summary.runs:
+        found.append(f"{variant.best.n} of {summary.runs} {'runs' if summary.folds else 'seeds'}")
+    if (value := variant.get("macro_f1")) is not None:
+        found.append(f"F1 {percent(value)}")
     if summary.classes and (value := variant.get("balanced_accuracy")) is not None:
         found.append(f"balanced {percent(value)}")
     if (value := variant.get("draw_spread")) is not None:
@@ -96,11 +99,15 @@ def rule(summary: Summary) -> str:
     """How the table's verdicts are to be read."""
     margin = statistics.in_points(summary.margin)
     over = "seeds and test images are" if summary.sampled else "only seeds are"
-    text = (f"Accuracies: mean and 95 % interval over seeds. Verdicts: “within {margin}” is shown to lose less than "
+    of, sample = "mean and 95 % interval over seeds", f"Here {over} taken for a sample."
+    if summary.folds:
+        of = (f"out of fold, each image judged by models that were not trained on it, with the corrected resampled "
+              f"95 % t-interval (Nadeau and Bengio) over {summary.repeated(summary.seeds)}")  # fmt: skip
+        sample = "Folds share most of their training images, which this correction allows for, in verdicts too."
+    text = (f"Accuracies: {of}. Verdicts: “within {margin}” is shown to lose less than "
             f"{margin} to every other variant, “worse” to lose more to some; at most 5 % of studies say the first of "
-            f"one that does not, with a second look at the seeds this page names included. Here {over} taken for a "
-            f"sample. Below: the difference to the most accurate in points, its 95 % intervals, and the bound that "
-            f"decides.")  # fmt: skip
+            f"one that does not, with a second look at the seeds this page names included. {sample} Below: the "
+            f"difference to the most accurate in points, its 95 % intervals, and the bound that decides.")  # fmt: skip
     if summary.classes:
         least, most = summary.classes
         text += (f" The test classes are unequal ({least:,} to {most:,} images): balanced accuracy counts each class "
@@ -151,7 +158,7 @@ def write_markdown(
             escape(v.label),
             points(v),
             points(v, "final"),
-            len(v.scores),
+            summary.repeated(v.seeds) if summary.folds else v.seeds,
             *numbers,
             v.verdict,
             "; ".join(behind(v)),

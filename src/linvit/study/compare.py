@@ -7,7 +7,7 @@ is never run twice: the same call again goes on where it stopped, and a new vari
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 
 from linvit import metrics, report
 from linvit.attention import attention_options, create_attention
-from linvit.data import Dataset, Survey, repeats, survey
+from linvit.data import Dataset, Fold, Survey, folded, repeats, survey
 from linvit.files import remove_parts, slug
 from linvit.locks import claimed, locked
 from linvit.measure.provenance import machine
@@ -31,8 +31,10 @@ from linvit.study.jobs import Hear, Job
 from linvit.study.measuring import Measuring
 from linvit.study.plan import Plan, Planner, Rung
 from linvit.study.protocol import Protocol
+from linvit.study.runners import runner_of
 from linvit.train import Start, architecture, backbones, open_data, pick_device
 from linvit.train.defaults import TUNED
+from linvit.train.folds import out_of_fold
 from linvit.train.tasks import TASKS
 
 ATTENTIONS = ("softmax", "performer-exp:m=32", "performer-relu:m=32", "performer-theta:m=32", "linformer:k=16")
@@ -51,6 +53,7 @@ def compare(
     with_scratch: bool = False,
     with_redrawn: int | None = None,
     seeds: int | None = None,
+    folds: int | None = None,
     seed: int = 0,
     margin: float | None = None,
     epochs: float | None = None,
@@ -78,11 +81,12 @@ def compare(
     start: a trained model's folder: every variant begins with its weights; "backbones": with those that ship, which is
     usual for photos; "scratch": with nothing. with_scratch: and once more without. with_redrawn: variants with random
     features once more, with new ones every so many steps.
+    folds: every seed deals the images out into so many, and each is held out once (then one seed is usual).
     margin: accuracy that a faster variant may lose against the best (0.01). budget: time for all of it, e.g. "15m":
     what is not given (image size, model, batch, seeds, steps) is then chosen to fit, and `say` is told the plan;
     dry_run ends there. jobs: how many trainings at a time, each in a process with `threads` threads (1), or as another
-    registered `runner` has it; without any of them the machine's faster way is measured. hear(job, event) is told of
-    every training, progress(done, total, what) of all else.
+    registered `runner` has it ("ray" and "ray://HOST:PORT": on a cluster); without any of them the machine's faster way
+    is measured. hear(job, event) is told of every training, progress(done, total, what) of all else.
     """
     begun = time.perf_counter()
     _check(seeds, epochs, budget, jobs, margin, options)
@@ -97,8 +101,12 @@ def compare(
             attention_options(
                 parse(part.partition("@")[0]).name
             )  # a name nobody knows is an error before anything is read
-    place = pick_device(device)
-    images = Survey.of(data) if isinstance(data, Dataset) else survey(data, data_root, limit)
+    there = runner_of(runner).reach(runner, device, threads) if runner else None
+    place, at_once = there or (pick_device(device), None)
+    if isinstance(data, Dataset):
+        images = Survey.of(data if folds is None else folded(data, Fold(0, folds, seed)))
+    else:
+        images = survey(data, data_root, limit, folds=folds)
     bare = list(dict.fromkeys(v.attention for v in wanted if v.start is None and not v.published))
     shaped = {key: value for v in wanted for key, value in v.options.items()}  # other shapes have none
     folder = Path(out) if out is not None else Path("runs") / f"compare-{slug(images.name)}"
@@ -110,7 +118,9 @@ def compare(
     if budget is None and epochs is None and options.get("steps") is None and images.name not in TUNED:
         budget = planning.BUDGET
     trained = sum(not v.published for v in wanted)
-    ladder = Planner(images, trained, cores() if place.type == "cpu" else 1, place, seeds, like=architecture(begin))
+    at_once = at_once or (cores() if place.type == "cpu" else 1)
+    near = pick_device() if there else place  # where steps are timed to choose a model
+    ladder = Planner(images, trained, at_once, near, seeds, folds or 1, like=architecture(begin))
     plan = earlier.plan if earlier and earlier.budget == budget else None  # what it chose stays chosen
     rung = None
     if budget is not None and plan is None:
@@ -118,16 +128,17 @@ def compare(
         ladder = ladder.with_rungs(given, image_size, not isinstance(data, Dataset))
         ladder = ladder.timed(seconds(budget), progress)
         rung, count = ladder.choose(seconds(budget))
-        plan = Plan(seconds=seconds(budget), image_size=rung.side, options=rung.options, seeds=count)
+        plan = Plan(seconds=seconds(budget), image_size=rung.side, options=rung.options, seeds=count, folds=folds or 1)
     side = image_size or (plan.image_size if plan else ladder.like and ladder.like.image_size)
     asked = {"root": data_root, "image_size": side, "limit": limit, "skip_bad": skip_bad}
     dataset, source = open_data(data, progress, **asked, patch_size=options.get("patch_size"))
     chosen = (plan.options if plan else {}) | options | ({"epochs": epochs} if epochs is not None else {})
-    protocol = Protocol(dataset, source, seed, chosen, match, begin)
+    protocol = Protocol(dataset, source, seed, chosen, match, begin, folds)
+    facts, dataset = Facts.of(protocol.dataset).model_copy(update={"identity": dataset.identity}), protocol.dataset
     every = named(wanted)
-    each = list(range(seed, seed + (seeds or (plan.seeds if plan else SEEDS))))
+    each = list(range(seed, seed + (seeds or (plan.seeds if plan else 1 if folds else SEEDS))))
     study = Study(
-        commands=[command] if command else [], started=time.time(), dataset=Facts.of(dataset), source=source,
+        commands=[command] if command else [], started=time.time(), dataset=facts, source=source, folds=folds,
         variants=every, seeds={variant.id: each for variant in every if not variant.published}, margin=margin or MARGIN,
         plan=plan, model=protocol.base.model, recipe=protocol.base.recipe, start=begin, match=match, budget=budget,
         machine=machine(),
@@ -162,7 +173,7 @@ def compare(
             if plan is not None and study.finished is None:
                 jobs_left = _with_deadline(jobs_left, plan, study, time.time() - (time.perf_counter() - begun))
             _train(records, jobs_left, crew, hear)
-            _measure(folder, records, study, protocol, jobs_left, place, begun, progress, limit)
+            _measure(folder, records, study, protocol, jobs_left, crew, begun, progress, limit)
             with repeated(progress) as tell:
                 tell(0, 1, "writing the report")
                 report.build(folder)
@@ -237,7 +248,8 @@ def _settled(
     jobs = crew.placing(progress).jobs
     most = max(2, round(planning.WHOLE * ladder.enough * per_epoch))
     spent = time.perf_counter() - begun
-    steps, expected = planning.fitting(budget, spent, rates, ladder.images, per_epoch, plan.seeds, jobs, most)
+    runs = plan.seeds * plan.folds
+    steps, expected = planning.fitting(budget, spent, rates, ladder.images, per_epoch, runs, jobs, most)
     if steps < most:
         ladder = replace(ladder, correction=ladder.epochs(rung, plan.seeds, budget) / (steps / per_epoch))
     mine = ladder.described(budget, rung, plan.seeds, steps / per_epoch)
@@ -249,7 +261,7 @@ def _with_deadline(jobs: list[Job], plan: Plan, study: Study, begun: float) -> l
     """Runs of half the steps, which come last, are not begun when they would end after the budget: a machine that has
     become slower costs the check of whether it is too early to tell, which the same command makes up for."""
     at_a_time = study.placing.jobs if study.placing else 1
-    runs = len(study.seeds) * (plan.seeds + 0.5)  # as many whole ones
+    runs = len(study.seeds) * (plan.seeds * plan.folds + 0.5)  # as many whole ones
     half = plan.expected.get("training", 0.0) * at_a_time / runs / 2
     late = begun + plan.seconds - planning.measuring(plan.seconds) / 2 - half
     return [job.model_copy(update={"begin_by": late}) if job.half else job for job in jobs]
@@ -273,16 +285,28 @@ def _train(records: Records, jobs: list[Job], crew: Crew, hear: Hear) -> None:
                 replace(r, metric="half_accuracy", tags={k: v for k, v in r.tags.items() if k != "selection"})
                 for r in found if r.metric == "test_accuracy" and r.tags["selection"] == "best"
             ]  # fmt: skip
+        fold: dict[str, Tag] = {} if job.fold is None else {"fold": job.fold}
         mine = [
-            replace(r, artefact=f"{place}/{r.artefact}" if r.artefact else "").tagged(variant=job.variant)
+            replace(r, artefact=f"{place}/{r.artefact}" if r.artefact else "").tagged(variant=job.variant, **fold)
             for r in found
         ]
         records.append(r for r in mine if (r.experiment, *metrics.key(r)) not in there)  # a kill may have cut the last
-    crew.close()
+    records.append(r for r in _out_of_fold(jobs) if ("", *metrics.key(r)) not in there)
+
+
+def _out_of_fold(jobs: list[Job]) -> Iterator[Record]:
+    """Of each variant and seed, what its folds say of all images; nothing where one of them is missing."""
+    groups: dict[tuple[str, int], list[Job]] = {}
+    for job in jobs:
+        if job.fold is not None and not job.half:
+            groups.setdefault((job.variant, job.experiment.seed), []).append(job)
+    for (variant, _), mine in groups.items():
+        base = mine[0].experiment.record(torch.device(mine[0].device)).tagged(variant=variant)
+        yield from out_of_fold(base, [Path(job.folder) for job in mine])
 
 
 def _measure(
-    folder: Path, records: Records, study: Study, protocol: Protocol, jobs: list[Job], device: torch.device,
+    folder: Path, records: Records, study: Study, protocol: Protocol, jobs: list[Job], crew: Crew,
     begun: float, progress: Progress, limit: int | None,
 ) -> None:  # fmt: skip
     """Everything beside accuracy, and what the page says of the whole."""
@@ -293,7 +317,9 @@ def _measure(
     if study.plan and study.finished is None:  # what is done beyond the plan is not held to it
         left = begun + study.plan.seconds - start - PAGE
         deadline = time.monotonic() + max(planning.measuring(study.plan.seconds) / 4, left)
-    failed = Measuring(folder, records, protocol.dataset, study, jobs, protocol.base, device, progress, deadline).all()
+    work = Measuring(folder, records, protocol.dataset, study, jobs, protocol.base, crew.device, progress, deadline)
+    failed, elsewhere = crew.measure(work)
+    study.machine = elsewhere or study.machine
     if study.finished is None or records.path.stat().st_size != before:
         study.finished, now = time.time(), time.perf_counter()
         for what, since in (("measuring", start), ("all", begun)):
@@ -333,6 +359,6 @@ def _warnings(study: Study, protocol: Protocol, limit: int | None) -> list[str]:
     if known := repeats(data):
         share = f"{known:,} of {len(data.test):,} test images ({known / len(data.test):.1%})"
         found.append(f"{share} repeat training images: accuracies are too high.")
-    if len(data.test) < 500:
-        found.append(f"Only {len(data.test)} test images: one of them is {1 / max(1, len(data.test)):.1%} of accuracy.")
+    if (tested := len(data.test) * (study.folds or 1)) < 500:
+        found.append(f"Only {tested} test images: one of them is {1 / max(1, tested):.1%} of accuracy.")
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -11,8 +12,9 @@ from linvit.progress import Progress
 from linvit.records import Record
 from linvit.study.design import Placing, Study
 from linvit.study.jobs import Hear, Job
+from linvit.study.measuring import Measuring
 from linvit.study.protocol import Protocol
-from linvit.study.runners import RUNNERS, Runner
+from linvit.study.runners import RUNNERS, Runner, runner_of
 from linvit.train import Experiment
 from linvit.train.loop import Rate
 
@@ -30,28 +32,31 @@ class Crew:
         self, protocol: Protocol, study: Study, device: torch.device, runner: str | None, jobs: int | None,
         threads: int | None,
     ):  # fmt: skip
-        self.protocol, self.device, self.study = protocol, device, study
+        self.protocol, self.device, self.study, self.threads = protocol, device, study, threads
         self.runner: Runner | None = None
         whole = threads or torch.get_num_threads()
         if runner is None and jobs is not None and jobs > 1:
             runner = "processes"
         if runner == "here" and jobs not in (None, 1):
             raise ValueError(f"jobs={jobs} cannot be done at a time by the runner 'here'")
-        if runner not in (None, "here") and protocol.source is None:
+        if runner is not None and runner_of(runner).opens and protocol.source is None:
             raise ValueError(f"jobs={jobs} needs images that workers can find: give a name or a path, not a Dataset")
-        if runner is not None and RUNNERS[runner] is not RUNNERS["here"]:
-            self.known: Placing | None = Placing(runner=runner, jobs=jobs or 1, threads=threads or 1)
+        if runner is not None and runner_of(runner) is not RUNNERS["here"]:
+            self.runner = runner_of(runner)(jobs, protocol.datasets, runner)
+            self.runner.jobs = self.runner.room(threads or 1, device)
+            self.known: Placing | None = Placing(runner=runner, jobs=self.runner.jobs, threads=threads or 1)
         elif runner or jobs == 1 or threads is not None or protocol.source is None or device.type != "cpu":
             self.known = Placing(runner="here", threads=whole)
-        else:
-            self.known = study.placing
+        else:  # as an earlier call found, unless that was on other machines
+            known = study.placing
+            self.known = known if known is None or known.runner in ("here", "processes") else None
 
     def placing(self, progress: Progress) -> Placing:
         """Where jobs run; the runner stands ready."""
         if self.known is None:
             self.known = self._measured(progress)
         if self.runner is None:
-            self.runner = RUNNERS[self.known.runner](self.known.jobs, self.protocol.datasets)
+            self.runner = runner_of(self.known.runner)(self.known.jobs, self.protocol.datasets, self.known.runner)
         return self.known
 
     def _measured(self, progress: Progress) -> Placing:
@@ -109,6 +114,10 @@ class Crew:
         work = self.runner.run(left, hear) if self.runner else iter(())
         for job in jobs:
             yield (job, found) if (found := done[job.number]) else next(work)
+
+    def measure(self, what: Measuring) -> tuple[list[str], dict[str, Any]]:
+        """All beside accuracy, where nothing else runs then; and which machine that was, if it is another one."""
+        return self.runner.measure(what, self.threads) if self.runner else (what.all(), {})
 
     def close(self) -> None:
         if self.runner is not None:

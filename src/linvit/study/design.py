@@ -146,6 +146,7 @@ class Run(NamedTuple):
     variant: Variant
     seed: int
     half: bool = False  # for half of the steps, with a schedule of its own
+    fold: int | None = None  # held out
 
 
 class Study(BaseModel):
@@ -159,6 +160,7 @@ class Study(BaseModel):
     finished: float | None = None
     dataset: Facts
     source: Source | None = None
+    folds: int | None = None  # that every seed deals the images out into; each is held out once
     variants: list[Variant]
     seeds: dict[str, list[int]]  # of each variant, by its id
     margin: float = Field(MARGIN, gt=0, le=MOST)
@@ -177,7 +179,7 @@ class Study(BaseModel):
 
     def settings(self) -> dict[str, Any]:
         return {
-            "format": self.format, "images": self.dataset.identity, "budget": self.budget,
+            "format": self.format, "images": self.dataset.identity, "folds": self.folds, "budget": self.budget,
             "parameter matching": self.match, "start": self.start and self.start.sha256,
             "model": self.model.model_dump(mode="json", exclude={"attention", "seed"}),
             "recipe": self.recipe.model_dump(mode="json"),
@@ -220,12 +222,14 @@ class Study(BaseModel):
         return self.model_copy(update=changes)
 
     def runs(self) -> list[Run]:
-        """Seeds outermost and variants in turn, so that a drift of the machine hits all alike; then each variant's
-        first seed for half of the steps, which tells whether more of them would change the answer."""
-        every = sorted({seed for seeds in self.seeds.values() for seed in seeds})
+        """Seeds outermost, then folds, and variants in turn, so that a drift of the machine hits all alike; then each
+        variant's first run for half of the steps, which tells whether more of them would change the answer."""
+        seeds = sorted({seed for seeds in self.seeds.values() for seed in seeds})
+        folds = range(self.folds) if self.folds else [None]
         found = []
-        for i, seed in enumerate(every):
+        for i, (seed, fold) in enumerate((seed, fold) for seed in seeds for fold in folds):
             mine = [variant for variant in self.variants if seed in self.seeds.get(variant.id, [])]
-            found += [Run(variant, seed) for variant in mine[i % len(mine) :] + mine[: i % len(mine)]]
-        halves = [Run(v, self.seeds[v.id][0], True) for v in self.variants if v.id in self.seeds]
+            mine = mine[i % len(mine) :] + mine[: i % len(mine)]
+            found += [Run(variant, seed, fold=fold) for variant in mine]
+        halves = [Run(v, self.seeds[v.id][0], True, folds[0]) for v in self.variants if v.id in self.seeds]
         return found + (halves if (self.steps or 0) > 1 else [])

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from linvit.data import Dataset
+from linvit.data import Dataset, folded
 from linvit.records import Record, Records
-from linvit.train import Event, Experiment, Listener, run
+from linvit.train import Event, Experiment, Listener, Source, run
 from linvit.train.loop import Rate, Training
 
 WAIT = 30.0  # seconds for which the process of a killed study may still be saving
@@ -27,11 +27,13 @@ class Job(BaseModel):
     part: tuple[float, float] = (0.0, 1.0)  # of the study's steps: where it begins and where it ends
     variant: str  # its id
     half: bool = False  # of the steps, beside the variant's whole runs
+    fold: int | None = None  # held out
     experiment: Experiment
     folder: str
     device: str = "cpu"
     threads: int = 1
     test: bool = True
+    checkpoint_seconds: float = 30.0
     begin_by: float | None = None  # seconds since the epoch after which it is left for another call
 
     def do(self, dataset: Dataset, listeners: Sequence[Listener]) -> list[Record]:
@@ -43,7 +45,7 @@ class Job(BaseModel):
         try:
             return run(
                 self.experiment, dataset, Path(self.folder), device=torch.device(self.device), listeners=listeners,
-                test=self.test, wait=WAIT,
+                test=self.test, wait=WAIT, checkpoint_seconds=self.checkpoint_seconds,
             )  # fmt: skip
         finally:
             torch.set_num_threads(before)
@@ -67,6 +69,23 @@ class Job(BaseModel):
         """What is left of a job whose process ended before it did."""
         base = self.experiment.record(torch.device(self.device))
         return [Record("failed", None, experiment=base.experiment, device=base.device, tags=base.tags | {"why": why})]
+
+
+class Shelf:
+    """The images that a worker has opened, once for all folds of them."""
+
+    def __init__(self) -> None:
+        self.opened: dict[Source, Dataset] = {}
+
+    def find(self, experiment: Experiment) -> Dataset:
+        assert experiment.source is not None
+        fold, whole = experiment.source.fold, experiment.source.folded(None)
+        if whole not in self.opened:
+            self.opened[whole] = whole.open()
+        found = folded(self.opened[whole], fold) if fold else self.opened[whole]
+        if found.identity != experiment.data.identity:
+            raise ValueError(f"{whole.data} has changed since the study began")
+        return found
 
 
 Hear = Callable[[Job, Event], None]

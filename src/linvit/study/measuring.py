@@ -55,6 +55,7 @@ class Measuring:
         device: torch.device, progress: Progress, deadline: float | None = None,
     ):  # fmt: skip
         self.folder, self.records, self.data, self.base, self.device = folder, records, data, base, device
+        self.study, self.every = study, jobs
         self.progress, self.deadline = progress, deadline
         self.batch = base.length(len(data.train)).batch
         jobs = [job for job in jobs if not job.half]

@@ -54,14 +54,14 @@ class Offer(BaseModel):
     image_size: int
     narrower: int
     seeds: int
+    folds: int = 1  # of each seed; 1: none
     epochs: float
     tells: str
 
     @property
     def text(self) -> str:
         size = {1: "the whole model", 2: "half as wide", 4: "a quarter as wide"}[self.narrower]
-        seeds = "1 seed" if self.seeds == 1 else f"{self.seeds} seeds"
-        return f"{self.image_size} px, {size}, {seeds}, {self.epochs:.3g} epochs: {self.tells}"
+        return f"{self.image_size} px, {size}, {repeated(self)}, {self.epochs:.3g} epochs: {self.tells}"
 
 
 class Plan(BaseModel):
@@ -73,9 +73,16 @@ class Plan(BaseModel):
     image_size: int
     options: dict[str, Any]  # of the model and the recipe
     seeds: int
+    folds: int = 1  # of each seed; 1: none
     steps: int = 0
     expected: dict[str, float] = {}  # seconds, by what they are for
     offers: list[Offer] = []  # this budget's, then larger ones'
+
+
+def repeated(of: Plan | Offer) -> str:
+    """How often each variant is trained, in words."""
+    seeds = "1 seed" if of.seeds == 1 else f"{of.seeds} seeds"
+    return seeds if of.folds == 1 else f"{of.folds} folds × {seeds}"
 
 
 @dataclass(frozen=True)
@@ -98,6 +105,7 @@ class Planner:
     cores: int
     device: torch.device
     seeds: int | None = None  # asked for
+    folds: int = 1  # that each seed is trained with; every one is as good as another seed
     like: ModelConfig | None = None  # the model that is started from
     rungs: Sequence[Rung] = ()
     correction: float = 1.0  # of what is expected of a rung, once more is known
@@ -160,21 +168,21 @@ class Planner:
         return replace(self, rungs=found[::-1])
 
     def epochs(self, rung: Rung, seeds: int, budget: float) -> float:
-        """That fit; each variant is trained with every seed, and once for half as long."""
+        """That fit; each variant is trained with every seed and fold, and once for half as long."""
         training = KEPT * budget - measuring(budget) - STARTING
         one = rung.seconds * OTHERS * self.correction * self.images.train / self.cores  # epoch of one run
-        return max(0.0, training / (self.variants * (seeds + 0.5) * one))
+        return max(0.0, training / (self.variants * (seeds * self.folds + 0.5) * one))
 
     def choose(self, budget: float) -> tuple[Rung, int]:
         """The rung and the number of seeds."""
-        for seeds in [self.seeds] if self.seeds else [PROOF, 1]:
+        for seeds in [self.seeds] if self.seeds else [math.ceil(PROOF / self.folds), 1]:
             for rung in self.rungs:
                 if self.epochs(rung, seeds, budget) >= self.enough:
                     return rung, self._seeds(rung, seeds, budget)
         return self.rungs[-1], self.seeds or 1
 
     def _seeds(self, rung: Rung, least: int, budget: float) -> int:
-        wanted = [] if self.seeds or least < PROOF else MANY
+        wanted = [] if self.seeds or least * self.folds < PROOF else [math.ceil(n / self.folds) for n in MANY]
         return next((n for n in wanted if self.epochs(rung, n, budget) >= WHOLE * self.enough), least)
 
     def offer(self, budget: float) -> Offer:
@@ -184,13 +192,13 @@ class Planner:
     def described(self, budget: float, rung: Rung, seeds: int, epochs: float) -> Offer:
         if epochs < self.enough / 2:
             tells = "most likely too early to tell anything"
-        elif seeds < PROOF:
+        elif seeds * self.folds < PROOF:
             tells = "the most accurate so far, without proof"
         else:
-            points = max(1, round(100 * resolution(self.variants, seeds, self.images.test)))
+            points = max(1, round(100 * resolution(self.variants, seeds, self.images.test, self.folds)))
             tells = f"which come within about {points} point{'s' * (points > 1)} of the best"
-        return Offer(seconds=budget, image_size=rung.side, narrower=rung.narrower, seeds=seeds, epochs=epochs,
-                     tells=tells)  # fmt: skip
+        return Offer(seconds=budget, image_size=rung.side, narrower=rung.narrower, seeds=seeds, folds=self.folds,
+                     epochs=epochs, tells=tells)  # fmt: skip
 
     def larger(self, budget: float) -> list[Offer]:
         """Budgets that buy something else than this one does."""
@@ -213,13 +221,15 @@ def _sides(like: ModelConfig, there: int) -> list[int]:
     return [*double, own, *half]
 
 
-def resolution(variants: int, seeds: int, test: int) -> float:
+def resolution(variants: int, seeds: int, test: int, folds: int = 1) -> float:
     """How much less than the best's accuracy can be shown not to be lost, if seeds and images differ as they usually
     do: the bound of the report's verdicts."""
-    others = max(1, variants - 1)
-    by_seeds = dunnett(others, others * (seeds - 1), LOOK) * BETWEEN_SEEDS * math.sqrt(2 / seeds)
-    by_images = dunnett(others, math.inf, LOOK) * math.sqrt(DISCORDANT / test)
-    return math.hypot(by_seeds, by_images)
+    others, runs = max(1, variants - 1), seeds * folds
+    by_seeds, by_images = 2 * BETWEEN_SEEDS**2, DISCORDANT / test
+    known = dunnett(others, others * (runs - 1), LOOK)
+    if folds > 1:  # images are part of what differs between runs, which share most of them
+        return known * math.sqrt((by_seeds + by_images) * (1 / runs + 1 / (folds - 1)))
+    return math.hypot(known * math.sqrt(by_seeds / runs), dunnett(others, math.inf, LOOK) * math.sqrt(by_images))
 
 
 def measuring(budget: float) -> float:
@@ -297,7 +307,6 @@ def lines(
     built = VisionTransformer(model)
     counts = f"{images.train:,} train, {images.validation:,} validate, {images.test:,} test"
     scaled = f", made {model.image_size} px" if images.side != model.image_size else ""
-    seeds = "1 seed" if plan.seeds == 1 else f"{plan.seeds} seeds"
     spent = ", ".join(f"{duration(value)} {what}" for what, value in plan.expected.items())
     found = [
         f"plan for {duration(plan.seconds)}, {jobs if jobs > 1 else 'one'} training{'s' * (jobs > 1)} at a time",
@@ -305,7 +314,8 @@ def lines(
         f"  model    {built.parameter_count():,} parameters, {built.tokens} tokens, dim {model.dim}, "
         f"{model.depth} layer{'s' * (model.depth != 1)}",
         f"  start    {start}",
-        f"  runs     {variants} variants × {seeds}, {plan.steps:,} steps ({epochs:.3g} epochs), and each once for half",
+        f"  runs     {variants} variants × {repeated(plan)}, {plan.steps:,} steps ({epochs:.3g} epochs), "
+        "and each once for half",
         f"  time     about {duration(sum(plan.expected.values()))}: {spent}",
         f"  tells    {plan.offers[0].tells}",
     ]

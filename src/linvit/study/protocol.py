@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from linvit.data import Dataset
+from linvit.data import Dataset, Fold, folded
 from linvit.errors import clear
 from linvit.files import slug
 from linvit.models import ModelConfig, VisionTransformer, match_parameters
@@ -18,18 +18,21 @@ from linvit.registry import parse_layers
 from linvit.study.design import Study, Variant
 from linvit.study.jobs import Job
 from linvit.train import Experiment, Source, Start, architecture, design
+from linvit.train.experiment import Images
 
 
 @dataclass
 class Protocol:
     """What makes variants comparable: the same images, order, steps and, if `match`, number of parameters."""
 
-    dataset: Dataset
-    source: Source | None
+    whole: Dataset
+    origin: Source | None  # where that is found again
     seed: int
     options: dict[str, Any]
     match: bool
     start: Start | None = None  # whose shape all variants have, also those that do not begin with its weights
+    folds: int | None = None
+    datasets: dict[str, Dataset] = field(default_factory=dict)  # those that jobs are done with, by identity
 
     @cached_property
     def like(self) -> ModelConfig | None:
@@ -42,13 +45,17 @@ class Protocol:
         )
 
     @cached_property
-    def opened(self) -> dict[Source, Dataset]:
-        """Of variants that want other images than the base."""
-        return {}
+    def dataset(self) -> Dataset:
+        """The base's images; of folds, with the first held out."""
+        return self._images(Variant())[0]
 
-    @property
-    def datasets(self) -> dict[str, Dataset]:
-        return {data.identity: data for data in (self.dataset, *self.opened.values())}
+    @cached_property
+    def source(self) -> Source | None:
+        return self._images(Variant())[1]
+
+    @cached_property
+    def opened(self) -> dict[tuple[Source | None, Fold | None], Dataset]:
+        return {(self.origin, None): self.whole}
 
     def config(self, variant: Variant) -> ModelConfig:
         return self.experiment(variant).model
@@ -76,37 +83,47 @@ class Protocol:
             model = VisionTransformer(found.model).config
         return found.model_copy(update={"model": model, "label": variant.label or variant.attention})
 
-    def _images(self, variant: Variant) -> tuple[Dataset, Source | None]:
-        if not variant.data:
-            return self.dataset, self.source
-        if self.source is None:
-            raise ValueError(f"variant '{variant.id}' wants data options, but the images were given as they are")
-        try:
-            source = Source(**self.source.model_dump() | variant.data)
-        except ValidationError as error:
-            raise clear(error) from None
-        if source not in self.opened:
-            self.opened[source] = source.open()
-        return self.opened[source], source
+    def _images(self, variant: Variant, fold: Fold | None = None) -> tuple[Dataset, Source | None]:
+        """The variant's, opened once; of folds, the first if none is said."""
+        source = self.origin
+        if variant.data:
+            if source is None:
+                raise ValueError(f"variant '{variant.id}' wants data options, but the images were given as they are")
+            try:
+                source = Source(**source.model_dump() | variant.data)
+            except ValidationError as error:
+                raise clear(error) from None
+            if (source, None) not in self.opened:
+                self.opened[source, None] = source.open()
+        fold = fold or (None if self.folds is None else Fold(0, self.folds, self.seed))
+        if fold and (source, fold) not in self.opened:
+            self.opened[source, fold] = folded(self.opened[source, None], fold)
+        found = self.opened[source, fold]
+        self.datasets[found.identity] = found
+        return found, source and source.folded(fold)
 
     def jobs(self, study: Study, folder: Path, device: torch.device) -> list[Job]:
         """One for each run of the study, each in a folder of its own."""
         first = {variant.id: self.experiment(variant) for variant in study.variants if variant.id in study.seeds}
         runs, found = study.runs(), []
         sizes = [0.5 if run.half else 1.0 for run in runs]
-        for number, (variant, seed, half) in enumerate(runs):
+        for number, (variant, seed, half, fold) in enumerate(runs):
             experiment = first[variant.id]
             changes: dict[str, Any] = {"seed": seed, "model": experiment.model.model_copy(update={"seed": seed})}
             if study.budget is not None:
                 changes["recipe"] = experiment.recipe.model_copy(update={"steps": study.steps})
+            if fold is not None and study.folds:
+                data, source = self._images(variant, Fold(fold, study.folds, seed))
+                changes |= {"data": Images(name=data.name, identity=data.identity), "source": source}
             experiment = experiment.model_copy(update=changes)
             if half:
                 images = len(self.datasets[experiment.data.identity].train)
                 steps = max(1, experiment.length(images).total // 2)
                 recipe = experiment.recipe.model_copy(update={"steps": steps})
                 experiment = experiment.model_copy(update={"recipe": recipe})
-            place = folder / f"{slug(variant.id)}-{'half-' if half else ''}seed{seed}-{experiment.id[:6]}"
+            run = f"{'half-' if half else ''}seed{seed}-{'' if fold is None else f'fold{fold}-'}{experiment.id[:6]}"
+            place = folder / f"{slug(variant.id)}-{run}"
             part = (sum(sizes[:number]) / sum(sizes), sum(sizes[: number + 1]) / sum(sizes))
-            found.append(Job(number=number, jobs=len(runs), part=part, variant=variant.id, half=half,
+            found.append(Job(number=number, jobs=len(runs), part=part, variant=variant.id, half=half, fold=fold,
                              experiment=experiment, folder=str(place), device=str(device)))  # fmt: skip
         return found

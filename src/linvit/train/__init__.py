@@ -6,12 +6,13 @@ import inspect
 import sys
 import types
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from linvit.data import Dataset, Survey, survey
-from linvit.files import slug
+from linvit.data import Dataset, Fold, Survey, folded, survey
+from linvit.files import slug, write_atomically
 from linvit.measure.provenance import pick_device
 from linvit.models import VisionTransformer
 from linvit.progress import Progress, ignore
@@ -19,8 +20,9 @@ from linvit.records import Record
 from linvit.train import backbones
 from linvit.train.checkpoint import load, read_config, read_model
 from linvit.train.defaults import ATTENTION
-from linvit.train.events import Event, Listener
+from linvit.train.events import Began, Event, Listener, Noted, tell
 from linvit.train.experiment import Experiment, Start, design
+from linvit.train.folds import out_of_fold
 from linvit.train.recipe import Recipe, create_recipe
 from linvit.train.run import run
 from linvit.train.source import Source, open_data
@@ -39,9 +41,10 @@ class Trained:
 
     folder: Path
     records: Sequence[Record]
-    model: VisionTransformer | None  # None: it diverged before there was one
+    model: VisionTransformer | None  # None: it diverged before there was one, or each fold has its own
     data: Dataset
     diverged: str = ""  # the layer that gave a number that is not finite
+    folds: Sequence[Trained] = ()  # one for each, if folds were asked for; the records then are of all images first
 
     def find(self, metric: str, selection: str | None = None) -> Record | None:
         for record in self.records:
@@ -55,8 +58,9 @@ class Trained:
 
     @property
     def test_accuracy(self) -> float | None:
-        """Of the model chosen on validation data."""
-        return self.value("test_accuracy", "best")
+        """Of the model chosen on validation data; of folds, over all images, unless one of them diverged."""
+        found = self.find("test_accuracy", "best")
+        return None if found is None or "fold" in found.tags else found.value
 
 
 def train(
@@ -71,6 +75,7 @@ def train(
     image_size: int | None = None,
     limit: int | None = None,
     skip_bad: bool = False,
+    folds: int | None = None,
     task: str = "classification",
     test: bool = True,
     listeners: Sequence[Listener] = (),
@@ -82,11 +87,12 @@ def train(
 
     start: a trained model's folder to begin with, its shape and, if none is named, its attention and image size taken;
         "backbones" for those that ship, which photos start from if nothing is said; "scratch" for nothing.
+    folds: train so many times, each time with another part of the images held out; `test_accuracy` is of them all.
     options: any of ModelConfig's and Recipe's, e.g. epochs=10, lr=1e-3, dim=128, and size="001-I" for a named size.
     test=False leaves the test images alone. listeners hear of every step, progress of images being decoded.
     """
     place = pick_device(device)
-    images = Survey.of(data) if isinstance(data, Dataset) else survey(data, data_root, limit)
+    images = Survey.of(data) if isinstance(data, Dataset) else survey(data, data_root, limit, folds=folds)
     spec = attention or ATTENTION
     begin = backbones.chosen(start, [spec], images, image_size, options).get(spec)
     like = architecture(begin)
@@ -96,14 +102,52 @@ def train(
     )  # fmt: skip
     if attention is None and like and start not in (None, backbones.NAME):
         spec = like.attention  # it is only trained further
-    experiment = design(data, spec, seed, source=source, start=begin, like=like, task=task, **options)
-    folder = Path(out) if out is not None else Path("runs") / f"{slug(data.name)}-{experiment.id}"
-    records = run(
-        experiment, data, folder, device=place, listeners=listeners, checkpoint_seconds=checkpoint_seconds, test=test
-    )
-    diverged = next((str(r.tags.get("layer")) for r in records if r.metric == "diverged"), "")
-    has_model = (folder / "best" / "model.safetensors").exists()
-    return Trained(folder, records, load(folder / "best") if has_model else None, data, diverged)
+
+    def designed(images: Dataset, fold: Fold | None = None) -> Experiment:
+        where = source and source.folded(fold)
+        return design(images, spec, seed, source=where, start=begin, like=like, task=task, **options)
+
+    def trained(experiment: Experiment, images: Dataset, folder: Path, hear: Sequence[Listener] = listeners) -> Trained:
+        records = run(
+            experiment, images, folder, device=place, listeners=hear, checkpoint_seconds=checkpoint_seconds, test=test
+        )
+        diverged = next((str(r.tags.get("layer")) for r in records if r.metric == "diverged"), "")
+        has_model = (folder / "best" / "model.safetensors").exists()
+        return Trained(folder, records, load(folder / "best") if has_model else None, images, diverged)
+
+    if folds is None:
+        experiment = designed(data)
+        folder = Path(out) if out is not None else Path("runs") / f"{slug(data.name)}-{experiment.id}"
+        return trained(experiment, data, folder)
+    every = [Fold(index, folds, seed) for index in range(max(1, folds))]
+    parts = [folded(data, fold) for fold in every]
+    experiments = [designed(images, fold) for images, fold in zip(parts, every, strict=True)]
+    folder = Path(out) if out is not None else Path("runs") / f"{slug(data.name)}-{folds}folds-{experiments[0].id}"
+    if taken := [name for name in ("experiment.json", "study.json") if (folder / name).exists()]:
+        raise ValueError(f"{folder} holds {taken[0]}: choose another --out")
+    found = []
+    for index, (experiment, images) in enumerate(zip(experiments, parts, strict=True)):
+        hear = partial(_announced, listeners, f"fold {index}, {index + 1} of {folds}")
+        found.append(trained(experiment, images, folder / f"fold-{index}", [hear]))
+    return _together(folder, found, experiments[0].record(place), data)
+
+
+def _announced(listeners: Sequence[Listener], what: str, event: Event) -> None:
+    """The event, and before the first of a run what that is."""
+    if isinstance(event, Began):
+        tell(listeners, Noted(what))
+    tell(listeners, event)
+
+
+def _together(folder: Path, found: list[Trained], base: Record, data: Dataset) -> Trained:
+    """The folds as one: what they say of all images, then the records of each."""
+    records = out_of_fold(base, [one.folder for one in found])
+    for index, one in enumerate(found):
+        place = one.folder.name
+        records += [replace(r, artefact=r.artefact and f"{place}/{r.artefact}").tagged(fold=index) for r in one.records]
+    write_atomically(folder / "records.jsonl", "".join(record.line() + "\n" for record in records))
+    diverged = next((f"{one.diverged} of {one.folder.name}" for one in found if one.diverged), "")
+    return Trained(folder, records, None, data, diverged, found)
 
 
 class _Callable(types.ModuleType):

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from linvit import data as data_package
-from linvit.data import Dataset
+from linvit.data import Dataset, Fold, folded
 from linvit.progress import Progress, ignore
 
 
@@ -23,6 +23,7 @@ class Source(BaseModel):
     multiple_of: int = 4
     limit: int | None = None
     skip_bad: bool = False
+    fold: Fold | None = None  # held out; None: the set's own splits
 
     @classmethod
     def of(cls, data: str | Path, root: str | Path | None = None, patch_size: Any = None, **options: Any) -> Source:
@@ -34,8 +35,13 @@ class Source(BaseModel):
         return cls(data=place, root=home, multiple_of=max(1, fits), **options)
 
     def open(self, progress: Progress = ignore) -> Dataset:
-        options = self.model_dump(exclude={"data"})
-        return data_package.load_data(self.data, progress=progress, **options)
+        options = self.model_dump(exclude={"data", "fold"})
+        found = data_package.load_data(self.data, progress=progress, **options)
+        return found if self.fold is None else folded(found, self.fold)
+
+    def folded(self, fold: Fold | None) -> Source:
+        """The same images with this fold held out; None: as they are."""
+        return self.model_copy(update={"fold": fold})
 
 
 def open_data(data: str | Path | Dataset, progress: Progress = ignore, **options: Any) -> tuple[Dataset, Source | None]:

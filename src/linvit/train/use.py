@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from linvit import data as data_package
-from linvit.data import Dataset, Split, normalise, read_image
+from linvit.data import Dataset, Fold, Split, folded, normalise, read_image
 from linvit.data.decode import BadImage
 from linvit.data.folder import images_under
 from linvit.measure.accuracy import Evaluation, evaluate
@@ -61,7 +61,9 @@ def evaluate_folder(
         asked, identity = _trained_on(home)
         changes = {"root": data_root, "limit": limit, "skip_bad": skip_bad or None}
         asked |= {key: value for key, value in changes.items() if value is not None}
+        fold = asked.pop("fold", None)
         dataset = data_package.load_data(asked.pop("data"), **asked, progress=progress)
+        dataset = folded(dataset, Fold(**fold)) if fold else dataset
     wanted, found = (config.channels, config.image_size), (dataset.channels, dataset.image_size)
     if wanted != found:
         raise ValueError(f"the images of {dataset.name} have (channels, size) {found}, but the model takes {wanted}")

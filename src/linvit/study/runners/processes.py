@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from linvit.data import Dataset
 from linvit.errors import clear
 from linvit.records import Record
-from linvit.study.jobs import Hear, Job
+from linvit.study.jobs import Hear, Job, Shelf
 from linvit.study.runners import RUNNERS, Runner
 from linvit.train.events import Event, Stepped, from_json, to_json
 from linvit.train.loop import Rate
@@ -75,8 +75,10 @@ class Worker:
 
 @RUNNERS.register("processes")
 class Processes(Runner):
-    def __init__(self, jobs: int, datasets: Mapping[str, Dataset]):
-        super().__init__(jobs, datasets)
+    opens = True
+
+    def __init__(self, jobs: int | None, datasets: Mapping[str, Dataset], where: str = ""):
+        super().__init__(jobs, datasets, where)
         self.answers: queue.Queue[tuple[Worker, dict[str, Any] | None]] = queue.Queue()
         self.workers: list[Worker] = []
 
@@ -162,7 +164,7 @@ def main() -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=read, args=[sys.stdin], daemon=True).start()
-    datasets: dict[str, Dataset] = {}
+    shelf = Shelf()
 
     def answer(row: dict[str, Any]) -> None:
         try:
@@ -181,11 +183,11 @@ def main() -> None:
         except ValidationError as error:
             answer({"error": f"a worker cannot do this job: {clear(error)}"})
         else:
-            _do(job, datasets, answer, asked.get("seconds"))
+            _do(job, shelf, answer, asked.get("seconds"))
         busy.clear()
 
 
-def _do(job: Job, datasets: dict[str, Dataset], answer: Any, seconds: float | None) -> None:
+def _do(job: Job, shelf: Shelf, answer: Any, seconds: float | None) -> None:
     """The job; or, if seconds are given, how fast it gets on for so long."""
     last = 0.0
 
@@ -196,17 +198,12 @@ def _do(job: Job, datasets: dict[str, Dataset], answer: Any, seconds: float | No
             last = now
             answer(to_json(event))
 
-    identity, source = job.experiment.data.identity, job.experiment.source
     try:
-        if identity not in datasets:
-            assert source is not None
-            datasets[identity] = source.open()
-            if datasets[identity].identity != identity:
-                raise ValueError(f"{source.data} has changed since the study began")
+        dataset = shelf.find(job.experiment)
         if seconds is not None:
-            answer({"rate": job.rate(datasets[identity], seconds) if seconds else [0.0, 0.0]})
+            answer({"rate": job.rate(dataset, seconds) if seconds else [0.0, 0.0]})
             return
-        records = job.do(datasets[identity], [hear])
+        records = job.do(dataset, [hear])
     except KeyboardInterrupt:
         os._exit(0)
     except (ValueError, OSError) as error:

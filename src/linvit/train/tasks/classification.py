@@ -49,17 +49,23 @@ class Classification(Task):
         found = [
             replace(chosen, metric="confusion", value=None, artefact="confusion.json"),
             replace(chosen, metric="predictions", value=None, artefact="predictions.npz"),
-            replace(chosen, metric="balanced_accuracy", value=best.balanced_accuracy, unit="fraction"),
+            *by_class(chosen, best),
         ]
         for selection, result in (("best", best), ("final", final)):
             row = base.tagged(selection=selection)
             found.append(replace(row, metric="test_accuracy", value=result.accuracy, unit="fraction"))
             found.append(replace(row, metric="test_loss", value=result.loss, unit="nat"))
-        for name, *values in best.per_class():
-            of = chosen.tagged(**{"class": name})
-            pairs = zip(("precision", "recall", "f1"), values, strict=True)
-            found += [replace(of, metric=metric, value=value, unit="fraction") for metric, value in pairs]
         said = io.BytesIO()
         np.savez_compressed(said, predicted=best.predictions.astype(np.int32), labels=best.labels.astype(np.int32))
         matrix = json.dumps({"matrix": best.confusion().tolist()})
         return found, {"confusion.json": matrix, "predictions.npz": said.getvalue()}
+
+
+def by_class(base: Record, found: Evaluation) -> list[Record]:
+    """Balanced accuracy, and precision, recall and F1 of every class."""
+    records = [replace(base, metric="balanced_accuracy", value=found.balanced_accuracy, unit="fraction")]
+    for name, *values in found.per_class():
+        of = base.tagged(**{"class": name})
+        pairs = zip(("precision", "recall", "f1"), values, strict=True)
+        records += [replace(of, metric=metric, value=value, unit="fraction") for metric, value in pairs]
+    return records
