@@ -60,10 +60,9 @@ def search(best: Path, seed: int, options: argparse.Namespace) -> tuple[int, int
     stored = read_model(best)
     data, _ = open_data("mnist", root=options.data_root, image_size=stored.config.image_size, limit=options.images)
     images = images_for(data, stored.about, True, seed)
-    config, tensors = fitted(stored, data)
-    models = [load(best), student_of(config, tensors, TO, "all", seed)]
+    models = [load(best), student_of(fitted(stored, data), TO, "all", seed)]
     blocks = Blocks(models, images.search, images.data.mean, images.data.std)
-    every = [tuple(mix) for mix in itertools.product((0, 1), repeat=DEPTH)]
+    every: list[Mix] = [tuple(mix) for mix in itertools.product((0, 1), repeat=DEPTH)]
     known = dict(zip(every, blocks.scores((0,) * DEPTH, every), strict=True))
 
     def scores(base: Mix, mixes: Sequence[Mix]) -> list[Score]:
