@@ -99,7 +99,9 @@ def test_the_time_left_of_a_study_counts_short_runs_as_short(capsys, monkeypatch
     """Ten steps a second; run 0 was done by an earlier call, run 2 has half the steps."""
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    whole = SimpleNamespace(number=1, jobs=3, part=(0.4, 0.8), experiment=SimpleNamespace(label="softmax", seed=1))
+    whole = SimpleNamespace(
+        number=1, jobs=3, part=(0.4, 0.8), fold=None, experiment=SimpleNamespace(label="softmax", seed=1)
+    )
     with _display.Display() as display:
         for step in range(0, 201, 10):
             display.hear(whole, Stepped(step, 200, 1.0, 0.5, 640.0, 0.0, 0.0, 1.0))  # type: ignore[arg-type]
