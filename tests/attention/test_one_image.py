@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 import torch.nn.functional as F
 from cases import build, inputs, performers, ragged, rounding
 
-from linvit.attention import linear
+from linvit.attention import create_attention, linear
 from linvit.attention.multihead import MultiHead
 from linvit.attention.performer import Performer
 from linvit.attention.reference import reference_attention
@@ -47,16 +50,32 @@ def test_views_of_one_projection(spec):
         torch.testing.assert_close(layer.attention(q, k, v), copies, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("spec", ["performer-exp:m=11", "performer-relu:m=11"])
-def test_new_features_are_seen(spec):
-    """Nothing made of Ω outlives it: a redraw and loaded weights show in the next call."""
-    attention, q = build(spec), inputs(dtype=torch.float32)
-    with torch.inference_mode():
-        before = attention(*q)
-    state = {name: value.clone() for name, value in attention.state_dict().items()}
+@pytest.mark.parametrize("name", ["performer-relu", "performer-exp", "performer-hyp"])
+def test_what_is_made_of_omega_follows_it(name):
+    """Ω is scaled once for many calls: every way to change it, its precision or the mode must be seen."""
+    attention = create_attention(f"{name}:m=8", heads=2, head_dim=4, tokens=6)
+    other = create_attention(f"{name}:m=8", heads=2, head_dim=4, tokens=6, seed=1)
+    q, k, v = torch.randn(3, 1, 2, 6, 4, generator=torch.Generator().manual_seed(0)).unbind()
+
+    def agrees() -> None:
+        with torch.inference_mode():
+            fresh = copy.deepcopy(attention)(q, k, v)
+            assert torch.equal(attention(q, k, v), fresh)
+            assert torch.equal(attention(q, k, v), fresh)
+
+    agrees()
+    before = attention(q, k, v)
     attention.redraw(1)
-    with torch.inference_mode():
-        assert not torch.equal(attention(*q), before)
-    attention.load_state_dict(state)
-    with torch.inference_mode():
-        assert torch.equal(attention(*q), before)
+    agrees()
+    assert not torch.equal(attention(q, k, v), before)
+    attention.load_state_dict(other.state_dict())
+    agrees()
+    assert torch.equal(attention(q, k, v), other(q, k, v))
+    wide = attention(q.double(), k.double(), v.double())  # with no call of the kind in between
+    torch.testing.assert_close(wide.float(), attention(q, k, v))
+    attention.double()
+    agrees()
+    x = q.clone().requires_grad_()  # what inference mode left behind may not reach a gradient
+    attention(x, k, v).sum().backward()
+    assert x.grad is not None
+    pickle.loads(pickle.dumps(attention))

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linvit.kernels.base import Site
+from linvit.kernels.base import Site, tracing
 from linvit.randomness import generator
 from linvit.registry import Registry
 
@@ -187,11 +187,6 @@ class _DepthwiseConvolution(nn.Module):
 def _kept(mask: Tensor | None, *tensors: Tensor) -> Sequence[Tensor]:
     """Zero where the mask drops a token: what padding holds, even NaN, must not matter."""
     return tensors if mask is None else [x.masked_fill(~mask[:, None, :, None], 0.0) for x in tensors]
-
-
-def tracing() -> bool:
-    """Whether this is being exported or compiled: no branch may then depend on what tensors hold."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
 def full_precision(x: Tensor) -> AbstractContextManager:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from linvit.attention.base import Attention, Switches, full_precision, precise, tracing
+from linvit.attention.base import Attention, Switches, full_precision, precise
 from linvit.attention.causal import causal_attention
 from linvit.attention.linear import linear_attention
 from linvit.attention.plain import State, plain_attention, plain_causal
-from linvit.kernels.base import FeatureMap, Prepared, Site
+from linvit.kernels.base import FeatureMap, Prepared, Site, tracing
 
 
 class Performer(Attention):

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linvit.attention import Attention
-from linvit.attention.base import tracing
 from linvit.attention.multihead import MultiHead
+from linvit.kernels.base import tracing
 
 CLASSES = ("ViTAttention", "DeiTAttention", "Dinov2Attention", "Dinov2WithRegistersAttention")
 PREFIX = {"vit": 1, "deit": 2, "dinov2": 1, "dinov2_with_registers": 1}  # tokens, by transformers' model_type

@@ -136,6 +136,11 @@ def positive(name: str, value: float, at_least: float | None = None) -> None:
         raise ValueError(f"{name}={value} must be " + (f"at least {at_least}" if at_least is not None else "above 0"))
 
 
+def tracing() -> bool:
+    """Whether this is being exported or compiled: no branch may then depend on what tensors hold."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+
+
 def clamped(prepared: Prepared, bound: float) -> Prepared:
     """The same with |Ωx| bounded."""
     q, k, φ, weight, bias = prepared

@@ -46,13 +46,18 @@ class Exponential(Projected):
         return torch.exp(x @ omega.to(x).t() - 0.5 * square_norm(x)) / math.sqrt(self.width)
 
     def prepare(self, q: Tensor, k: Tensor, keep: Tensor | None) -> Prepared:
-        scale, omega, weight = self.scale, self.matrix(), None
+        scale, weight = self.scale, None
         if self.center:
             q, k, weight = centred(q, k, keep)
             weight = scale**2 * weight
-        if omega is None:  # φ(x) = exp(x)
+        if self.omega is None:  # φ(x) = exp(x)
             return Prepared(q * scale, k * scale, Features(), weight)
-        return Prepared(q, k, Features(scale * omega.to(q), norm=-0.5 * scale**2), weight)
+        return Prepared(q, k, self.features(q), weight)
+
+    def make_features(self, x: Tensor) -> Features:
+        omega = self.matrix()
+        assert omega is not None
+        return Features(self.scale * omega.to(x), norm=-0.5 * self.scale**2)
 
     def exact(self, x: Tensor, y: Tensor) -> Tensor | None:
         """E e^{ω·(x+y)} e^{−(‖x‖²+‖y‖²)/2}: softmax for Gaussian rows, less than it for ‖ω‖ = √d."""

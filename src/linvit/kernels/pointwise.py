@@ -59,9 +59,9 @@ class Pointwise(Projected):
             return self.f(x.clone()) + self.floor
         return (self.f(x @ self.omega.rows.to(x).t()) + self.floor) / math.sqrt(self.rows)
 
-    def prepare(self, q: Tensor, k: Tensor, keep: Tensor | None) -> Prepared:
-        features = Features(
-            omega=None if self.omega is None else self.scale * self.omega.rows.to(q),
+    def make_features(self, x: Tensor) -> Features:
+        return Features(
+            omega=None if self.omega is None else self.scale * self.omega.rows.to(x),
             f=self.f,
             pull=self.pull,
             floor=self.floor,
@@ -70,9 +70,11 @@ class Pointwise(Projected):
             least=LEAST if self.negative == "clamp" else 0.0,
             positive=self.minimum is not None and self.minimum + self.floor > 0,
         )
+
+    def prepare(self, q: Tensor, k: Tensor, keep: Tensor | None) -> Prepared:
         if self.omega is None:
             q, k = q * self.scale, k * self.scale
-        prepared = Prepared(q, k, features)
+        prepared = Prepared(q, k, self.features(q))
         return prepared if self.clamp is None else clamped(prepared, self.clamp)
 
     def exact(self, x: Tensor, y: Tensor) -> Tensor | None:
