@@ -16,6 +16,7 @@ import os
 os.environ["OMP_WAIT_POLICY"] = "passive"  # before torch: threads that wait must not count as work
 
 import argparse
+import functools
 import json
 import statistics
 import subprocess
@@ -70,6 +71,11 @@ def forward(function: Callable[..., Tensor], inputs: list[Tensor]) -> Call:
             return function(*inputs)
 
     return call
+
+
+def deployed(function: Callable[..., Tensor], *inputs: Tensor) -> Call:
+    """As `linvit predict` calls a model."""
+    return torch.inference_mode()(functools.partial(function, *inputs))
 
 
 def ours(kernel: str, m: int, d: int, tokens: int, causal: bool = False) -> Attention:
@@ -213,11 +219,12 @@ def latencies(quick: bool, rounds: int) -> list[dict]:
             **{f"performer-pytorch, {kernel}": peer(kernel, m, d) for kernel in KERNELS},
         }
         inputs = [x.detach() for x in inputs]
-        rows += contested({name: forward(function, inputs) for name, function in contest.items()}, tokens, rounds)
-    image, calls = [torch.randn(1, 3, 32, 32, generator=generator("peers", "image"))], {}
+        calls = {name: deployed(function, *inputs) for name, function in contest.items()}
+        rows += contested(calls, tokens, rounds)
+    image, calls = torch.randn(1, 3, 32, 32, generator=generator("peers", "image")), {}
     for attention in ("softmax", *(f"performer-{kernel}:m={m}" for kernel in KERNELS)):
         model = create_model(attention=attention).eval()
-        calls[f"default model, {attention.split(':')[0]}"] = forward(model, image)
+        calls[f"default model, {attention.split(':')[0]}"] = deployed(model, image)
         tokens = model.tokens
     return rows + contested(calls, tokens, rounds)
 

@@ -86,13 +86,14 @@ def _pointwise(prepared: Prepared, v: Tensor) -> Tensor:
     f_q, f_k = (pieces.features(φ, x.clone() if ω is None else torch.bmm(x, ω)) for x in (q, k))
     factor = None if w is None else _relative(w)
     f_k = f_k if factor is None else f_k * factor
-    out = torch.bmm(f_q, torch.bmm(f_k.transpose(1, 2), v))
-    if not φ.divide:
-        return out
-    d = _denominators(f_q, f_k.sum(1, keepdim=True))
-    if φ.positive and factor is None:
-        return out.div_(d)
-    return out.mul_(_one_over(d, φ, f_k.shape[2], k.shape[1] if factor is None else factor.sum(1, keepdim=True)))
+    s = torch.bmm(f_k.transpose(1, 2), v)
+    if φ.divide:  # features, which are mostly fewer than value columns
+        d = _denominators(f_q, f_k.sum(1, keepdim=True))
+        if φ.positive and factor is None:
+            f_q.div_(d)
+        else:
+            f_q.mul_(_one_over(d, φ, f_k.shape[2], k.shape[1] if factor is None else factor.sum(1, keepdim=True)))
+    return torch.bmm(f_q, s)
 
 
 def _for_heads(omega: Tensor | None, q: Tensor) -> Tensor | None:

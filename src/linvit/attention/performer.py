@@ -23,12 +23,11 @@ class Performer(Attention):
 
     def prepare(self, q: Tensor, k: Tensor, mask: Tensor | None = None) -> Prepared:
         """(B, H, N, D) → what the kernel makes of them, (G, N, ·); a masked key gets the log-weight −∞."""
+        if mask is None:
+            return self.kernel.prepare(q.flatten(0, 1), k.flatten(0, 1), None)
         b, h, n, _ = q.shape
-        keep = None if mask is None else mask[:, None, :, None].expand(b, h, n, 1).reshape(b * h, n, 1)
-        kept = None if keep is None else keep.to(q)
-        prepared = self.kernel.prepare(q.flatten(0, 1), k.flatten(0, 1), kept)
-        if keep is None:
-            return prepared
+        keep = mask[:, None, :, None].expand(b, h, n, 1).reshape(b * h, n, 1)
+        prepared = self.kernel.prepare(q.flatten(0, 1), k.flatten(0, 1), keep.to(q))
         weight = q.new_zeros(b * h, n, 1) if prepared.weight is None else prepared.weight
         return prepared._replace(weight=weight.masked_fill(~keep, float("-inf")))
 

@@ -110,7 +110,8 @@ class Projected(FeatureMap):
 
     def features(self, x: Tensor) -> Features:
         """`make_features`, made once while Ω stays as it is: a tenth of the time of a small call is to scale Ω."""
-        rows = None if self.omega is None else self.omega.rows
+        omega = self.omega
+        rows = None if omega is None else omega.rows
         if rows is None or rows.requires_grad or rows.is_inference() or tracing():
             return self.make_features(x)
         made, key = self._made, (rows._version, x.dtype, x.device, torch.is_inference_mode_enabled())
