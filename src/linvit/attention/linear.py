@@ -66,17 +66,28 @@ def linear_attention(prepared: Prepared, v: Tensor) -> Tensor:
 def _exponential(prepared: Prepared, v: Tensor) -> Tensor:
     """Q' (K'ᵀv) of a small input. Keys are powers of two, twice as fast as of e; products add w and λ as they go."""
     q, k, φ, weight, bias = prepared
-    w, ω, log2e = pieces.log_weight(k, weight, φ.norm), _for_heads(φ.omega, q), math.log2(math.e)
+    ω, log2e = _for_heads(φ.omega, q), math.log2(math.e)
     if ω is None:
+        w = pieces.log_weight(k, weight, φ.norm)
         u = (k if w is None else k + w) * log2e
+    elif weight is None:
+        squares = torch.linalg.vector_norm(k, dim=-1, keepdim=True).square_() if φ.norm else k[:1, :1, :1]
+        u = torch.baddbmm(squares, k, ω, beta=φ.norm * log2e, alpha=log2e)
     else:
-        u = torch.baddbmm(k[:1, :1, :1] if w is None else w, k, ω, beta=0 if w is None else log2e, alpha=log2e)
-    top = u.amax(1, keepdim=True).clamp_min_(pieces.lowest(u))  # finite where every key is masked
-    mass = u.sub_(top).exp2_().sum(1, keepdim=True).clamp_min_(torch.finfo(u.dtype).tiny)
+        w = pieces.log_weight(k, weight, φ.norm)
+        assert w is not None
+        u = torch.baddbmm(w, k, ω, beta=log2e, alpha=log2e)
+    top = u.amax(1, keepdim=True)
+    if weight is not None:
+        top.clamp_min_(pieces.lowest(u))  # finite where every key is masked
+    mass = u.sub_(top).exp2_().sum(1, keepdim=True)
+    if weight is not None:
+        mass.clamp_min_(torch.finfo(u.dtype).tiny)
     s = torch.bmm(u.transpose(1, 2), v).div_(mass.transpose(1, 2))
-    λ = mass.log2_().add_(top).div_(log2e)
-    λ = λ if bias is None else λ + bias
-    return torch.bmm(torch.softmax(q + λ if ω is None else torch.baddbmm(λ, q, ω), -1), s)
+    λ, unit = mass.log2_().add_(top), 1 / log2e
+    if bias is not None or ω is None:
+        λ, unit = λ * unit if bias is None else torch.add(bias, λ, alpha=unit), 1.0
+    return torch.bmm(torch.softmax(q + λ if ω is None else torch.baddbmm(λ, q, ω, beta=unit), -1), s)
 
 
 def _pointwise(prepared: Prepared, v: Tensor) -> Tensor:
