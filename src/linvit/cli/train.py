@@ -44,6 +44,9 @@ def run(
     threads: options.Threads = 0,
     device: options.Device = "auto",
     save_every: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Time between checkpoints.")] = 30.0,
+    dry_run: options.DryRun = False,
+    print_config: options.PrintConfig = False,
+    track: options.Track = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:  # fmt: skip
@@ -59,6 +62,7 @@ def run(
         linvit train cifar10 -a softmax@2+performer-relu:m=32@2 --depth 4 --lr 1e-3 --set mixup=0.2
         linvit train mnist --limit 12000 --epochs 2 --json
         linvit train photos/ --from runs/pretrained -a performer-relu:m=32 --epochs 5
+        torchrun --nproc-per-node 2 -m linvit train photos/ --out runs/photos
     """
     from linvit.cli import _output, _training
     from linvit.cli._display import Display
@@ -71,18 +75,25 @@ def run(
     if "steps" in chosen and "epochs" in chosen:
         raise ValueError("give --epochs or --steps, not both")
 
+    from linvit import ranks
     from linvit.train import train  # takes seconds: what is wrong above is said at once
 
     with Display(quiet) as display, _output.warnings_in_one_line():
         try:
             trained = train(
                 data, start=start, out=out, seed=seed, device=device, data_root=data_root, image_size=image_size,
-                limit=limit, skip_bad=skip_bad, listeners=[display.listen], progress=display.progress,
-                checkpoint_seconds=save_every, **chosen,
+                limit=limit, skip_bad=skip_bad, dry_run=dry_run or print_config, listeners=[display.listen],
+                track=track or (), progress=display.progress, checkpoint_seconds=save_every, **chosen,
             )  # fmt: skip
         except KeyboardInterrupt as stop:
             raise KeyboardInterrupt(f"{stop or 'nothing is lost'}; go on with: {options.again(ctx)}") from stop
-    if json:
+    if ranks.number() > 0:  # what there is to say, the first rank says
+        return
+    if print_config:
+        _training.print_config(trained.experiment)
+    elif dry_run:
+        _training.print_outlook(trained.experiment, trained.data, trained.folder)
+    elif json:
         _output.print_json(_training.summary(trained))
     elif not quiet:
         _training.print_summary(trained, already=not display.heard)

@@ -10,9 +10,11 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from linvit.data import Dataset
+from linvit.progress import Progress, ignore
 from linvit.records import Record, Records
 from linvit.train import Event, Experiment, Listener, run
 from linvit.train.loop import Rate, Training
+from linvit.train.trackers import Tracker
 
 WAIT = 30.0  # seconds for which the process of a killed study may still be saving
 
@@ -47,6 +49,15 @@ class Job(BaseModel):
         finally:
             torch.set_num_threads(before)
 
+    def data(self, progress: Progress = ignore) -> Dataset:
+        """Its images, wherever this runs."""
+        source = self.experiment.source
+        assert source is not None  # who has images that cannot be found does not make jobs for others
+        found = source.open(progress)
+        if found.identity != self.experiment.data.identity:
+            raise ValueError(f"{source.data} has changed since the study began")
+        return found
+
     def rate(self, dataset: Dataset, seconds: float) -> Rate:
         """How fast it gets on, from about so long of real training that leaves nothing behind."""
         before = torch.get_num_threads()
@@ -58,9 +69,7 @@ class Job(BaseModel):
 
     def finished(self) -> list[Record]:
         """Its records, if an earlier call did it to the end."""
-        found = list(Records(Path(self.folder) / "records.jsonl"))
-        last = {"test_seconds", "diverged"} if self.test else {"learning_curve"}
-        return found if any(r.metric in last and r.experiment == self.experiment.id for r in found) else []
+        return finished(Path(self.folder), self.experiment.id, self.test)
 
     def failed(self, why: str) -> list[Record]:
         """What is left of a job whose process ended before it did."""
@@ -68,4 +77,25 @@ class Job(BaseModel):
         return [Record("failed", None, experiment=base.experiment, device=base.device, tags=base.tags | {"why": why})]
 
 
+def finished(folder: Path, experiment: str, test: bool) -> list[Record]:
+    """The records of the experiment of this id, if it was done to the end in this folder."""
+    found = list(Records(folder / "records.jsonl"))
+    last = {"test_seconds", "diverged"} if test else {"learning_curve"}
+    return found if any(r.metric in last and r.experiment == experiment for r in found) else []
+
+
 Hear = Callable[[Job, Event], None]
+
+
+def tracked(hear: Hear, kinds: Sequence[type[Tracker]], home: Path) -> Hear:
+    """It, and trackers of each job, with one store for all at home."""
+    each: dict[int, list[Tracker]] = {}
+
+    def told(job: Job, event: Event) -> None:
+        hear(job, event)
+        if job.number not in each:
+            each[job.number] = [kind(job.experiment, Path(job.folder), home) for kind in kinds]
+        for tracker in each[job.number]:
+            tracker(event)
+
+    return told if kinds else hear

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from linvit import ranks
 from linvit.data import Dataset, Survey, survey
 from linvit.files import slug
 from linvit.measure.provenance import pick_device
@@ -25,6 +26,7 @@ from linvit.train.recipe import Recipe, create_recipe
 from linvit.train.run import run
 from linvit.train.source import Source, open_data
 from linvit.train.start import architecture, start_from
+from linvit.train.trackers import tracking
 
 __all__ = [
     "Event", "Experiment", "Listener", "Recipe", "Source", "Start", "Trained", "architecture", "backbones",
@@ -41,6 +43,7 @@ class Trained:
     records: Sequence[Record]
     model: VisionTransformer | None  # None: it diverged before there was one
     data: Dataset
+    experiment: Experiment  # all that decided it
     diverged: str = ""  # the layer that gave a number that is not finite
 
     def find(self, metric: str, selection: str | None = None) -> Record | None:
@@ -73,7 +76,9 @@ def train(
     skip_bad: bool = False,
     task: str = "classification",
     test: bool = True,
+    dry_run: bool = False,
     listeners: Sequence[Listener] = (),
+    track: Sequence[str] = (),
     progress: Progress = ignore,
     checkpoint_seconds: float = 30.0,
     **options: Any,
@@ -83,9 +88,11 @@ def train(
     start: a trained model's folder to begin with, its shape and, if none is named, its attention and image size taken;
         "backbones" for those that ship, which photos start from if nothing is said; "scratch" for nothing.
     options: any of ModelConfig's and Recipe's, e.g. epochs=10, lr=1e-3, dim=128, and size="001-I" for a named size.
-    test=False leaves the test images alone. listeners hear of every step, progress of images being decoded.
+    test=False leaves the test images alone; dry_run=True ends before anything is trained or written. listeners hear of
+    every step, progress of images being decoded; track: "tensorboard" or "mlflow", which are told of every validation.
     """
-    place = pick_device(device)
+    kinds = tracking(track)
+    place = ranks.join(pick_device(device))
     images = Survey.of(data) if isinstance(data, Dataset) else survey(data, data_root, limit)
     spec = attention or ATTENTION
     begin = backbones.chosen(start, [spec], images, image_size, options).get(spec)
@@ -98,12 +105,15 @@ def train(
         spec = like.attention  # it is only trained further
     experiment = design(data, spec, seed, source=source, start=begin, like=like, task=task, **options)
     folder = Path(out) if out is not None else Path("runs") / f"{slug(data.name)}-{experiment.id}"
+    if dry_run:
+        return Trained(folder, [], None, data, experiment)
+    listeners = [*listeners, *(kind(experiment, folder, folder) for kind in kinds)]
     records = run(
         experiment, data, folder, device=place, listeners=listeners, checkpoint_seconds=checkpoint_seconds, test=test
     )
     diverged = next((str(r.tags.get("layer")) for r in records if r.metric == "diverged"), "")
     has_model = (folder / "best" / "model.safetensors").exists()
-    return Trained(folder, records, load(folder / "best") if has_model else None, data, diverged)
+    return Trained(folder, records, load(folder / "best") if has_model else None, data, experiment, diverged)
 
 
 class _Callable(types.ModuleType):
