@@ -11,7 +11,6 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -84,10 +83,10 @@ class Slurm:
 
 
 @pytest.fixture
-def slurm(tmp_path: Path) -> Iterator[Slurm]:
+def slurm(tmp_path: Path) -> Slurm:
     if shutil.which("bash") is None:
         pytest.skip("there is no bash here")
-    yield Slurm(tmp_path / "slurm")
+    return Slurm(tmp_path / "slurm")
 
 
 def until(there: Path, pattern: str, process: subprocess.Popen) -> None:
@@ -99,7 +98,7 @@ def until(there: Path, pattern: str, process: subprocess.Popen) -> None:
 
 
 def test_an_array_that_is_killed_and_requeued_is_the_same_study(tmp_path: Path, slurm: Slurm, capsys) -> None:
-    words = WORDS | {"epochs": 40}
+    words = WORDS | {"epochs": 120}
     out = compare(DATA, out=tmp_path / "study", jobs_file=True, **words)
     rows = [json.loads(line) for line in (out / "jobs.jsonl").read_text().splitlines()]
     assert len(rows) == 3  # two seeds, and once for half of the steps

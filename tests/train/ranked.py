@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import linvit.train  # noqa: F401 (the package, which can be called)
+import linvit.train
 from linvit import ranks
 from linvit.errors import Evicted
 from linvit.measure import accuracy
