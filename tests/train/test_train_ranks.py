@@ -1,4 +1,4 @@
-"""Processes that share a training do what one would: the same batches, augmentation, gradients, statistics, decisions."""
+"""Processes that share a training do what one would: same batches, augmentation, gradients, statistics, decisions."""
 
 from __future__ import annotations
 
@@ -86,15 +86,12 @@ def same(found: Path, expected: Path) -> None:
 def test_two_processes_give_what_one_gives(pair, double, tmp_path, name):
     ranked.train(tmp_path / "one", **CASES[name])
     same(pair / name, tmp_path / "one")
-    records = {
-        "pair": list(Records(pair / name / "records.jsonl")),
-        "one": list(Records(tmp_path / "one/records.jsonl")),
-    }
+    both = {"pair": pair / name, "one": tmp_path / "one"}
+    records = {key: list(Records(folder / "records.jsonl")) for key, folder in both.items()}
     metrics = {key: [(r.metric, r.tags.get("selection"), r.n) for r in found] for key, found in records.items()}
     assert metrics["pair"] == metrics["one"]
     assert {r.threads for r in records["pair"]} == {2}  # of both
-    files = {key: sorted(p.name for p in folder.iterdir()) for key, folder in
-             (("pair", pair / name), ("one", tmp_path / "one"))}  # fmt: skip
+    files = {key: sorted(path.name for path in folder.iterdir()) for key, folder in both.items()}
     assert files["pair"] == files["one"]
 
 
