@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from linvit import data, report
+from linvit import report
 from linvit.measure.provenance import cpu_name
 from linvit.records import Record, Records, commit
 from linvit.study import Job
@@ -55,8 +55,8 @@ def records(wanted: int, home: Path) -> Rows:
         seed += 1
     study = {
         "format": 3, "started": time.time(), "commands": ["linvit compare"], "steps": 100, "epochs": 10, "match": True,
-        "dataset": {"name": "some", "identity": "0", "classes": [f"class {i}" for i in range(CLASSES)], "image_size": 32,
-                    "channels": 3, "train": 9000, "validation": 1000, "test": TESTED},
+        "dataset": {"name": "some", "identity": "0", "classes": [f"class {i}" for i in range(CLASSES)], "channels": 3,
+                    "image_size": 32, "train": 9000, "validation": 1000, "test": TESTED},
         "variants": [{"id": name, "label": name, "attention": name} for name in names],
         "seeds": {name: list(range(seed)) for name in names},
     }  # fmt: skip
@@ -82,10 +82,13 @@ def _run(folder: Path, name: str, seed: int, labels: np.ndarray, dice: random.Ra
     np.savez_compressed(place / "predictions.npz", predicted=said, labels=labels)
     matrix = np.bincount(labels * CLASSES + said, minlength=CLASSES**2).reshape(CLASSES, CLASSES)
     (place / "confusion.json").write_text(json.dumps({"matrix": matrix.tolist()}))
-    rows = [{"epoch": e + 1, "step": 10 * e, "train_loss": 2 / (e + 1), "train_accuracy": 0.5, "validation_loss": 1.0,
-             "validation_accuracy": right - 1 / (e + 2), "learning_rate": 1e-3, "seconds": e} for e in range(10)]  # fmt: skip
+    rows = [
+        {"epoch": e, "step": 10 * e, "train_loss": 2 / e, "train_accuracy": 0.5, "validation_loss": 1.0,
+         "validation_accuracy": right - 1 / (e + 1), "learning_rate": 1e-3, "seconds": e}
+        for e in range(1, 11)
+    ]  # fmt: skip
     (place / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    base = Record("", None, experiment=f"{name}{seed}"[:12], device="cpu", threads=1, dtype="float32",
+    base = Record("", None, experiment=f"{hash((name, seed)) % 2**48:012x}", device="cpu", threads=1, dtype="float32",
                   tags={"attention": name, "dataset": "some", "seed": seed, "variant": name})  # fmt: skip
 
     def one(metric: str, value: float | None, unit: str = "", artefact: str = "", **tags: Any) -> Record:
@@ -114,7 +117,7 @@ def jobs(wanted: int, home: Path) -> Rows:
     dataset = source.open()
     experiment = design(dataset, "softmax", source=source)
     every = [
-        Job(number=i, jobs=wanted, variant="softmax", experiment=experiment, folder=str(home / f"job-{i}"), begin_by=0.0)
+        Job(number=i, jobs=wanted, variant="", experiment=experiment, folder=str(home / f"job-{i}"), begin_by=0.0)
         for i in range(wanted)
     ]  # fmt: skip
     rows: Rows = []
@@ -157,9 +160,8 @@ def images(wanted: int, home: Path) -> Rows:
                  "does not grow with the pixels"))  # fmt: skip
     _photos(home / "large", wanted // 50, (500, 375))
     found = _decoded(home / "large", home / "cache", image_size=224)
-    rows.append(
-        ("JPEG files of 500 × 375 made 224 px", f"{wanted // 50 / found['seconds'] / cores:,.0f} images/s per core", "")
-    )
+    rate = wanted // 50 / found["seconds"] / cores
+    rows.append(("JPEG files of 500 × 375 made 224 px", f"{rate:,.0f} images/s per core", ""))
     return rows
 
 
@@ -220,10 +222,11 @@ def ranks(rounds: int, home: Path) -> Rows:
                 many = 1 if how == "one" else threads
                 speeds[how].append(_speed([*words, "--steps", "60"], many, threads // many, home / f"{name}-{how}-{i}"))
             ratios.append(speeds["all"][-1] / speeds["one"][-1])
-        one, all_ = (statistics.median(found) for found in speeds.values())
+        one, all_ = (statistics.median(speeds[how]) for how in ("one", "all"))
         spread = f"{min(ratios):.2f}–{max(ratios):.2f}"
-        rows.append((f"{name}: {threads} processes with one thread beside one process with {threads}",
-                     f"{statistics.median(ratios):.2f} × ({spread}; {all_:,.0f} and {one:,.0f} images/s)", GOALS["ranks"]))  # fmt: skip
+        what = f"{name}: {threads} processes with one thread beside one process with {threads}"
+        speed = f"{all_:,.0f} and {one:,.0f} images/s"
+        rows.append((what, f"{statistics.median(ratios):.2f} × ({spread}; {speed})", GOALS["ranks"]))
     return rows
 
 
@@ -286,8 +289,8 @@ def main() -> None:
     asked = " ".join(f"--{name} {getattr(args, name)}" for name in args.only)
     text = f"""# What grows with a study
 
-Measured on {cpu_name()}, {len(os.sched_getaffinity(0))} cores, Python {sys.version.split()[0]}, torch {torch.__version__},
-commit {commit()}, by `python benchmarks/scale.py --only {" ".join(args.only)} {asked}`.
+Measured on {cpu_name()}, {len(os.sched_getaffinity(0))} cores, Python {sys.version.split()[0]},
+torch {torch.__version__}, commit {commit()}, by `python benchmarks/scale.py --only {" ".join(args.only)} {asked}`.
 
 | what | measured | goal |
 |---|---|---|
