@@ -156,7 +156,7 @@ def compare(
             ):
                 say(line)
         if print_config:
-            say(to_toml(_configuration(study, protocol)))
+            say(to_toml(_configuration(study, protocol)).rstrip())
             return folder
         if dry_run:
             for job in protocol.jobs(study, folder, place):
