@@ -4,8 +4,9 @@
     python benchmarks/scale.py --only records jobs             # some of it
 
 records: a study of that many records, with its runs' files, becomes a page. jobs: jobs that do nothing, through the
-local runners. images: a folder of small JPEGs is decoded, in a process of its own, with its memory. ranks: one training
-by one process with all threads, and by as many processes with one thread each, in turn. Writes scale.md.
+local runners. run: what one training leaves on disk. images: a folder of small JPEGs is decoded, in a process of its
+own, with its memory. network: how fast two processes of this machine add vectors. ranks: one training by one process
+with all threads, and by as many processes with one thread each, in turn. Writes scale.md.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+import linvit
 from linvit import report
 from linvit.measure.provenance import cpu_name
 from linvit.records import Record, Records, commit
@@ -135,6 +137,53 @@ def jobs(wanted: int, home: Path) -> Rows:
                      f"{1000 * seconds / wanted:.2f} ms", GOALS["job"]))  # fmt: skip
     size = len(every[0].model_dump_json())
     return [*rows, ("a job as JSON", f"{size:,} bytes", "")]
+
+
+def run(steps: int, home: Path) -> Rows:
+    """What a training of the default model for CIFAR-10's images leaves; accuracy is of no interest here."""
+    trained = linvit.train(
+        "synthetic:images=512,size=32", out=home / "run", steps=steps, size="tiny", checkpoint_seconds=0
+    )
+    sizes = {
+        path.relative_to(home / "run"): path.stat().st_size for path in (home / "run").rglob("*") if path.is_file()
+    }
+    parameters = int(trained.value("parameters") or 0)
+    checkpoints = [size for path, size in sizes.items() if path.name.startswith("step-")]
+    lines = (home / "run" / "records.jsonl").read_text().splitlines()
+    return [
+        (f"a run's folder, {parameters:,} parameters (`--size tiny`), {len(sizes)} files",
+         f"{sum(sizes.values()) / 1e6:.1f} MB", ""),
+        (f"of that {len(checkpoints)} checkpoints, each", f"{max(checkpoints) / 4 / parameters:.2f} × the parameters", ""),
+        ("its records, 2 classes", f"{len(lines)} of {sizes[Path('records.jsonl')] / 1e3:.1f} kB", ""),
+    ]  # fmt: skip
+
+
+NETWORK = """
+import json, sys, time
+import torch
+from linvit import ranks
+
+torch.set_num_threads(1)
+ranks.join(torch.device("cpu"))
+for count in map(int, sys.argv[1:]):
+    values, times = torch.ones(count), []
+    for _ in range(30):
+        start = time.perf_counter()
+        ranks.summed(values)
+        times.append(time.perf_counter() - start)
+        values.fill_(1.0)
+    if ranks.number() == 0:
+        print(json.dumps([count, sorted(times)[len(times) // 2]]), file=sys.stderr)
+"""
+
+
+def network(most: int, home: Path) -> Rows:
+    sizes = [1, most // 100, most // 10, most]
+    said = _together([sys.executable, "-c", NETWORK, *map(str, sizes)], 2, 1)
+    found = [json.loads(line) for line in said.splitlines() if line.startswith("[")]
+    return [(f"{count:,} float32 numbers summed over two processes of one machine",
+             f"{1000 * seconds:.2f} ms" + (f" ({4e-9 * count / seconds:.2f} GB/s)" if count > 1 else ""), "")
+            for count, seconds in found]  # fmt: skip
 
 
 def images(wanted: int, home: Path) -> Rows:
@@ -250,10 +299,17 @@ sys.exit(code)
 
 def _speed(words: list[str], processes: int, threads: int, out: Path) -> float:
     """Images per second, after ten steps that warm up; validation is no step."""
+    call = [sys.executable, "-c", STEPS, str(threads), "train", *words, "--out", str(out), "-q"]
+    seen = json.loads(_together(call, processes, threads).splitlines()[-1])[10:]
+    batch = json.loads((out / "experiment.json").read_text())["recipe"]["batch_size"]
+    return batch / statistics.median(np.diff(seen))
+
+
+def _together(call: list[str], processes: int, threads: int) -> str:
+    """What the first of them says on stderr."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    call = [sys.executable, "-c", STEPS, str(threads), "train", *words, "--out", str(out), "-q"]
     common = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
               "OMP_NUM_THREADS": str(threads)}  # fmt: skip
     started = [
@@ -263,13 +319,12 @@ def _speed(words: list[str], processes: int, threads: int, out: Path) -> float:
     said = [process.communicate()[1] for process in started]
     if any(process.returncode for process in started):
         raise RuntimeError("\n".join(said))
-    seen = json.loads(said[0].splitlines()[-1])[10:]
-    batch = json.loads((out / "experiment.json").read_text())["recipe"]["batch_size"]
-    return batch / statistics.median(np.diff(seen))
+    return said[0]
 
 
 PARTS: dict[str, tuple[Callable[[int, Path], Rows], int]] = {
-    "records": (records, 100_000), "jobs": (jobs, 1000), "images": (images, 100_000), "ranks": (ranks, 3),
+    "records": (records, 100_000), "jobs": (jobs, 1000), "run": (run, 30), "images": (images, 100_000),
+    "network": (network, 10_000_000), "ranks": (ranks, 3),
 }  # fmt: skip
 
 
