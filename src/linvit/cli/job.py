@@ -35,7 +35,7 @@ def run(
     """
     from linvit.cli import _output, _training
     from linvit.cli._display import Display
-    from linvit.study.array import read_job
+    from linvit.study.array import images_of, read_job
     from linvit.train import pick_device
     from linvit.train.trackers import tracking
 
@@ -45,7 +45,7 @@ def run(
     job = job.model_copy(update={key: value for key, value in changes.items() if value is not None})
     experiment, place = job.experiment, Path(job.folder)
     with Display(quiet) as display, _output.warnings_in_one_line():
-        dataset = job.data(display.progress)
+        dataset = images_of(job, display.progress)
         if not dry_run:
             try:
                 job.do(dataset, [display.listen, *(kind(experiment, place, place) for kind in kinds)])

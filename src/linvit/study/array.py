@@ -15,8 +15,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from linvit import metrics
+from linvit.data import Dataset
 from linvit.errors import clear
 from linvit.files import read_lines, write_atomically
+from linvit.progress import Progress, ignore
 from linvit.records import Record, Records
 from linvit.study.jobs import Job, finished
 
@@ -46,6 +48,16 @@ def read_job(folder: Path, number: int) -> Job:
                                   | {"folder": str(folder / row["folder"])})  # fmt: skip
     except ValidationError as error:
         raise ValueError(f"{folder / FILE}:{number}: {clear(error)}") from None
+
+
+def images_of(job: Job, progress: Progress = ignore) -> Dataset:
+    """Wherever this runs."""
+    source = job.experiment.source
+    assert source is not None  # whose images nobody else can find, no jobs are written of
+    found = source.open(progress)
+    if found.identity != job.experiment.data.identity:
+        raise ValueError(f"{source.data} has changed since the study began")
+    return found
 
 
 def assemble(folder: Path) -> None:

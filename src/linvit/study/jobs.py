@@ -10,7 +10,6 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from linvit.data import Dataset
-from linvit.progress import Progress, ignore
 from linvit.records import Record, Records
 from linvit.train import Event, Experiment, Listener, run
 from linvit.train.loop import Rate, Training
@@ -48,15 +47,6 @@ class Job(BaseModel):
             )  # fmt: skip
         finally:
             torch.set_num_threads(before)
-
-    def data(self, progress: Progress = ignore) -> Dataset:
-        """Its images, wherever this runs."""
-        source = self.experiment.source
-        assert source is not None  # who has images that cannot be found does not make jobs for others
-        found = source.open(progress)
-        if found.identity != self.experiment.data.identity:
-            raise ValueError(f"{source.data} has changed since the study began")
-        return found
 
     def rate(self, dataset: Dataset, seconds: float) -> Rate:
         """How fast it gets on, from about so long of real training that leaves nothing behind."""

@@ -199,10 +199,13 @@ def _do(job: Job, datasets: dict[str, Dataset], answer: Any, seconds: float | No
             last = now
             answer(to_json(event))
 
-    identity = job.experiment.data.identity
+    identity, source = job.experiment.data.identity, job.experiment.source
     try:
         if identity not in datasets:
-            datasets[identity] = job.data()
+            assert source is not None
+            datasets[identity] = source.open()
+            if datasets[identity].identity != identity:
+                raise ValueError(f"{source.data} has changed since the study began")
         if seconds is not None:
             answer({"rate": job.rate(datasets[identity], seconds) if seconds else [0.0, 0.0]})
             return
