@@ -1,19 +1,21 @@
-"""Trainings in float64, as one of several processes or alone: `python ranked.py cases.json`, under torchrun or with its
-variables set. Rounding is then far below what a wrong share, order or statistic would change."""
+"""Trainings in float64, as one of several processes or alone: rounding is then far below what a wrong share, order or
+statistic would change."""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
-import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
+import torch._dynamo
 import torch.nn.functional as F
 from torch import nn
 
@@ -110,37 +112,43 @@ def norms(sizes: tuple[int, ...]) -> str:
     return "right"
 
 
-def launch(count: int, cases: Mapping[str, Any], folder: Path) -> list[subprocess.Popen[str]]:
-    """So many processes that do the cases together."""
+def launch(count: int, cases: Mapping[str, Any], folder: Path) -> list[tuple[int, str]]:
+    """So many processes that do the cases together, from a server that has imported all of this; of each its exit code
+    and what it said last."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    common = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    call = [sys.executable, __file__, written(cases, folder)]
-    return [
-        subprocess.Popen(call, env=os.environ | common | {"RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
-        for rank in range(count)
-    ]
-
-
-def written(cases: Mapping[str, Any], folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cases.json").write_text(json.dumps(cases))
-    return str(folder / "cases.json")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["ranked"])
+    common = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    common["LINVIT_CACHE"] = os.environ["LINVIT_CACHE"]
+    each = [common | {"RANK": str(rank)} for rank in range(count)]
+    started = [context.Process(target=child, args=(folder / "cases.json", variables)) for variables in each]
+    here = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
+    with mock.patch.dict(os.environ, here):
+        for process in started:
+            process.start()
+    for process in started:
+        process.join(100)
+        process.kill()
+    said = [folder / f"stderr.{rank}" for rank in range(count)]
+    last = [(path.read_text().strip().splitlines() or [""])[-1] if path.exists() else "" for path in said]
+    return [(process.exitcode or 0, text) for process, text in zip(started, last, strict=True)]
 
 
-def ended(processes: list[subprocess.Popen[str]], seconds: float = 120.0) -> list[tuple[int, str]]:
-    """(exit code, the last line of its stderr) of each."""
-    try:
-        said = [process.communicate(timeout=seconds)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    return [(p.returncode, (text.strip().splitlines() or [""])[-1]) for p, text in zip(processes, said, strict=True)]
+def child(cases: Path, variables: dict[str, str]) -> None:
+    os.environ |= variables
+    with open(cases.parent / f"stderr.{variables['RANK']}", "w") as file, redirect_stderr(file):
+        try:
+            main(cases)
+        except Evicted as told:
+            print(told, file=sys.stderr)
+            sys.exit(75)
 
 
-def main() -> None:
-    path = Path(sys.argv[1])
+def main(path: Path) -> None:
     torch.set_num_threads(1)
     in_double()
     ranks.join(torch.device("cpu"))
@@ -155,12 +163,3 @@ def main() -> None:
         except ValueError as error:
             result = f"error: {error}"
         (path.parent / f"{name}.{ranks.number()}.txt").write_text(result)
-
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        main()
-    except Evicted as told:
-        print(told, file=sys.stderr)
-        sys.exit(75)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,7 @@ def cache(tmp_path_factory):
 def pair(cache, tmp_path_factory) -> Path:
     """All cases, done by two processes."""
     folder = tmp_path_factory.mktemp("pair")
-    found = ranked.ended(ranked.launch(2, NORMS | CASES | WRONG, folder))
-    assert found == [(0, ""), (0, "")]
+    assert ranked.launch(2, NORMS | CASES | WRONG, folder) == [(0, ""), (0, "")]
     return folder
 
 
@@ -136,54 +136,56 @@ def whole(cache, tmp_path_factory) -> Path:
 
 def test_one_is_told_to_leave_all_leave_and_another_number_goes_on(whole, tmp_path):
     told = HARD | {"signal": (signal.SIGTERM, 1, 4)}
-    found = ranked.ended(ranked.launch(2, {"run": told}, tmp_path))
-    assert found == [(75, f"saved at step 5 of 9 in {tmp_path / 'run'}")] * 2
-    found = ranked.ended(ranked.launch(3, {"run": HARD}, tmp_path))
-    assert [code for code, _ in found] == [0, 0, 0]
+    assert ranked.launch(2, {"run": told}, tmp_path) == [(75, f"saved at step 5 of 9 in {tmp_path / 'run'}")] * 2
+    assert ranked.launch(3, {"run": HARD}, tmp_path) == [(0, "")] * 3
     same(tmp_path / "run", whole)
 
 
-def test_one_is_killed_torchrun_ends_all_and_one_process_goes_on(whole, double, tmp_path):
-    cases = ranked.written({"run": HARD | {"signal": (signal.SIGKILL, 1, 4)}}, tmp_path)
-    call = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*call, "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", ranked.__file__, cases],
-        capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode != 0
-    assert "Signal 9 (SIGKILL)" in done.stderr
-    deadline = time.monotonic() + 10
-    while left := [p for p in os.listdir("/proc") if p.isdigit() and cases in _words(p)]:
-        assert time.monotonic() < deadline, f"{left} are still there"
-        time.sleep(0.05)
+def test_one_is_killed_the_other_ends_and_one_alone_goes_on(whole, double, tmp_path):
+    found = ranked.launch(2, {"run": HARD | {"signal": (signal.SIGKILL, 1, 4)}}, tmp_path)
+    assert [code for code, _ in found] == [0, -signal.SIGKILL]
+    said = (tmp_path / "run.0.txt").read_text()
+    assert said.startswith("error: another process of this training has ended (")
+    assert said.endswith("): nothing that was saved is lost, and the same command goes on from there")
     steps = [int(path.stem.removeprefix("step-")) for path in (tmp_path / "run" / "last").glob("step-*")]
     assert max(steps) == 4  # all that was whole
     ranked.train(tmp_path / "run", **HARD)
     same(tmp_path / "run", whole)
 
 
-def _words(number: str) -> str:
-    try:
-        return Path(f"/proc/{number}/cmdline").read_text()
-    except OSError:
-        return ""
-
-
-def test_the_command_line_under_torchrun(cache, tmp_path, capsys):
+def test_torchrun_ends_all_with_one_and_goes_on(cache, tmp_path):
     sets = ["--set", "patch_size=4", "--set", "mlp_dim=19", "--set", "pad_crop=1", "--set", "mixup=0.2"]
     words = ["train", ranked.DATA, "--stem", "patch", "--dim", "14", "--depth", "2", "--heads", "2", *sets,
-             "--batch-size", "17", "--epochs", "2", "--device", "cpu", "--json", "-q", "--out"]  # fmt: skip
-    call = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
-    done = subprocess.run(
-        [*call, "--rdzv-endpoint", "localhost:0", "-m", "linvit", *words, str(tmp_path / "two")],
-        capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["folder"] == str(tmp_path / "two")  # said once
-    assert cli.main([*words, str(tmp_path / "one")]) == 0
-    capsys.readouterr()
-    losses = [[row["train_loss"] for row in log(tmp_path / name)] for name in ("two", "one")]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+             "--batch-size", "17", "--epochs", "150", "--device", "cpu", "--json", "-q", "--out"]  # fmt: skip
+    out = tmp_path / "two"
+    call = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d",
+            "--rdzv-endpoint", "localhost:0", "-m", "linvit", *words, str(out)]  # fmt: skip
+    begin = partial(subprocess.Popen, call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                    env=os.environ | {"OMP_NUM_THREADS": "1"})  # fmt: skip
+    process, deadline = begin(), time.monotonic() + 100
+    while not (out / "log.jsonl").exists() or len(log(out)) < 4:
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.02)
+    found = [(int(p), words_of(p)) for p in filter(str.isdigit, os.listdir("/proc"))]
+    workers = [p for p, given in found if str(out) in given and "torch.distributed.run" not in given]
+    assert len(workers) == 2
+    os.kill(workers[1], signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "Signal 9 (SIGKILL)" in err
+    assert not any(str(out) in words_of(p) for p in filter(str.isdigit, os.listdir("/proc")))  # nobody is left
+    again = begin()
+    said, err = again.communicate(timeout=100)
+    assert again.returncode == 0, err
+    assert json.loads(said)["folder"] == str(out)  # said once
+
+
+def words_of(process: str) -> list[str]:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_text().split("\0")
+    except OSError:
+        return []
 
 
 def test_only_training_is_shared(monkeypatch, capsys, tmp_path):

@@ -21,7 +21,7 @@ def share_gradients(model: nn.Module, *numbers: Tensor) -> list[Tensor]:
     if ranks.count() == 1:
         return list(numbers)
     held = [weight for weight in model.parameters() if weight.grad is not None]
-    parts = [weight.grad.flatten() for weight in held] + [value.detach().float().view(1) for value in numbers]  # type: ignore[union-attr]
+    parts = [weight.grad.flatten() for weight in held] + [value.detach().view(1) for value in numbers]  # type: ignore[union-attr]
     *gradients, last = ranks.summed(torch.cat(parts)).split([weight.numel() for weight in held] + [len(numbers)])
     for weight, gradient in zip(held, gradients, strict=True):
         weight.grad = gradient.view_as(weight)
