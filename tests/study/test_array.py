@@ -163,7 +163,9 @@ def test_a_job_by_its_number(tmp_path: Path, monkeypatch, capsys) -> None:
     assert [r.experiment == job.experiment.id for r in job.finished()]
 
 
-@pytest.mark.parametrize(("number", "says"), [("0", "it has 1 to 3"), ("4", "it has 1 to 3"), ("x", "not a valid int")])
+@pytest.mark.parametrize(
+    ("number", "says"), [("0", "it has 1 to 3"), ("4", "it has 1 to 3"), ("x", "Invalid value for 'N'")]
+)
 def test_a_job_that_is_not_there(tmp_path: Path, capsys, number: str, says: str) -> None:
     out = compare(DATA, out=tmp_path / "x", jobs_file=True, **WORDS | {"epochs": 1})
     assert cli.main(["job", str(out), number]) == 2

@@ -290,7 +290,7 @@ def _configuration(study: Study, protocol: Protocol) -> dict[str, Any]:
     """All that decides the study, defaults too: what holds for all of it, and each variant's experiment."""
     found = study.model_dump(mode="json", exclude={"variants", "commands", "started", "finished", "placing", "machine",
                                                    "warnings", "seconds", "format"})  # fmt: skip
-    every = [variant.model_dump(mode="json", exclude_defaults=True) | {
+    every = [variant.model_dump(mode="json", exclude={"published", "place"}) | {
         "experiment": protocol.experiment(variant).model_dump(mode="json", include={"model", "recipe", "task", "start"})
     } for variant in study.variants if not variant.published]  # fmt: skip
     return found | {"variants": every}
