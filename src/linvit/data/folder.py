@@ -70,7 +70,10 @@ def _labelled(folder: Path, classes: list[str]) -> list[tuple[Path, int]]:
         raise ValueError(
             f"{folder / strange[0]}: this class is not among the training classes: add it there or remove it"
         )
-    return [(file, classes.index(name)) for name in sorted(subfolders) for file in images_under(subfolders[name])]
+    pairs: list[tuple[Path, int]] = []
+    for label, name in enumerate(classes):
+        pairs += [(file, label) for file in images_under(subfolders[name])] if name in subfolders else []
+    return pairs
 
 
 def _subfolders(folder: Path) -> dict[str, Path]:

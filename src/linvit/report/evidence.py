@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -62,7 +63,21 @@ class Evidence:
         return self.dataset.get("classes") or []
 
     def of(self, metric: str, **tags: Any) -> list[Record]:
-        return [r for r in self.records if r.metric == metric and all(r.tags.get(k) == v for k, v in tags.items())]
+        return [r for r in self.by_metric[metric] if all(r.tags.get(k) == v for k, v in tags.items())]
+
+    @cached_property
+    def by_metric(self) -> dict[str, list[Record]]:
+        found: dict[str, list[Record]] = defaultdict(list)
+        for record in self.records:
+            found[record.metric].append(record)
+        return found
+
+    @cached_property
+    def by_variant(self) -> dict[Any, list[Record]]:
+        found: dict[Any, list[Record]] = defaultdict(list)
+        for record in self.records:
+            found[record.tags.get("variant")].append(record)
+        return found
 
     def arrays(self, metric: str) -> dict[str, np.ndarray]:
         """The .npz of a metric that has one in a study; none if it cannot be read. Nothing pickled is ever loaded."""
