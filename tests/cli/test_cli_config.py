@@ -92,3 +92,22 @@ def test_a_budget_prints_toml_and_nothing_else(capsys, tmp_path):
     printed = tomllib.loads(capsys.readouterr().out)
     assert printed["plan"]["steps"] == printed["steps"]
     assert not (tmp_path / "x").exists()
+
+
+def test_folds_print_each_of_theirs(capsys, tmp_path):
+    words = ["train", DATA, *SETS, "--epochs", "1", "--device", "cpu", "--folds", "3", "--out", str(tmp_path / "x")]
+    assert cli.main([*words, "--print-config"]) == 0
+    printed = tomllib.loads(capsys.readouterr().out)["folds"]
+    assert cli.main([*words, "--dry-run"]) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("experiment")]
+    assert not (tmp_path / "x").exists()
+    assert said == [f"experiment {row['id']} in {tmp_path / 'x' / f'fold-{i}'}: not begun"
+                    for i, row in enumerate(printed)]  # fmt: skip
+    assert cli.main([*words, "-q"]) == 0
+    for i, row in enumerate(printed):
+        stored = without_nothing(json.loads((tmp_path / "x" / f"fold-{i}" / "experiment.json").read_text()))
+        assert row == {key: value for key, value in stored.items() if key != "format"}
+        assert row["source"]["fold"]["index"] == i
+    assert cli.main([*words, "--dry-run"]) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("experiment")]
+    assert [line.rpartition(": ")[2] for line in said] == ["finished"] * 3

@@ -200,3 +200,47 @@ def test_a_dry_run_says_how_far_each_job_is(tmp_path: Path) -> None:
     said.clear()
     compare(DATA, out=tmp_path / "x", dry_run=True, say=said.append, **words | {"seeds": 3})
     assert [line.rpartition(": ")[2] for line in said] == ["finished", "finished", "not begun", "finished"]
+
+
+def test_the_jobs_of_folds(tmp_path: Path, capsys) -> None:
+    """Each holds its own images out, and the page of what is there says of all images what the folds say of them."""
+    words = {"attentions": ["softmax"], "folds": 2, "controls": False, "epochs": 1, **SMALL}
+    said: list[str] = []
+    compare(DATA, out=tmp_path / "x", dry_run=True, say=said.append, **words)
+    assert [line.partition(": ")[2] for line in said] == [
+        "softmax, seed 0, fold 0: not begun", "softmax, seed 0, fold 1: not begun",
+        "softmax, seed 0, fold 0, half of the steps: not begun",
+    ]  # fmt: skip
+    out = compare(DATA, out=tmp_path / "x", jobs_file=True, **words)
+    jobs = [read_job(out, number) for number in (1, 2, 3)]
+    assert [(job.fold, job.half) for job in jobs] == [(0, False), (1, False), (0, True)]
+    assert len({job.experiment.data.identity for job in jobs}) == 2
+
+    def whole() -> list[Record]:
+        assert cli.main(["report", str(out), "-q"]) == 0
+        found = Records(out / "records.jsonl")
+        return [r for r in found if r.metric == "test_accuracy" and "fold" not in r.tags]
+
+    assert cli.main(["job", str(out), "1"]) == 0
+    assert capsys.readouterr().out.startswith("job 1 of 3, softmax, seed 0, fold 0: test accuracy 0.")
+    assert whole() == []
+    assert cli.main(["job", str(out), "2", "-q"]) == 0
+    (record,) = whole()
+    assert (record.n, record.experiment, record.artefact, record.tags["variant"]) == (96, "", "", "softmax")
+    folds = [
+        r for r in Records(out / "records.jsonl") if r.metric == "test_accuracy" and r.tags.get("fold") is not None
+    ]
+    assert sorted((r.tags["fold"], r.tags["selection"]) for r in folds) == [
+        (0, "best"), (0, "final"), (1, "best"), (1, "final"),
+    ]  # fmt: skip
+    right = sum(round(r.value * r.n) for r in folds if r.tags["selection"] == "best")
+    assert record.value == pytest.approx(right / 96)
+    assert "over 2 folds" in (out / "report.md").read_text()
+    assert cli.main(["job", str(out), "3", "-q"]) == 0
+    compare(DATA, out=out, jobs=1, threads=1, **words)
+    assert whole() == [record]  # nothing is copied twice
+    alone = compare(DATA, out=tmp_path / "alone", jobs=1, threads=1, **words)
+    assert weights(out) == weights(alone)
+    both = [[(r.metric, r.value) for r in Records(folder / "records.jsonl") if not r.experiment and r.metric in
+             ("test_accuracy", "macro_f1", "recall")] for folder in (out, alone)]  # fmt: skip
+    assert both[0] == both[1]

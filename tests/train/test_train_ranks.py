@@ -33,6 +33,7 @@ CASES: dict[str, dict[str, Any]] = {
     "residual": {"stem": "resnet", "trunk": (5, 7), "patch_size": None},
     "early stopping": {"patience": 1, "lr": 0.3, "epochs": 9},
 }
+FOLDS = {"folds": {"folds": 2, "epochs": 1}}
 NORMS = {"norm": {"norm": (7, 3, 5, 11)}, "norm of single pixels": {"norm": (5, 3, 1, 1)}}
 WRONG = {
     "diverged": {"optimizer": "sgd", "lr": 1e30, "clip_norm": 0.0},
@@ -53,7 +54,7 @@ def cache(tmp_path_factory):
 def pair(cache, tmp_path_factory) -> Path:
     """All cases, done by two processes."""
     folder = tmp_path_factory.mktemp("pair")
-    assert ranked.launch(2, NORMS | CASES | WRONG, folder) == [(0, ""), (0, "")]
+    assert ranked.launch(2, NORMS | CASES | FOLDS | WRONG, folder) == [(0, ""), (0, "")]
     return folder
 
 
@@ -93,6 +94,16 @@ def test_two_processes_give_what_one_gives(pair, double, tmp_path, name):
     assert {r.threads for r in records["pair"]} == {2}  # of both
     files = {key: sorted(path.name for path in folder.iterdir()) for key, folder in both.items()}
     assert files["pair"] == files["one"]
+
+
+def test_folds_of_two_processes_are_those_of_one(pair, double, tmp_path):
+    ranked.train(tmp_path / "one", **FOLDS["folds"])
+    for fold in ("fold-0", "fold-1"):
+        same(pair / "folds" / fold, tmp_path / "one" / fold)
+    both = [[(r.metric, r.tags, r.n) for r in Records(folder / "records.jsonl")]
+            for folder in (pair / "folds", tmp_path / "one")]  # fmt: skip
+    assert both[0] == both[1]
+    assert (both[0][0][0], both[0][0][2]) == ("test_accuracy", 72)  # of all images
 
 
 @pytest.mark.parametrize("name", NORMS)

@@ -108,8 +108,10 @@ class Wanted(Tracker):
 
     package, fails_at = "json", 10**9
     told: list[tuple[str, Any]] = []  # noqa: RUF012
+    places: list[Tracker] = []  # noqa: RUF012
 
     def begin(self, step):
+        self.places.append(self)
         self.told.append(("begin", step))
 
     def log(self, step, row):
@@ -126,6 +128,7 @@ def wanted(monkeypatch):
     TRACKERS.discover()
     monkeypatch.setattr(TRACKERS, "_entries", TRACKERS._entries | {"wanted": Wanted})
     monkeypatch.setattr(Wanted, "told", [])
+    monkeypatch.setattr(Wanted, "places", [])
     return Wanted
 
 
@@ -139,6 +142,14 @@ def test_a_tracker_is_lost_the_training_is_not(tmp_path, wanted, monkeypatch):
         trained = train(tmp_path / "b", track=["wanted"])
     assert trained.test_accuracy is not None
     assert wanted.told == [("begin", 0), ("log", 4)]
+
+
+def test_every_fold_has_its_own_and_one_store_for_all(tmp_path, wanted):
+    trained = train(tmp_path / "x", folds=2, epochs=1, track=["wanted"])
+    assert [what for what, _ in wanted.told] == 2 * ["begin", "log", "log", "end"]
+    assert [(place.folder, place.home) for place in wanted.places] == [
+        (one.folder, tmp_path / "x") for one in trained.folds
+    ]
 
 
 def test_every_job_of_a_study_has_its_own(tmp_path, wanted, monkeypatch):

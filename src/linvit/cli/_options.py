@@ -81,7 +81,7 @@ def resumable(ctx: typer.Context) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as stop:
-        raise KeyboardInterrupt(f"{stop or 'nothing is lost'}; go on with: {again(ctx)}") from stop
+        raise KeyboardInterrupt(f"{str(stop) or 'nothing is lost'}; go on with: {again(ctx)}") from stop
 
 
 def again(ctx: typer.Context, *without: str) -> str:
