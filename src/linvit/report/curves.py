@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from linvit.files import read_lines
 from linvit.metrics import seconds as in_seconds
 from linvit.records import Record
 from linvit.report.summary import Result, Summary, number
@@ -105,7 +104,7 @@ def learning(summary: Summary, key: str) -> Rows:
     for variant in summary.variants:
         seen: dict[float, list[float]] = defaultdict(list)
         for record in _whole(summary, variant):
-            for line in read_lines(Path(record.artefact), skip_bad=True):
+            for line in summary.study.logs[record.artefact]:
                 epoch, value = number(line.get("epoch")), number(line.get(key))
                 if epoch is not None and value is not None:
                     seen[epoch].append(value)
@@ -159,6 +158,8 @@ def confusion(summary: Summary, variant: Result) -> tuple[Rows, list[str]]:
 
 def confused(summary: Summary, variant: Result, most: int = 8) -> Rows:
     """The pairs of classes most often confused: what a matrix of many classes cannot show."""
+    if 0 < len(summary.study.classes) <= CLASSES:
+        return []
     _, share, names = _matrix(summary, variant)
     if len(share) <= CLASSES:
         return []
