@@ -185,7 +185,7 @@ def _with_control(found: Recommendation, summary: Summary, best: Result) -> Reco
     what = f"{control.label}, {LOOKS.get(name, 'a control')}, is right on {_percent(control)}"
     if control.id not in summary.worth:
         gain = f"{100 * (_accuracy(best) - _accuracy(control)):.1f}".replace("-", "−")
-        worth = f"In {_seeds(control)}, attention was worth {gain} points here: {what}."
+        worth = f"In {_seeds(control, summary)}, attention was worth {gain} points here: {what}."
         return replace(found, attention_worth=worth)
     gain, low, high = (100 * value for value in summary.worth[control.id])
     span = f"({low:.1f} to {high:.1f})".replace("-", "−")
