@@ -437,7 +437,7 @@ def test_recovery_from_a_start_and_fixed_beside_redrawn_features(tmp_path):
     chart = charts.build(summary, None)["learning"][0]
     assert (chart.name, chart.title) == ("learning-validation-accuracy", "Recovery from the start")
     alt.LayerChart.from_dict(chart.page())
-    points = chart.page()["layer"][1]["data"]["values"]
+    points = next(iter(chart.page()["datasets"].values()))
     assert {row["mean"] for row in points if row["step"] == 0} == {0.31}
     assert max(row["step"] for row in points) == 630
     words = " ".join(text_of(build(folder)).split())
