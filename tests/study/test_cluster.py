@@ -24,8 +24,10 @@ from linvit.report import page
 from linvit.study import Study, compare, measuring
 from linvit.study.jobs import Job, tracked
 from linvit.study.runners import RUNNERS, runner_of
-from linvit.train import Source, design
+from linvit.study.runners import cluster as cluster_module
+from linvit.train import Source, design, start_from, train
 from linvit.train.events import Began, Noted, Stepped
+from linvit.train.start import load_start
 from linvit.train.trackers import TRACKERS, Tracker
 
 ray = pytest.importorskip("ray", reason="the extra 'cluster' is not installed")
@@ -180,7 +182,7 @@ def jobs(folder: Path, count: int, **options: Any) -> list[Job]:
     return found
 
 
-@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("shared", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_node_killed_in_the_middle_costs_no_bit(
     shared: bool, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,6 +253,37 @@ def test_an_error_of_the_user_on_a_node_is_one(head: Cluster, tmp_path: Path) ->
             list(runner.run([job], lambda *_: None))
     finally:
         runner.close()
+
+
+def test_a_start_is_sent_to_a_node_that_does_not_have_it(head: Cluster, tmp_path: Path) -> None:
+    began = train(DATA, attention="softmax", epochs=1, out=tmp_path / "start", **SMALL)
+    start = start_from(began.folder)
+    (job,) = jobs(tmp_path, 1, epochs=1)
+    there = job.experiment.model_copy(update={"start": start})
+    runner = runner_of("ray")(None, {}, "ray")
+    try:
+        files = runner._start(job.model_copy(update={"experiment": there}))  # type: ignore[attr-defined]
+        told = cluster_module.Told(None, 0, 1, "", "", [], files, "")
+        gone = there.model_copy(update={"start": start.model_copy(update={"folder": "/nowhere/best"})})
+        text = job.model_copy(update={"experiment": gone}).model_dump_json()
+        (tmp_path / "node").mkdir()
+        found = cluster_module._rebuilt(told, text, tmp_path / "root", str(tmp_path / "node"))
+    finally:
+        runner.close()
+    assert Path(found.folder) == tmp_path / "root" / "0"
+    assert found.experiment.start == start.model_copy(update={"folder": str(tmp_path / "node")})
+    assert found.experiment.id == there.id
+    load_start(found.experiment.start)  # the same weights, or an error
+
+
+@pytest.mark.slow
+def test_a_budget_is_planned_with_the_cluster(cluster: Cluster, tmp_path: Path) -> None:
+    """Rates are of two trainings at a time, one on each node."""
+    words, said = WORDS | {"epochs": None, "seeds": None}, list[str]()
+    compare(DATA, runner="ray", folds=2, budget="4m", dry_run=True, out=tmp_path / "x", say=said.append, **words)
+    assert "2 trainings at a time" in said[0]
+    assert any("2 variants × 2 folds × " in line for line in said)
+    assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.slow
