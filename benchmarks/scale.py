@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -103,8 +104,8 @@ def _run(folder: Path, name: str, seed: int, labels: np.ndarray, dice: random.Ra
                   tags={"attention": name, "dataset": "some", "seed": seed, "variant": name})  # fmt: skip
 
     def one(metric: str, value: float | None, unit: str = "", artefact: str = "", **tags: Any) -> Record:
-        there = {"metric": metric, "value": value, "unit": unit, "artefact": artefact and f"{place.name}/{artefact}"}
-        return Record(**vars(base) | there | {"tags": base.tags | tags})
+        place_of = f"{place.name}/{artefact}" if artefact else ""
+        return replace(base, metric=metric, value=value, unit=unit, artefact=place_of).tagged(**tags)
 
     found = [
         one("parameters", 100_000, "count"), one("macs", 10**7, "MAC"), one("train_seconds", 60.0, "s"),
