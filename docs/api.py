@@ -16,8 +16,9 @@ linvit.study: Variant Study Job
 linvit.study.runners: Runner
 linvit.convert: Linearized
 linvit.train: Experiment Recipe Source Start Trained design run
-linvit.train.events: Began Noted Stepped Validated Diverged
+linvit.train.events: Began Noted Stepped Validated Diverged Tested
 linvit.train.tasks: Task
+linvit.train.trackers: Tracker
 linvit.attention: Attention Switches Site attentions
 linvit.kernels: FeatureMap
 linvit.models: ModelConfig Cost estimate

@@ -17,6 +17,7 @@ from linvit.study.design import named
 from linvit.study.runners import RUNNERS
 from linvit.train import design, run
 from linvit.train.tasks import TASKS
+from linvit.train.trackers import TRACKERS
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.S)
@@ -35,7 +36,7 @@ def test_the_api_page_is_what_the_docstrings_say():
 @pytest.fixture
 def plugins(tmp_path, monkeypatch):
     """The examples that register something, as files that a user would have."""
-    for registry in (ATTENTIONS, DATASETS, TASKS, RUNNERS):
+    for registry in (ATTENTIONS, DATASETS, TASKS, RUNNERS, TRACKERS):
         registry.discover()
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     for number, text in enumerate(text for text in EXAMPLES if "register(" in text):
@@ -51,7 +52,10 @@ def test_examples_of_contributing_run(plugins, tmp_path, monkeypatch):
     torch.testing.assert_close(out[1, :, :2], (v[1, :, :2] + v[1, :, :2].mean(1, keepdim=True)) / 2)
     dataset = data.load_data("brightness:images=90")
     experiment = design(dataset, "half", **SMALL).model_copy(update={"task": "margin"})
-    records = run(experiment, dataset, tmp_path / "run", device=torch.device("cpu"))
+    place = tmp_path / "run"
+    lines = TRACKERS["lines"](experiment, place, place)
+    records = run(experiment, dataset, place, device=torch.device("cpu"), listeners=[lines])
+    assert len((place / "lines.txt").read_text().splitlines()) == 2  # one epoch, and the test
     assert any(record.metric == "test_accuracy" for record in records)
     monkeypatch.setattr("os.nice", lambda much: much)  # the other tests are in this process too
     job = Job(number=0, jobs=1, variant="half", experiment=experiment, folder=str(tmp_path / "job"))

@@ -15,7 +15,7 @@ ROOT = Path(linvit.__file__).parent
 
 # What each part may import, besides itself. One line through it:
 # registry, records ← kernels ← attention ← models, data ← measure ← train ← convert ← study ← studies, tune ← cli
-BASE = {"registry", "records", "metrics", "files", "locks", "randomness", "errors", "progress"}
+BASE = {"registry", "records", "metrics", "files", "locks", "randomness", "ranks", "toml", "errors", "progress"}
 CORE = BASE | {"kernels", "attention"}
 MODELS = CORE | {"models"}
 MEASURE = MODELS | {"data", "measure"}
@@ -27,6 +27,8 @@ MAY = {
     "errors": set(),
     "progress": set(),
     "randomness": set(),
+    "ranks": set(),
+    "toml": set(),
     "locks": {"files"},
     "registry": {"errors"},
     "metrics": {"records"},

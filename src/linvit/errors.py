@@ -1,5 +1,5 @@
 """What a user is told when something is wrong: one line that names it, its value, and what would be right; and how
-much memory there is, beyond which a size is wrong."""
+much memory there is, beyond which a size is wrong; and how a process leaves that is told to."""
 
 from __future__ import annotations
 
@@ -16,6 +16,13 @@ try:
     MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # of the machine, in bytes
 except (AttributeError, ValueError, OSError):  # no such call here: only what no machine has is refused
     MEMORY = 2**50
+
+
+REQUEUE = 75  # exit code of a process that was told to leave: BSD's "temporary failure", try again
+
+
+class Evicted(KeyboardInterrupt):
+    """Told to leave by SIGTERM or SIGUSR1, as schedulers do. The same command, started again, goes on."""
 
 
 def choices(wanted: str, allowed: Iterable[str]) -> str:

@@ -68,14 +68,15 @@ def claimed(path: Path, wanted: T, ours: Sequence[str]) -> T | None:
     return there
 
 
+def flat(tree: Any, path: str = "") -> dict[str, Any]:
+    """A tree of settings as one mapping, with names such as `model.dim`."""
+    if not isinstance(tree, dict):
+        return {path: tree}
+    return {k: v for key, value in tree.items() for k, v in flat(value, f"{path}.{key}".lstrip(".")).items()}
+
+
 def difference(there: Any, here: Any) -> str:
     """The first setting in which two trees of settings differ, in words; "" if none does."""
-
-    def flat(tree: Any, path: str = "") -> dict[str, Any]:
-        if not isinstance(tree, dict):
-            return {path: tree}
-        return {k: v for key, value in tree.items() for k, v in flat(value, f"{path}.{key}".lstrip(".")).items()}
-
     old, new = flat(there), flat(here)
     for key in new | old:
         if old.get(key) != new.get(key):

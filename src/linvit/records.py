@@ -85,11 +85,14 @@ class Record:
     @classmethod
     def of(cls, row: dict[str, Any]) -> Record:
         """A line's object, as a record."""
-        own = {f.name: row.pop(f.name) for f in fields(cls) if f.name in row}
+        own = {name: row.pop(name) for name in OWN if name in row}
         return cls(**own, tags=row)
 
     def tagged(self, **tags: Tag) -> Record:
         return replace(self, tags=self.tags | tags)
+
+
+OWN = tuple(f.name for f in fields(Record))
 
 
 class Records:

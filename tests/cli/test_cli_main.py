@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -125,6 +126,21 @@ def test_bugs_keep_their_traceback(verb, statement):
 def test_interrupted(capsys, verb, message, line):
     name = verb("stops", f"def run() -> None:\n    raise KeyboardInterrupt({message})\n")
     assert run(capsys, name) == (130, "", line)
+
+
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGUSR1"])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_told_to_leave_by_a_scheduler(capsys, verb, number, wrapped):
+    """Exit code 75 means: start the same command again."""
+    stop = f"os.kill(os.getpid(), signal.{number})"
+    body = f"    {stop}\n"
+    if wrapped:  # as verbs do that say how to go on
+        again = "    except KeyboardInterrupt as stop:\n        raise KeyboardInterrupt('later') from stop\n"
+        body = f"    try:\n        {stop}\n{again}"
+    name = verb("leaves", f"import os, signal\ndef run() -> None:\n{body}")
+    before = signal.getsignal(getattr(signal, number))
+    assert run(capsys, name) == (75, "", "linvit: interrupted: later\n" if wrapped else "linvit: interrupted\n")
+    assert signal.getsignal(getattr(signal, number)) is before
 
 
 def test_exit_code_of_a_verb(capsys, verb):

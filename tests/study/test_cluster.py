@@ -22,12 +22,13 @@ from linvit import cli, data
 from linvit.records import Record, Records
 from linvit.report import page
 from linvit.study import Study, compare, measuring
-from linvit.study.jobs import Job
+from linvit.study.jobs import Job, tracked
 from linvit.study.runners import RUNNERS, runner_of
 from linvit.study.runners import cluster as cluster_module
 from linvit.train import Source, design, start_from, train
 from linvit.train.events import Began, Noted, Stepped
 from linvit.train.start import load_start
+from linvit.train.trackers import TRACKERS, Tracker
 
 ray = pytest.importorskip("ray", reason="the extra 'cluster' is not installed")
 from ray.cluster_utils import Cluster  # noqa: E402
@@ -154,6 +155,22 @@ class Killer:
             self.cluster.remove_node(node, allow_graceful=False)
 
 
+class Wanted(Tracker):
+    """Writes down the steps of validations, where its training is told of."""
+
+    package = "json"
+
+    def begin(self, step: int) -> None:
+        (self.folder / "wanted").mkdir(parents=True, exist_ok=True)
+        self.file = open(self.folder / "wanted" / "steps", "a")  # noqa: SIM115 (as long as the training)
+
+    def log(self, step: int, row: dict[str, float]) -> None:
+        print(step, file=self.file, flush=True)
+
+    def end(self, diverged: bool) -> None:
+        self.file.close()
+
+
 def jobs(folder: Path, count: int, **options: Any) -> list[Job]:
     source, found = Source.of(DATA), []
     for number in range(count):
@@ -177,8 +194,10 @@ def test_a_node_killed_in_the_middle_costs_no_bit(
     dataset = data.load_data(DATA)
     runner = kind(None, {dataset.identity: dataset}, "ray")
     wanted = jobs(tmp_path / "there", 2, epochs=60)
+    TRACKERS.discover()
+    monkeypatch.setattr(TRACKERS, "_entries", TRACKERS._entries | {"wanted": Wanted})
     try:
-        done = list(runner.run(wanted, killer))
+        done = list(runner.run(wanted, tracked(killer, [Wanted], tmp_path)))
     finally:
         runner.close()
     assert [job.number for job, _ in done] == [0, 1]
@@ -192,7 +211,11 @@ def test_a_node_killed_in_the_middle_costs_no_bit(
     assert weights(tmp_path / "there") == weights(tmp_path / "here")
     for run in (tmp_path / "here").iterdir():
         names = {str(f.relative_to(run)) for f in run.rglob("*") if f.is_file() and not f.name.startswith(".")}
+        names.add("wanted/steps")
         other = tmp_path / "there" / run.name
+        told = [int(line) for line in (other / "wanted" / "steps").read_text().split()]
+        steps = [json.loads(line)["step"] for line in (run / "log.jsonl").read_text().splitlines()]
+        assert (told[0], told[-1]) == (steps[0], steps[-1])  # a node's last words may be lost with it
         assert {str(f.relative_to(other)) for f in other.rglob("*") if f.is_file() and f.name[0] != "."} == names
 
 

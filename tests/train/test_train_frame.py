@@ -14,7 +14,7 @@ import linvit
 from linvit import data, metrics
 from linvit.models import ModelConfig
 from linvit.study import ATTENTIONS
-from linvit.train import Experiment, Recipe, design, run, start_from
+from linvit.train import Experiment, Recipe, design, events, run, start_from
 from linvit.train.events import Began, Diverged, Noted, Stepped, Validated, from_json, to_json
 from linvit.train.experiment import FORMAT
 from linvit.train.loop import READ
@@ -105,6 +105,7 @@ def test_which_test_images_were_right_is_stored(dataset, tmp_path):
 @pytest.mark.parametrize("event", [
     Began("a", 0, 8), Noted("b"), Stepped(1, 8, 0.5, 0.25, 7.0, 3.5, 0.1, 2.0),
     Validated(1, 8, 0.5, 0.25, 7.0, 3.5, 0.1, 2.0, {"step": 1}), Diverged(3, "head"),
+    events.Tested(7, {"test_accuracy": 0.5}),
 ])  # fmt: skip
 def test_events_cross_a_pipe(event):
     assert from_json(json.loads(json.dumps(to_json(event)))) == event

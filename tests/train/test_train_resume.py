@@ -12,9 +12,10 @@ import pytest
 import torch
 
 import linvit
+from linvit.errors import Evicted
 from linvit.train import Event
 from linvit.train.events import Stepped
-from linvit.train.files import load_tensors, save_tensors
+from linvit.train.files import interrupted, load_tensors, save_tensors
 
 DATA = "synthetic:images=72,size=8"
 
@@ -122,19 +123,33 @@ def test_torn_out_of_every_stage(tmp_path, monkeypatch, module, place):
     killable.same(tmp_path / "torn", tmp_path / "whole")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_polite_stop_saves_and_says_so(tmp_path, number):
     def listener(event: Event) -> None:
         if isinstance(event, Stepped) and event.step == 2:
             os.kill(os.getpid(), number)
 
-    with pytest.raises(KeyboardInterrupt, match=r"saved at step \d of 8"):
+    with pytest.raises(KeyboardInterrupt, match=r"saved at step \d of 8") as stop:
         linvit.train(DATA, out=tmp_path / "run", epochs=2, listeners=[listener], **killable.TINY)
+    assert (stop.type is Evicted) == (number != signal.SIGINT)  # who is told to leave is to be started again
     assert list((tmp_path / "run" / "last").glob("step-*"))
     assert signal.getsignal(number) is not None
     run(tmp_path / "run", epochs=2)
     run(tmp_path / "whole", epochs=2)
     killable.same(tmp_path / "run", tmp_path / "whole")
+
+
+def test_only_a_second_ctrl_c_is_not_held_back():
+    """A scheduler warns first and kills later; both while the last step is being saved."""
+    with interrupted() as stop:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop() == signal.SIGUSR1
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert stop() == signal.SIGUSR1
+    with pytest.raises(Evicted), interrupted():  # nobody has asked
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def test_a_stop_during_the_last_validation_is_heard(tmp_path):

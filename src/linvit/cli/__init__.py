@@ -27,7 +27,8 @@ share, `_output.py` progress, tables and JSON.
 
 Errors: a verb lets ValueError (and its kin) and OSError with a file name rise; `main` prints one line,
 `linvit: error: …`, and returns 2. LINVIT_TRACEBACK=1 shows where it came from. A KeyboardInterrupt becomes one line and
-130; its message, if it has one, says how to go on. Anything else is a bug and keeps its traceback.
+130, SIGTERM and SIGUSR1 become one line and 75, which tells a scheduler to start the same command again; the message,
+if there is one, says how to go on. Anything else is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -37,13 +38,18 @@ import inspect
 import os
 import pkgutil
 import re
+import signal
 import sys
+import threading
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+
+from linvit.errors import REQUEUE, Evicted, choices
 
 HELP = """Which attention should my vision transformer use? Train, measure and compare softmax, Performers, Linformers.
 
@@ -72,10 +78,10 @@ class Verbs(TyperGroup):
         return verb(cmd_name, module)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        from linvit.errors import choices
-
         if args and not args[0].startswith("-") and args[0] not in self.list_commands(ctx):
             raise ValueError(f"unknown verb '{args[0]}'" + choices(args[0], self.list_commands(ctx)))
+        if args[:1] != ["train"] and (others := os.environ.get("WORLD_SIZE", "1")) != "1":
+            raise ValueError(f"WORLD_SIZE={others}: only `linvit train` is shared by processes that torchrun starts")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
@@ -130,14 +136,16 @@ _UsageError: Any = typer.BadParameter.__base__  # click's, which typer carries u
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run one command line and return its exit code: 0, 2 for a user's error, 130 when interrupted."""
+    """Run one command line and return its exit code: 0, 2 for a user's error, 130 when interrupted, 75 when told to
+    leave."""
     words = [*(sys.argv[1:] if args is None else args)] or ["--help"]  # `list` is a verb here
     try:
-        code = _keep_examples(typer.main.get_command(app)).main(words, prog_name="linvit", standalone_mode=False)
+        with _heeding_schedulers():
+            code = _keep_examples(typer.main.get_command(app)).main(words, prog_name="linvit", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except (_Interrupted, KeyboardInterrupt) as stop:
-        return _fail("interrupted" + (f": {stop}" if str(stop) else ""), 130)
+        return _fail("interrupted" + (f": {stop}" if str(stop) else ""), REQUEUE if _was_evicted(stop) else 130)
     except _UsageError as error:
         where = error.ctx.command_path if error.ctx else "linvit"
         return _fail(f"error: {error.format_message().rstrip('.')} (see {where} --help)", 2)
@@ -150,6 +158,26 @@ def main(args: Sequence[str] | None = None) -> int:
             raise
         text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
         return _fail(f"error: {text or type(error).__name__}", 2)
+
+
+@contextmanager
+def _heeding_schedulers() -> Iterator[None]:
+    """SIGTERM and SIGUSR1 are an Evicted, wherever they come; a training holds them back until its step is whole."""
+
+    def leave(number: int, frame: Any) -> None:
+        raise Evicted
+
+    numbers = [signal.SIGTERM, signal.SIGUSR1] if threading.current_thread() is threading.main_thread() else []
+    old = {number: signal.signal(number, leave) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def _was_evicted(stop: BaseException | None) -> bool:
+    return stop is not None and (isinstance(stop, Evicted) or _was_evicted(stop.__cause__))
 
 
 def _fail(message: str, code: int) -> int:

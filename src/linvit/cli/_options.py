@@ -65,6 +65,14 @@ Folds = Annotated[
 ]
 Limit = Annotated[int | None, typer.Option(metavar="N", help="At most so many images in each split.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave unreadable images out, and count them.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done and how far it is, and stop.")]
+PrintConfig = Annotated[
+    bool, typer.Option("--print-config", help="Print the whole resolved configuration as TOML, and stop.")
+]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="Tell tensorboard or mlflow how it gets on; repeat it for both."),
+]
 
 
 @contextmanager
@@ -76,14 +84,14 @@ def resumable(ctx: typer.Context) -> Iterator[None]:
         raise KeyboardInterrupt(f"{str(stop) or 'nothing is lost'}; go on with: {again(ctx)}") from stop
 
 
-def again(ctx: typer.Context) -> str:
-    """The command line that was given, as a shell takes it."""
+def again(ctx: typer.Context, *without: str) -> str:
+    """The command line that was given, as a shell takes it, but for these parameters."""
     import shlex
 
     words, last = ctx.command_path.split(), []
     for parameter in ctx.command.params:
         name, value = str(parameter.name), ctx.params.get(str(parameter.name))
-        if getattr(ctx.get_parameter_source(name), "name", "") != "COMMANDLINE":
+        if name in without or getattr(ctx.get_parameter_source(name), "name", "") != "COMMANDLINE":
             continue
         values = [str(one) for one in value] if isinstance(value, (list, tuple)) else [str(value)]
         if parameter.param_type_name == "argument":

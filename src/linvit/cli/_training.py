@@ -1,4 +1,4 @@
-"""What `linvit train` says when it is done, and how verbs read `--set`."""
+"""What `linvit train` says when it is done, or before it begins, and how verbs read `--set`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from linvit.cli._output import rows
 from linvit.progress import duration
 
 if TYPE_CHECKING:
-    from linvit.train import Trained
+    from pathlib import Path
+
+    from linvit.data import Dataset
+    from linvit.train import Experiment, Trained
 
 
 def summary(trained: Trained) -> dict[str, Any]:
@@ -82,6 +85,32 @@ def print_folds(trained: Trained) -> None:
     print("use it         train once more without --folds: all images but a test split then make one model")
 
 
+def print_outlook(experiment: Experiment, data: Dataset, folder: Path) -> None:
+    """What a training is and how far it is."""
+    from linvit.models import VisionTransformer
+    from linvit.train.run import how_far
+
+    state, model, recipe = how_far(experiment, folder), VisionTransformer(experiment.model), experiment.recipe
+    batch, per_epoch, steps = experiment.length(len(data.train))
+    counts = f"{len(data.train):,} train, {len(data.validation):,} validate, {len(data.test):,} test"
+    print(f"experiment {experiment.id} in {folder}: {state}")
+    print(f"  images   {counts}; {len(data.classes)} classes, {data.channels} × {data.image_size} × {data.image_size}")
+    print(f"  model    {experiment.model.attention}, {model.parameter_count():,} parameters, {model.tokens} tokens, "
+          f"{model.macs():,} MACs per image")  # fmt: skip
+    print(f"  start    {experiment.start.name if experiment.start else 'from nothing'}")
+    print(
+        f"  steps    {steps:,} of {batch} images ({steps / per_epoch:.4g} epochs), {recipe.optimizer}, lr {recipe.lr:g}"
+    )
+
+
+def print_config(trained: Trained) -> None:
+    from linvit.toml import to_toml
+
+    every = [one.experiment for one in trained.folds or [trained]]
+    rows = [{"id": one.id} | one.model_dump(mode="json", exclude={"format"}) for one in every]
+    print(to_toml({"folds": rows} if trained.folds else rows[0]), end="")
+
+
 def explain_divergence(trained: Trained) -> int:
     """What to try, and the exit code."""
     step = trained.value("diverged")
@@ -116,7 +145,8 @@ def settings(pairs: list[str] | None, **flags: Any) -> dict[str, Any]:
 
 ELSEWHERE = (
     "data", "attention", "attentions", "seed", "seeds", "image_size", "limit", "skip_bad", "out", "device", "data_root",
-    "budget", "match", "jobs", "threads", "controls", "runner", "with_scratch", "with_redrawn", "folds", "on",
+    "budget", "match", "jobs", "jobs_file", "threads", "controls", "runner", "with_scratch", "with_redrawn", "folds",
+    "on", "dry_run", "print_config", "track",
 )  # fmt: skip
 NOT_OPTIONS = (  # but arguments of the functions
     "progress", "listeners", "checkpoint_seconds", "command", "hear", "test", "variants", "source", "start", "task",

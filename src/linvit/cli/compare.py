@@ -27,7 +27,11 @@ def run(
         metavar="TIME", help="Time for all of it, e.g. 15m: image size, model, seeds and steps are chosen to fit. "
         "[default: 30m for images that no recipe was tuned for, if --epochs is not given]")] = None,
     dry_run: Annotated[bool, typer.Option(
-        "--dry-run", help="Print the plan and what more time would buy, and stop.")] = False,
+        "--dry-run", help="Print the plan, what more time would buy and how far each job is, and stop.")] = False,
+    print_config: options.PrintConfig = False,
+    jobs_file: Annotated[bool, typer.Option(
+        "--jobs-file", help="Write DIR/jobs.jsonl for a scheduler, and stop; `linvit job` does one of them.")] = False,
+    track: options.Track = None,
     seeds: Annotated[int | None, typer.Option(
         min=1, help="Runs of each variant, with seeds SEED … SEED+K−1. "
         "[default: 3, or what fits the budget; 1 with --folds]")] = None,
@@ -70,13 +74,16 @@ def run(
         linvit compare cifar10 -a softmax -a performer-relu:m=32,dwc=5 -a linformer:k=32 --epochs 10 --seeds 5
 
         linvit compare path/to/few-images --folds 5
+
+        linvit compare cifar10 --epochs 10 --out runs/c10 --jobs-file
     """
     from linvit.cli import _output, _study, _training
     from linvit.cli._display import Display
     from linvit.study import compare
 
     extra = _training.settings(settings, epochs=epochs, size=size)
-    again = options.again(ctx)
+    again = options.again(ctx, "jobs_file")
+    printed = dry_run or print_config or jobs_file
     with Display(quiet or json) as display, _output.warnings_in_one_line():
         try:
             folder = compare(
@@ -84,10 +91,11 @@ def run(
                 with_redrawn=with_redrawn, seeds=seeds, folds=folds, seed=seed,
                 margin=None if margin is None else margin / 100, budget=budget, dry_run=dry_run, out=out, device=device,
                 runner=on, jobs=jobs, threads=threads, data_root=data_root, image_size=image_size, limit=limit,
-                skip_bad=skip_bad, match=match, command=again,
-                say=print if dry_run else display.say, hear=display.hear, progress=display.progress, **extra,
+                skip_bad=skip_bad, match=match, print_config=print_config, jobs_file=jobs_file, track=track or (),
+                command=again, say=print if printed else display.say, hear=display.hear, progress=display.progress,
+                **extra,
             )  # fmt: skip
         except KeyboardInterrupt as stop:
             raise KeyboardInterrupt(f"nothing that was trained is lost; go on with: {again}") from stop
-    if not dry_run:
+    if not printed:
         _study.show(folder, folder, json, quiet)

@@ -18,7 +18,8 @@ def run(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:  # fmt: skip
-    """Rebuild a study's page from its records, or merge several studies of the same data.
+    """Rebuild a study's page from its records, or merge several studies of the same data. Of a study whose jobs a
+    scheduler does, it shows those that are finished.
 
     Examples:
 
@@ -38,5 +39,10 @@ def run(
         conversion.build(folders[0])
         _conversion.show(folders[0], json, quiet)
         return
+    if any((folder / "jobs.jsonl").exists() for folder in folders):
+        from linvit.study.array import assemble  # takes seconds
+
+        for folder in folders:
+            assemble(folder)
     share = None if margin is None else margin / 100
     show(folders, report.build(folders, out, margin=share).parent, json, quiet, share)

@@ -45,6 +45,9 @@ def run(
     threads: options.Threads = 0,
     device: options.Device = "auto",
     save_every: options.SaveEvery = 30.0,
+    dry_run: options.DryRun = False,
+    print_config: options.PrintConfig = False,
+    track: options.Track = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:  # fmt: skip
@@ -61,6 +64,7 @@ def run(
         linvit train mnist --limit 12000 --epochs 2 --json
         linvit train photos/ --from runs/pretrained -a performer-relu:m=32 --epochs 5
         linvit train digits --folds 5
+        torchrun --nproc-per-node 2 -m linvit train photos/ --out runs/photos
     """
     from linvit.cli import _output, _training
     from linvit.cli._display import Display
@@ -73,15 +77,23 @@ def run(
     if "steps" in chosen and "epochs" in chosen:
         raise ValueError("give --epochs or --steps, not both")
 
+    from linvit import ranks
     from linvit.train import train  # takes seconds: what is wrong above is said at once
 
     with Display(quiet) as display, _output.warnings_in_one_line(), options.resumable(ctx):
         trained = train(
             data, start=start, out=out, seed=seed, device=device, data_root=data_root, image_size=image_size,
-            limit=limit, skip_bad=skip_bad, folds=folds, listeners=[display.listen], progress=display.progress,
-            checkpoint_seconds=save_every, **chosen,
+            limit=limit, skip_bad=skip_bad, folds=folds, dry_run=dry_run or print_config, listeners=[display.listen],
+            track=track or (), progress=display.progress, checkpoint_seconds=save_every, **chosen,
         )  # fmt: skip
-    if json:
+    if ranks.number() > 0:  # what there is to say, the first rank says
+        return
+    if print_config:
+        _training.print_config(trained)
+    elif dry_run:
+        for one in trained.folds or [trained]:
+            _training.print_outlook(one.experiment, one.data, one.folder)
+    elif json:
         _output.print_json(_training.summary(trained))
     elif not quiet:
         _training.print_summary(trained, already=not display.heard)

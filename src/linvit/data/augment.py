@@ -2,7 +2,8 @@
 
 Every random choice is a hash of (seed, epoch, sample index, which choice), never a draw from a generator. A sample is
 therefore augmented the same, bit for bit, in whatever batch, process or order it comes, and a resumed run needs no
-random state. Only mixup and CutMix look at the batch: a sample's partner is the one before it.
+random state. Only mixup and CutMix look at the batch: a sample's partner is the one before it, which may be the last of
+another process's part.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from scipy.special import betaincinv
 from torch import Tensor
 
+from linvit import ranks
 from linvit.data.randaugment import OPERATIONS, randaugment
 
 
@@ -73,7 +75,7 @@ class Augment:
         return self._mixed(x, labels, draw) if self.mixes else (x, labels)
 
     def _mixed(self, x: Tensor, labels: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:
-        other, target = x.roll(1, 0), F.one_hot(labels, self.classes).to(x.dtype)
+        other, target = ranks.rolled(x), F.one_hot(labels, self.classes).to(x.dtype)
         weight = torch.ones(len(x), device=x.device)  # of the sample itself
         use_cutmix = draw("which") < self.cutmix / (self.mixup + self.cutmix)
         mixed = x
@@ -89,7 +91,7 @@ class Augment:
             share = 1 - box.sum((1, 2, 3)).to(x.dtype) / (x.shape[2] * x.shape[3])
             weight = torch.where(use_cutmix, share, weight)
         w = weight.view(-1, 1)
-        return mixed, target * w + target.roll(1, 0) * (1 - w)
+        return mixed, target * w + ranks.rolled(target) * (1 - w)
 
 
 class Draw:

@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import warnings
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -137,12 +137,12 @@ def _write(part: Path, pictures: Pictures, where: str, wanted: Wanted, progress:
 
         return lambda chunk: [one(picture) for picture in chunk]
 
-    headers: list[Header] = []
+    headers: Counter[Header] = Counter()
     for chunk in _ordered_map(attempt(read_header), _chunks(pictures.read())):
-        headers += [header for header in chunk if header is not None]
+        headers.update(header for header in chunk if header is not None)
     if not headers:
         raise ValueError(f"{where}: none of its {total} images can be read")
-    size = wanted.size_for((header.width, header.height) for header in headers)
+    size = wanted.size_for((header.width, header.height) for header in headers.elements())
     depth = wanted.channels or (3 if any(header.colour for header in headers) else 1)
     _check_space(where, part, total * depth * size * size, size)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -36,18 +37,18 @@ def folder(path: Path) -> Arrays | Pictures:
     return from_files(path, [pair for pairs in files.values() for pair in pairs], classes, counts)
 
 
-def from_files(path: Path, files: list[tuple[Path, int]], classes: list[str], counts: dict[str, int]) -> Pictures:
-    """Pictures from (file, label) pairs in the order of the splits."""
-    sha = hashlib.sha256(repr((sorted(counts.items()), classes)).encode())
-    for file, label in files:
+def from_files(path: Path, files: Sequence[tuple[str, int]], classes: list[str], counts: dict[str, int]) -> Pictures:
+    """Pictures from (file below the path, label) pairs in the order of the splits."""
+    sha, start = hashlib.sha256(repr((sorted(counts.items()), classes)).encode()), len(str(path / "x")) - 1
+    for name, label in files:
         try:
-            status = file.stat()
+            status = os.stat(name)
             state = f"{status.st_size}\0{status.st_mtime_ns}"
         except OSError:  # a broken link: decoding says so, or skips it
             state = "unreadable"
-        sha.update(f"{file.relative_to(path)}\0{label}\0{state}\n".encode())
+        sha.update(f"{name[start:]}\0{label}\0{state}\n".encode())
     labels = np.array([label for _, label in files], np.int64)
-    return Pictures(lambda: ((str(file), file) for file, _ in files), labels, classes, counts, sha.hexdigest())
+    return Pictures(lambda: ((name, Path(name)) for name, _ in files), labels, classes, counts, sha.hexdigest())
 
 
 def images_under(folder: Path, above: tuple[str, ...] = ()) -> list[Path]:
@@ -64,13 +65,17 @@ def images_under(folder: Path, above: tuple[str, ...] = ()) -> list[Path]:
     return sorted(images)
 
 
-def _labelled(folder: Path, classes: list[str]) -> list[tuple[Path, int]]:
+def _labelled(folder: Path, classes: list[str]) -> list[tuple[str, int]]:
+    """Names rather than paths: there may be a million, and a path takes ten times the memory."""
     subfolders = _subfolders(folder)
     if strange := sorted(set(subfolders) - set(classes)):
         raise ValueError(
             f"{folder / strange[0]}: this class is not among the training classes: add it there or remove it"
         )
-    return [(file, classes.index(name)) for name in sorted(subfolders) for file in images_under(subfolders[name])]
+    pairs: list[tuple[str, int]] = []
+    for label, name in enumerate(classes):
+        pairs += [(str(file), label) for file in images_under(subfolders[name])] if name in subfolders else []
+    return pairs
 
 
 def _subfolders(folder: Path) -> dict[str, Path]:

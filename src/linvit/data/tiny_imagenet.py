@@ -38,7 +38,7 @@ def tiny_imagenet(
     every = sorted((folder / "wnids.txt").read_text().split())
     ids = every if part == "all" else [name for i, name in enumerate(every) if (i % 5 == 4) == (part == "fifth")]
     label = {name: i for i, name in enumerate(ids)}
-    train = [(file, label[name]) for name in ids for file in _class_images(folder / "train" / name)[:per_class]]
+    train = [(str(file), label[name]) for name in ids for file in _class_images(folder / "train" / name)[:per_class]]
     test = []
     notes = folder / "val" / "val_annotations.txt"
     try:
@@ -47,7 +47,7 @@ def tiny_imagenet(
             if name not in every:
                 raise ValueError(f"{notes}:{number}: class '{name}' is not in wnids.txt: unpack the set again")
             if name in label:
-                test.append((folder / "val" / "images" / file, label[name]))
+                test.append((str(folder / "val" / "images" / file), label[name]))
     except OSError as error:
         raise ValueError(f"{notes}: cannot be read ({error.strerror}): unpack the set again") from None
     classes = ids if names == "wnid" else _words(folder, ids)  # trained models mostly know the ids

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from linvit.files import read_lines
 from linvit.metrics import seconds as in_seconds
 from linvit.records import Record
 from linvit.report.evidence import run_of
@@ -106,7 +105,7 @@ def learning(summary: Summary, key: str, over: str = "epoch") -> Rows:
     for variant in summary.variants:
         seen: dict[float, list[float]] = defaultdict(list)
         for record in _whole(summary, variant):
-            for line in read_lines(Path(record.artefact), skip_bad=True):
+            for line in summary.study.logs[record.artefact]:
                 place, value = number(line.get(over)), number(line.get(key))
                 if place is not None and value is not None:
                     seen[place].append(value)
@@ -160,6 +159,8 @@ def confusion(summary: Summary, variant: Result) -> tuple[Rows, list[str]]:
 
 def confused(summary: Summary, variant: Result, most: int = 8) -> Rows:
     """The pairs of classes most often confused: what a matrix of many classes cannot show."""
+    if 0 < len(summary.study.classes) <= CLASSES:
+        return []
     _, share, names = _matrix(summary, variant)
     if len(share) <= CLASSES:
         return []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -14,6 +16,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from linvit import metrics
+from linvit.files import read_lines
 from linvit.records import Record, Records
 
 FORMAT = 3  # of study.json
@@ -62,7 +65,27 @@ class Evidence:
         return self.dataset.get("classes") or []
 
     def of(self, metric: str, **tags: Any) -> list[Record]:
-        return [r for r in self.records if r.metric == metric and all(r.tags.get(k) == v for k, v in tags.items())]
+        some = self._sorted[metric, tags.pop("variant", ...)]
+        return [r for r in some if all(r.tags.get(k) == v for k, v in tags.items())] if tags else list(some)
+
+    def of_variant(self, name: str) -> list[Record]:
+        return self._sorted[..., name]
+
+    @cached_property
+    def _sorted(self) -> dict[Any, list[Record]]:
+        """Records by metric and by variant, … for any: a page asks for hundreds of such, and there may be many."""
+        found: dict[Any, list[Record]] = defaultdict(list)
+        for r in self.records:
+            variant = r.tags.get("variant")
+            for key in ((r.metric, variant), (r.metric, ...), (..., variant)):
+                found[key].append(r)
+        return found
+
+    @cached_property
+    def logs(self) -> dict[str, list[dict[str, Any]]]:
+        """The learning curves, by artefact; each is looked at for several charts."""
+        paths = {r.artefact for r in self.of("learning_curve")}
+        return {path: list(read_lines(Path(path), skip_bad=True)) for path in paths}
 
     def arrays(self, metric: str) -> dict[str, np.ndarray]:
         """The .npz of a metric that has one in a study; none if it cannot be read. Nothing pickled is ever loaded."""
@@ -165,17 +188,18 @@ def _folder(path: Path) -> Evidence:
     if not isinstance(seeds := info.get("seeds") or {}, dict):  # the same for all
         seeds = {row["id"]: seeds for row in info.get("variants") or []}
     lost: list[str] = []
-    found = [_resolve(record, path, lost) for record in Records(records)]
+    home = os.path.realpath(path)
+    found = [_resolve(record, home, lost) for record in Records(records)]
     warnings = [f"{len(lost)} files that the records name are missing, e.g. {lost[0]}."] if lost else []
     return Evidence(info | {"seeds": seeds}, found, warnings)
 
 
-def _resolve(record: Record, folder: Path, lost: list[str]) -> Record:
+def _resolve(record: Record, home: str, lost: list[str]) -> Record:
     """The artefact as an absolute path; none if it is missing or lies outside the study."""
     if not record.artefact:
         return record
-    path = (folder / record.artefact).resolve()
-    if path.is_file() and path.is_relative_to(folder.resolve()):
-        return replace(record, artefact=str(path))
+    path = os.path.realpath(os.path.join(home, record.artefact))
+    if path.startswith(os.path.join(home, "")) and os.path.isfile(path):
+        return replace(record, artefact=path)
     lost.append(record.artefact)
     return replace(record, artefact="")

@@ -56,8 +56,9 @@ def build(
         tables.write_csv(summary, target / "results.csv")
         shown = ("pareto", "growth", "cost", "scaling", "learning") if figures else ()
         titles = [(chart.name, chart.title) for name in shown for chart in sections.get(name, [])]
-        tables.write_markdown(summary, advice, target / "report.md", titles, facts(study))
-        write_atomically(page, render(summary, advice, sections))
+        about = facts(study)
+        tables.write_markdown(summary, advice, target / "report.md", titles, about)
+        write_atomically(page, render(summary, advice, sections, about))
         drawn.result()
     return page
 
@@ -107,14 +108,16 @@ def shell(sections: dict[str, list[Chart]]) -> dict[str, Markup]:
     }
 
 
-def render(summary: Summary, advice: Recommendation, sections: dict[str, list[Chart]]) -> str:
+def render(
+    summary: Summary, advice: Recommendation, sections: dict[str, list[Chart]], about: list[tuple[str, str]]
+) -> str:
     chosen = next((v for v in summary.variants if v.id == advice.variant), None)
     return template("page.html").render(
         summary=summary, advice=advice, chosen=chosen, sections=sections, tables=tables,
         breaks=curves.break_even, untimed=curves.not_timed(summary), examples=images.examples(summary),
         illustration=images.illustration(summary),
         confused={v.label: found for v in summary.variants if (found := curves.confused(summary, v))},
-        facts=facts(summary.study), colours=len(theme.PALETTE), shapes=theme.SHAPES, **shell(sections),
+        facts=about, colours=len(theme.PALETTE), shapes=theme.SHAPES, **shell(sections),
     )  # fmt: skip
 
 
@@ -196,7 +199,7 @@ def _placing(placing: dict[str, Any] | None) -> str:
 
 
 def _all(values: Iterable[str]) -> str:
-    return ", ".join(sorted({value for value in values if value}))
+    return ", ".join(sorted(filter(None, set(values))))
 
 
 def _pairs(values: dict[str, Any], without: tuple[str, ...] = ()) -> str:

@@ -144,7 +144,7 @@ def summarise(study: Evidence, margin: float | None = None) -> Summary:
 
 
 def _result(study: Evidence, asked: Asked, index: int) -> Result:
-    mine = [r for r in study.records if r.tags.get("variant") == asked.id]
+    mine = study.of_variant(asked.id)
     accuracies: dict[Any, dict[Any, float]] = defaultdict(dict)  # selection → seed → accuracy
     seen: dict[str, list[float]] = defaultdict(list)
     together: dict[str, list[float]] = defaultdict(list)

@@ -7,7 +7,7 @@ is never run twice: the same call again goes on where it stopped, and a new vari
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,17 +25,20 @@ from linvit.progress import Progress, ignore, repeated, seconds
 from linvit.records import Record, Records, Tag
 from linvit.registry import parse
 from linvit.study import plan as planning
+from linvit.study.array import key, known, of_all_folds, of_study, write_jobs
 from linvit.study.crew import Crew, cores
 from linvit.study.design import MARGIN, MOST, OURS, Facts, Study, Variant, named
-from linvit.study.jobs import Hear, Job
+from linvit.study.jobs import Hear, Job, tracked
 from linvit.study.measuring import Measuring
 from linvit.study.plan import Plan, Planner, Rung
 from linvit.study.protocol import Protocol
 from linvit.study.runners import runner_of
+from linvit.toml import to_toml
 from linvit.train import Start, architecture, backbones, open_data, pick_device
 from linvit.train.defaults import TUNED
-from linvit.train.folds import out_of_fold
+from linvit.train.run import how_far
 from linvit.train.tasks import TASKS
+from linvit.train.trackers import tracking
 
 ATTENTIONS = ("softmax", "performer-exp:m=32", "performer-relu:m=32", "performer-theta:m=32", "linformer:k=16")
 CONTROL = "uniform"
@@ -69,6 +72,9 @@ def compare(
     skip_bad: bool = False,
     match: bool = True,
     dry_run: bool = False,
+    print_config: bool = False,
+    jobs_file: bool = False,
+    track: Sequence[str] = (),
     command: str = "",
     say: planning.Say = lambda text: None,
     hear: Hear = lambda job, event: None,
@@ -84,12 +90,16 @@ def compare(
     folds: every seed deals the images out into so many, and each is held out once (then one seed is usual).
     margin: accuracy that a faster variant may lose against the best (0.01). budget: time for all of it, e.g. "15m":
     what is not given (image size, model, batch, seeds, steps) is then chosen to fit, and `say` is told the plan;
-    dry_run ends there. jobs: how many trainings at a time, each in a process with `threads` threads (1), or as another
-    registered `runner` has it ("ray" and "ray://HOST:PORT": on a cluster); without any of them the machine's faster way
-    is measured. hear(job, event) is told of every training, progress(done, total, what) of all else.
+    dry_run ends there, with how far each job is; print_config ends with the whole configuration as TOML. jobs: how many
+    trainings at a time, each in a process with `threads` threads (1), or as another registered `runner` has it ("ray"
+    and "ray://HOST:PORT": on a cluster); without any of them the machine's faster way is measured. jobs_file writes the
+    jobs to jobs.jsonl instead, for a scheduler: `linvit job` does one, `linvit report` shows what is there, the same
+    call without it measures the rest. hear(job, event) is told of every training, as are trackers (track:
+    "tensorboard", "mlflow"), progress(done, total, what) of all else.
     """
     begun = time.perf_counter()
     _check(seeds, epochs, budget, jobs, margin, options)
+    kinds = tracking(track)
     wanted = [Variant(attention=spec) for spec in attentions or (() if variants else ATTENTIONS)]
     wanted += variants
     if controls and not any(variant.control for variant in wanted):
@@ -132,6 +142,8 @@ def compare(
     side = image_size or (plan.image_size if plan else ladder.like and ladder.like.image_size)
     asked = {"root": data_root, "image_size": side, "limit": limit, "skip_bad": skip_bad}
     dataset, source = open_data(data, progress, **asked, patch_size=options.get("patch_size"))
+    if jobs_file and source is None:
+        raise ValueError("jobs_file needs images that other processes can find: give a name or a path, not a Dataset")
     chosen = (plan.options if plan else {}) | options | ({"epochs": epochs} if epochs is not None else {})
     protocol = Protocol(dataset, source, seed, chosen, match, begin, folds)
     facts, dataset = Facts.of(protocol.dataset).model_copy(update={"identity": dataset.identity}), protocol.dataset
@@ -156,15 +168,26 @@ def compare(
             study.plan = plan = _settled(plan, rung, ladder, length.per_epoch, crew, begun, progress)
             study.steps = plan.steps
         study.epochs = round(study.steps / length.per_epoch, 3)
-        if plan is not None and crew.known is not None:
+        if plan is not None and crew.known is not None and not print_config:
             for line in planning.lines(
                 plan, images, protocol.base.model, len(study.seeds), study.epochs, crew.known.jobs, _start(starts)
             ):
                 say(line)
+        if print_config:
+            say(to_toml(_configuration(study, protocol)).rstrip())
+            return folder
         if dry_run:
+            for job in protocol.jobs(study, folder, place):
+                say(_job_line(job))
             return folder
         with locked(folder):
             study = _with_earlier(folder, study, margin)  # again: another process may have come first
+            if jobs_file:
+                study.save(folder)
+                every_job = protocol.jobs(study, folder, place)
+                file = write_jobs(folder, [job.model_copy(update={"threads": threads or 1}) for job in every_job])
+                say(f"{file}: {len(every_job)} jobs; `linvit job {folder} N` does one of them")
+                return folder
             remove_parts(folder, folder / "figures")
             records, jobs_left = Records(folder / "records.jsonl"), protocol.jobs(study, folder, place)
             if any(not job.finished() for job in jobs_left):
@@ -172,7 +195,7 @@ def compare(
             study.save(folder)
             if plan is not None and study.finished is None:
                 jobs_left = _with_deadline(jobs_left, plan, study, time.time() - (time.perf_counter() - begun))
-            _train(records, jobs_left, crew, hear)
+            _train(records, jobs_left, crew, tracked(hear, kinds, folder))
             _measure(folder, records, study, protocol, jobs_left, crew, begun, progress, limit)
             with repeated(progress) as tell:
                 tell(0, 1, "writing the report")
@@ -277,32 +300,27 @@ def _with_earlier(folder: Path, study: Study, margin: float | None) -> Study:
 
 def _train(records: Records, jobs: list[Job], crew: Crew, hear: Hear) -> None:
     """Do the jobs, and copy their records into the study's, once; what they name lies in their folders."""
-    there = {(record.experiment, *metrics.key(record)) for record in records if record.metric != "failed"}
+    there = known(records)
     for job, found in crew.run(jobs, hear):
-        place = Path(job.folder).name
-        if job.half:  # its accuracy is all that is asked of it
-            found = [
-                replace(r, metric="half_accuracy", tags={k: v for k, v in r.tags.items() if k != "selection"})
-                for r in found if r.metric == "test_accuracy" and r.tags["selection"] == "best"
-            ]  # fmt: skip
-        fold: dict[str, Tag] = {} if job.fold is None else {"fold": job.fold}
-        mine = [
-            replace(r, artefact=f"{place}/{r.artefact}" if r.artefact else "").tagged(variant=job.variant, **fold)
-            for r in found
-        ]
-        records.append(r for r in mine if (r.experiment, *metrics.key(r)) not in there)  # a kill may have cut the last
-    records.append(r for r in _out_of_fold(jobs) if ("", *metrics.key(r)) not in there)
+        mine = of_study(found, Path(job.folder).name, job.variant, job.half, job.fold)
+        records.append(record for record in mine if key(record) not in there)  # a kill may have cut the last
+    whole = of_all_folds(records, records.path.parent, len({job.fold for job in jobs}))
+    records.append(record for record in whole if key(record) not in there)
 
 
-def _out_of_fold(jobs: list[Job]) -> Iterator[Record]:
-    """Of each variant and seed, what its folds say of all images; nothing where one of them is missing."""
-    groups: dict[tuple[str, int], list[Job]] = {}
-    for job in jobs:
-        if job.fold is not None and not job.half:
-            groups.setdefault((job.variant, job.experiment.seed), []).append(job)
-    for (variant, _), mine in groups.items():
-        base = mine[0].experiment.record(torch.device(mine[0].device)).tagged(variant=variant)
-        yield from out_of_fold(base, [Path(job.folder) for job in mine])
+def _job_line(job: Job) -> str:
+    state = how_far(job.experiment, Path(job.folder))
+    return f"job {job.number + 1} of {job.jobs}: {job.name}: {state}"
+
+
+def _configuration(study: Study, protocol: Protocol) -> dict[str, Any]:
+    """All that decides the study, defaults too: what holds for all of it, and each variant's experiment."""
+    found = study.model_dump(mode="json", exclude={"variants", "commands", "started", "finished", "placing", "machine",
+                                                   "warnings", "seconds", "format"})  # fmt: skip
+    every = [variant.model_dump(mode="json", exclude={"published", "place"}) | {
+        "experiment": protocol.experiment(variant).model_dump(mode="json", include={"model", "recipe", "task", "start"})
+    } for variant in study.variants if not variant.published]  # fmt: skip
+    return found | {"variants": every}
 
 
 def _measure(

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from linvit import ranks
 from linvit.data import Dataset, Fold, Survey, folded, survey
 from linvit.files import slug, write_atomically
 from linvit.measure.provenance import pick_device
@@ -27,6 +28,7 @@ from linvit.train.recipe import Recipe, create_recipe
 from linvit.train.run import run
 from linvit.train.source import Source, open_data
 from linvit.train.start import architecture, start_from
+from linvit.train.trackers import tracking
 
 __all__ = [
     "Event", "Experiment", "Listener", "Recipe", "Source", "Start", "Trained", "architecture", "backbones",
@@ -43,6 +45,7 @@ class Trained:
     records: Sequence[Record]
     model: VisionTransformer | None  # None: it diverged before there was one, or each fold has its own
     data: Dataset
+    experiment: Experiment  # all that decided it; of folds, the first's
     diverged: str = ""  # the layer that gave a number that is not finite
     folds: Sequence[Trained] = ()  # one for each, if folds were asked for; the records then are of all images first
 
@@ -78,7 +81,9 @@ def train(
     folds: int | None = None,
     task: str = "classification",
     test: bool = True,
+    dry_run: bool = False,
     listeners: Sequence[Listener] = (),
+    track: Sequence[str] = (),
     progress: Progress = ignore,
     checkpoint_seconds: float = 30.0,
     **options: Any,
@@ -89,9 +94,11 @@ def train(
         "backbones" for those that ship, which photos start from if nothing is said; "scratch" for nothing.
     folds: train so many times, each time with another part of the images held out; `test_accuracy` is of them all.
     options: any of ModelConfig's and Recipe's, e.g. epochs=10, lr=1e-3, dim=128, and size="001-I" for a named size.
-    test=False leaves the test images alone. listeners hear of every step, progress of images being decoded.
+    test=False leaves the test images alone; dry_run=True ends before anything is trained or written. listeners hear of
+    every step, progress of images being decoded; track: "tensorboard" or "mlflow", which are told of every validation.
     """
-    place = pick_device(device)
+    kinds = tracking(track)
+    place = ranks.join(pick_device(device))
     images = Survey.of(data) if isinstance(data, Dataset) else survey(data, data_root, limit, folds=folds)
     spec = attention or ATTENTION
     begin = backbones.chosen(start, [spec], images, image_size, options).get(spec)
@@ -107,18 +114,21 @@ def train(
         where = source and source.folded(fold)
         return design(images, spec, seed, source=where, start=begin, like=like, task=task, **options)
 
-    def trained(experiment: Experiment, images: Dataset, folder: Path, hear: Sequence[Listener] = listeners) -> Trained:
+    def trained(experiment: Experiment, images: Dataset, folder: Path, home: Path, hear: Sequence[Listener]) -> Trained:
+        if dry_run:
+            return Trained(folder, [], None, images, experiment)
+        hear = [*hear, *(kind(experiment, folder, home) for kind in kinds)]
         records = run(
             experiment, images, folder, device=place, listeners=hear, checkpoint_seconds=checkpoint_seconds, test=test
         )
         diverged = next((str(r.tags.get("layer")) for r in records if r.metric == "diverged"), "")
         has_model = (folder / "best" / "model.safetensors").exists()
-        return Trained(folder, records, load(folder / "best") if has_model else None, images, diverged)
+        return Trained(folder, records, load(folder / "best") if has_model else None, images, experiment, diverged)
 
     if folds is None:
         experiment = designed(data)
         folder = Path(out) if out is not None else Path("runs") / f"{slug(data.name)}-{experiment.id}"
-        return trained(experiment, data, folder)
+        return trained(experiment, data, folder, folder, listeners)
     every = [Fold(index, folds, seed) for index in range(max(1, folds))]
     parts = [folded(data, fold) for fold in every]
     experiments = [designed(images, fold) for images, fold in zip(parts, every, strict=True)]
@@ -128,7 +138,9 @@ def train(
     found = []
     for index, (experiment, images) in enumerate(zip(experiments, parts, strict=True)):
         hear = partial(_announced, listeners, f"fold {index}, {index + 1} of {folds}")
-        found.append(trained(experiment, images, folder / f"fold-{index}", [hear]))
+        found.append(trained(experiment, images, folder / f"fold-{index}", folder, [hear]))
+    if dry_run:
+        return Trained(folder, [], None, data, experiments[0], folds=found)
     return _together(folder, found, experiments[0].record(place), data)
 
 
@@ -145,9 +157,10 @@ def _together(folder: Path, found: list[Trained], base: Record, data: Dataset) -
     for index, one in enumerate(found):
         place = one.folder.name
         records += [replace(r, artefact=r.artefact and f"{place}/{r.artefact}").tagged(fold=index) for r in one.records]
-    write_atomically(folder / "records.jsonl", "".join(record.line() + "\n" for record in records))
+    if ranks.number() == 0:  # who alone writes
+        write_atomically(folder / "records.jsonl", "".join(record.line() + "\n" for record in records))
     diverged = next((f"{one.diverged} of {one.folder.name}" for one in found if one.diverged), "")
-    return Trained(folder, records, None, data, diverged, found)
+    return Trained(folder, records, None, data, found[0].experiment, diverged, found)
 
 
 class _Callable(types.ModuleType):

@@ -46,9 +46,17 @@ class Diverged:
     layer: str  # the first that gave a number that is not finite
 
 
-Event = Began | Noted | Stepped | Validated | Diverged
+@dataclass(frozen=True)
+class Tested:
+    """What the test images say of the model that was chosen."""
+
+    step: int  # after which it was
+    row: dict[str, float]
+
+
+Event = Began | Noted | Stepped | Validated | Diverged | Tested
 Listener = Callable[[Event], None]
-KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Began, Noted, Stepped, Validated, Diverged)}
+KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Began, Noted, Stepped, Validated, Diverged, Tested)}
 
 
 def tell(listeners: Sequence[Listener], event: Event) -> None:

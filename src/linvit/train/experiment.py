@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from linvit import ranks
 from linvit.data import Dataset
 from linvit.errors import choices, clear
 from linvit.files import write_atomically
@@ -119,7 +120,9 @@ class Experiment(BaseModel):
         """One to make all others from: where and of what they are."""
         dtype = {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[self.recipe.amp]
         tags = {"attention": self.model.attention, "dataset": self.data.name, "seed": self.seed}
-        return Record("", None, experiment=self.id, **provenance(device, dtype), tags=tags)
+        found = provenance(device, dtype)
+        found["threads"] *= ranks.count()  # of all processes that train it
+        return Record("", None, experiment=self.id, **found, tags=tags)
 
 
 def design(

@@ -16,7 +16,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from linvit import ranks
+from linvit.errors import Evicted
 from linvit.files import write_atomically
+
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # by hand, by a shutdown, by a scheduler
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], **facts: Any) -> None:
@@ -58,29 +62,35 @@ def checksum(tensors: Mapping[str, Tensor]) -> str:
     return sha.hexdigest()
 
 
+def stopped(number: int, text: str = "") -> KeyboardInterrupt:
+    """What a signal becomes."""
+    return KeyboardInterrupt(text) if number == signal.SIGINT else Evicted(text)
+
+
 @contextlib.contextmanager
-def interrupted() -> Iterator[Callable[[], bool]]:
-    """Hold back Ctrl-C and a polite kill until the step is whole; a second Ctrl-C is not held back."""
+def interrupted() -> Iterator[Callable[[], int]]:
+    """Hold back Ctrl-C and a polite kill until the step is whole: the function tells which signal came, 0 for none. A
+    second Ctrl-C is not held back, but for that of a launcher, which passes on what its processes have had already."""
     asked: list[int] = []
-    told: list[bool] = [False]
+    told: list[int] = [0]
 
     def note(number: int, frame: Any) -> None:
-        if asked:
+        if asked and number == signal.SIGINT and ranks.launched() == 1:
             raise KeyboardInterrupt
         asked.append(number)
 
-    def heard() -> bool:
-        told.append(bool(asked))
+    def heard() -> int:
+        told.append(asked[0] if asked else 0)
         return told[-1]
 
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
+        yield lambda: 0
         return
-    old = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    old = {number: signal.signal(number, note) for number in STOPS}
     try:
         yield heard
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
     if asked and not told[-1]:  # it came after the last question: nobody has heard of it yet
-        raise KeyboardInterrupt
+        raise stopped(asked[0])

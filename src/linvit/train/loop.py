@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from linvit import ranks
 from linvit.data import Dataset, Split
 from linvit.files import append_line, read_lines, write_atomically
 from linvit.measure.provenance import wait
@@ -30,9 +31,10 @@ from linvit.train.card import model_card
 from linvit.train.checkpoint import load_checkpoint, save_checkpoint, save_config, save_model
 from linvit.train.events import Began, Diverged, Listener, Noted, Stepped, Validated, tell
 from linvit.train.experiment import Experiment
-from linvit.train.files import interrupted, load_tensors
+from linvit.train.files import interrupted, load_tensors, stopped
 from linvit.train.optimizers import make_optimizer
 from linvit.train.recipe import learning_rate
+from linvit.train.sharing import Shared, share_gradients, share_norms
 from linvit.train.start import class_means, normalised, started
 from linvit.train.tasks import TASKS
 
@@ -75,11 +77,14 @@ class Training:
 
     def __init__(self, experiment: Experiment, dataset: Dataset, device: torch.device, listeners: Sequence[Listener]):
         dataset = normalised(dataset, experiment.start)
-        self.experiment, self.dataset, self.device, self.listeners = experiment, dataset, device, listeners
+        self.first = ranks.number() == 0  # who alone writes and tells
+        self.experiment, self.dataset, self.device = experiment, dataset, device
+        self.listeners = listeners if self.first else ()
         recipe = self.recipe = experiment.recipe
         self.task = TASKS[experiment.task](experiment, dataset, device)
         model, self.headless = started(experiment, dataset)
         self.model = model.to(device)
+        share_norms(self.model)
         self.averaged = copy.deepcopy(self.model).requires_grad_(False) if recipe.ema else self.model
         self.modules: dict[str, nn.Module] = {"model": self.model}
         if recipe.ema:
@@ -88,9 +93,19 @@ class Training:
         self.optimizer = make_optimizer(recipe, self.model)
         self.scaler = torch.amp.GradScaler(device.type, enabled=recipe.amp == "fp16")
         self.batch, self.per_epoch, self.total = experiment.length(len(dataset.train))
+        self._check_ranks()
         self.tally = Tally()
         self.diverged: Diverged | None = None
         self.shown = math.nan, 0.0  # loss and accuracy when the device was last asked
+
+    def _check_ranks(self) -> None:
+        if ranks.count() == 1:
+            return
+        ranks.agree("the experiment", self.experiment.id)
+        if not self.task.mean_over_images:
+            raise ValueError(f"task {self.experiment.task} cannot be shared by processes: its loss is of a whole batch")
+        if self.batch < ranks.count():
+            raise ValueError(f"batch_size={self.batch} is too few for {ranks.count()} processes: each needs an image")
 
     def fit(self, folder: Path, checkpoint_seconds: float) -> None:
         """Train in the folder, or go on there. Afterwards `diverged` says whether and where; test is never read."""
@@ -102,8 +117,9 @@ class Training:
                 rate = self._step(batch)
                 tally.step += 1
                 ends = tally.step % self.per_epoch == 0 or tally.step == self.total
-                stopping = stop()  # asked once: what is said to be saved must be
-                due = stopping or tally.step == self.total or time.perf_counter() - saved > checkpoint_seconds
+                late = time.perf_counter() - saved > checkpoint_seconds
+                stopping, late = ranks.highest(stop(), late)  # asked once: what is said to be saved must be
+                due = stopping or tally.step == self.total or late
                 if (ends or due or tally.step % READ == 0) and not self._read():
                     return
                 tally.seconds = earlier + time.perf_counter() - begun
@@ -115,10 +131,17 @@ class Training:
                     saved = time.perf_counter()
                 self._tell(row, (tally.step - first) / (time.perf_counter() - begun))
                 if stopping:
-                    raise KeyboardInterrupt(f"saved at step {tally.step} of {self.total} in {folder}")
+                    raise stopped(stopping, f"saved at step {tally.step} of {self.total} in {folder}")
                 if tally.stopped:
                     break
-        save_model(folder / "last", self.averaged, step=tally.step)
+            if stopping := ranks.highest(stop())[0]:
+                raise stopped(stopping, f"trained to the end, but not tested, in {folder}")
+        if self.first:
+            save_model(folder / "last", self.averaged, step=tally.step)
+
+    def evaluate(self, model: nn.Module, split: Split) -> Any:
+        """As the task does, each rank a part of every batch."""
+        return self.task.evaluate(Shared(model) if ranks.count() > 1 else model, split)
 
     def rate(self, seconds: float) -> Rate:
         """How fast it gets on, from real steps for about so long; the first two warm up. Nothing is written, and the
@@ -149,6 +172,8 @@ class Training:
 
     def _resume(self, folder: Path) -> None:
         found = load_checkpoint(folder / "last", self.modules, self.optimizer)
+        step = found[0]["step"] if found else 0  # agreed before the first rank writes there
+        ranks.agree("the step to go on from (is --out where all machines see it?)", str(step))
         if found is None:
             what = f"{self.model.config.attention} on {self.model.tokens} tokens"
             size = f"{self.model.parameter_count():,} parameters; {len(self.dataset.train):,} images"
@@ -165,6 +190,8 @@ class Training:
                 tell(self.listeners, Noted(f"{complaint}; going on from an older checkpoint"))
             text = f"going on from step {self.tally.step} of {self.total}"
             tell(self.listeners, Began(text, self.tally.step, self.total))
+        if not self.first:
+            return
         log = folder / "log.jsonl"
         rows = [row for row in read_lines(log) if row["step"] <= self.tally.step]
         if first := self.tally.first_row:
@@ -184,7 +211,7 @@ class Training:
                 getattr(self.model.head, name).copy_(value)
                 if self.averaged is not self.model:
                     getattr(self.averaged.head, name).copy_(value)
-        self.tally.first_row = dict(self.task.row(self.task.evaluate(self.model, self.dataset.validation)))
+        self.tally.first_row = dict(self.task.row(self.evaluate(self.model, self.dataset.validation)))
 
     def _know_best(self, path: Path) -> None:
         """A best model may be newer than the checkpoint. Where steps repeat to the bit it will be made again; where
@@ -200,11 +227,12 @@ class Training:
             if order is None or step // self.per_epoch != epoch:
                 epoch = step // self.per_epoch
                 order = self.dataset.train.order(epoch, self.experiment.seed)
-            yield self._batch(step, epoch, order)
+            yield self._batch(step, epoch, order, ranks.part(self.batch))
 
-    def _batch(self, step: int, epoch: int, order: Any) -> Batch:
+    def _batch(self, step: int, epoch: int, order: Any, part: slice) -> Batch:
+        """A part of the step's images."""
         position = step % self.per_epoch * self.batch
-        chosen = order[position : position + self.batch]
+        chosen = order[position : position + self.batch][part]
         parts = torch.as_tensor(chosen), *self.dataset.train.batch(chosen)
         if self.device.type == "cuda":
             parts = tuple(part.pin_memory() for part in parts)
@@ -220,10 +248,11 @@ class Training:
             self.model.redraw(batch.step)
         loss, right = self._loss(self.forward, batch)
         self.optimizer.zero_grad(set_to_none=True)
-        self.scaler.scale(loss).backward()
+        share = len(batch.images) / self.batch  # of a mean over the batch; 1 where nobody else has a part of it
+        self.scaler.scale(loss * share).backward()
+        value, right = share_gradients(self.model, loss.detach() * share, right)
         self.scaler.unscale_(self.optimizer)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip_norm or math.inf)
-        value = loss.detach()
         finite = value.isfinite() if recipe.amp == "fp16" else value.isfinite() & norm.isfinite()
         self.bad_step = torch.where(finite | (self.bad_step >= 0), self.bad_step, float(batch.step))
         if recipe.amp == "fp16":  # the scaler skips a step that overflowed, and tries again with smaller numbers
@@ -232,13 +261,14 @@ class Training:
         else:
             self.optimizer.found_inf = (self.bad_step >= 0).float()  # type: ignore[attr-defined]
             self.optimizer.step()
-        self.sums += torch.stack([value * len(batch.images), right, torch.ones_like(value) * len(batch.images)])
+        self.sums += torch.stack([value * self.batch, right, torch.ones_like(value) * self.batch])
         if recipe.ema:
             _average(self.averaged, self.model, min(recipe.ema, (1 + batch.step) / (10 + batch.step)))
         return rate
 
     def _loss(self, forward: Any, batch: Batch) -> tuple[Tensor, Tensor]:
-        torch.manual_seed(generator("step", self.experiment.seed, batch.step).initial_seed())  # dropout, depth
+        others = (ranks.number(),) if ranks.count() > 1 else ()  # two parts of a batch do not drop the same
+        torch.manual_seed(generator("step", self.experiment.seed, batch.step, *others).initial_seed())  # dropout, depth
         half = torch.float16 if self.recipe.amp == "fp16" else torch.bfloat16
         with torch.autocast(self.device.type, half, enabled=self.recipe.amp != "off"):
             return self.task.loss(forward, batch.images, batch.labels, batch.indices, batch.epoch)
@@ -252,8 +282,8 @@ class Training:
             return self.diverged is None
         step, epoch = int(bad), int(bad) // self.per_epoch
         order = self.dataset.train.order(epoch, self.experiment.seed)
-        with watched(self.model) as found:
-            loss, _ = self._loss(self.model, self._batch(step, epoch, order))
+        with watched(self.model) as found:  # of the whole batch, so that all ranks find the same
+            loss, _ = self._loss(self.model, self._batch(step, epoch, order, slice(None)))
         if not found:
             self.optimizer.zero_grad(set_to_none=True)
             loss.backward()
@@ -269,7 +299,7 @@ class Training:
     def _validate(self, folder: Path, rate: float) -> dict[str, float]:
         """Keep the best model, count towards early stopping; the line of the log."""
         tally, (loss, right, seen) = self.tally, self.tally.sums
-        result = self.task.evaluate(self.averaged, self.dataset.validation)
+        result = self.evaluate(self.averaged, self.dataset.validation)
         found = self.task.row(result)
         if not math.isfinite(found["loss"]):
             self._diverge(tally.step, "the validation loss")
@@ -281,16 +311,20 @@ class Training:
         self.sums.zero_()
         if self.task.select(result) > tuple(tally.best):
             tally.best, tally.best_row = [*self.task.select(result)], dict(found)
-            facts = {"step": tally.step} | {f"validation_{name}": value for name, value in found.items()}
-            save_model(folder / "best", self.averaged, **facts, best=tally.best, best_row=tally.best_row)
-            write_atomically(folder / "best" / "README.md", model_card(self.experiment, self.dataset, facts))
+            if self.first:
+                facts = {"step": tally.step} | {f"validation_{name}": value for name, value in found.items()}
+                save_model(folder / "best", self.averaged, **facts, best=tally.best, best_row=tally.best_row)
+                write_atomically(folder / "best" / "README.md", model_card(self.experiment, self.dataset, facts))
         tally.stale = 0 if found["loss"] < tally.lowest_loss else tally.stale + 1
         tally.lowest_loss = min(found["loss"], tally.lowest_loss)
         tally.stopped = bool(self.recipe.patience) and tally.stale >= self.recipe.patience
-        append_line(folder / "log.jsonl", row)
+        if self.first:
+            append_line(folder / "log.jsonl", row)
         return row
 
     def _save(self, folder: Path) -> None:
+        if not self.first:
+            return
         self.tally.scaler = self.scaler.state_dict() if self.recipe.amp == "fp16" else {}
         save_checkpoint(folder / "last", self.modules, self.optimizer, asdict(self.tally))
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from linvit import ranks
 from linvit.data import Dataset
 from linvit.files import remove_parts, write_atomically
-from linvit.locks import locked
+from linvit.locks import claimed, locked
 from linvit.records import Record, Records
 from linvit.train.card import model_card
-from linvit.train.events import Listener
-from linvit.train.experiment import Experiment
+from linvit.train.events import Listener, Tested, tell
+from linvit.train.experiment import OURS, Experiment
 from linvit.train.files import load_tensors
 from linvit.train.loop import Training
 from linvit.train.recipe import check_amp
@@ -40,18 +42,37 @@ def run(
             raise ValueError(f"{dataset.name} has no {split} images, and training needs some")
     check_amp(experiment.recipe.amp, device)
     training = Training(experiment, dataset, device, listeners)  # what cannot be built leaves nothing in the folder
-    with locked(folder, wait):
-        experiment.claim(folder)
-        remove_parts(folder, folder / "best", folder / "last")
+    first = training.first
+    with locked(folder, wait) if first else nullcontext():  # the first rank's, which alone writes
+        if first:
+            experiment.claim(folder)
+            remove_parts(folder, folder / "best", folder / "last")
         records = Records(folder / "records.jsonl")
-        done = {record.metric for record in records}
-        if not done & {"learning_curve"}:
+        if _is_left(first, records, {"learning_curve"}):
             training.fit(folder, checkpoint_seconds)
-            _store(records, _fitted(training))
-            done = {record.metric for record in records}
-        if test and not done & {"test_seconds", "diverged"}:
-            _store(records, _tested(experiment, dataset, folder, training))
+            if first:
+                _store(records, _fitted(training))
+        if test and _is_left(first, records, {"test_seconds", "diverged"}):
+            found = _tested(experiment, dataset, folder, training)
+            if first:
+                _store(records, found)
+        ranks.highest(0)  # nobody goes on before all is written
         return list(records)
+
+
+def _is_left(first: bool, records: Records, last: set[str]) -> bool:
+    """Whether no earlier call came to the end that one of these metrics is recorded at, as the first rank sees it."""
+    return bool(ranks.highest(first and not last & {record.metric for record in records})[0])
+
+
+def how_far(experiment: Experiment, folder: Path) -> str:
+    """In words; a ValueError if the folder is another experiment's. Nothing is written."""
+    if claimed(folder / "experiment.json", experiment, OURS) is None:
+        return "not begun"
+    if {record.metric for record in Records(folder / "records.jsonl")} & {"test_seconds", "diverged"}:
+        return "finished"
+    steps = [path.stem.removeprefix("step-") for path in (folder / "last").glob("step-*.safetensors")]
+    return f"goes on from step {int(max(steps)):,}" if steps else "begun"
 
 
 def _store(records: Records, more: list[Record]) -> None:
@@ -89,13 +110,14 @@ def _tested(experiment: Experiment, dataset: Dataset, folder: Path, training: Tr
             found["last"] = found["best"]
             continue
         models.load_state_dict(tensors)
-        found[name] = training.task.evaluate(models, dataset.test)
+        found[name] = training.evaluate(models, dataset.test)
     seconds = time.perf_counter() - start
     base = experiment.record(training.device)
     records, files = training.task.records(base, found["best"], found["last"])
-    for name, content in files.items():
+    rows = {name: {f"test_{key}": value for key, value in training.task.row(found[name]).items()} for name in facts}
+    for name, content in files.items() if training.first else ():
         write_atomically(folder / name, content)
-    for name, (_, about) in facts.items():
-        tested = {f"test_{key}": value for key, value in training.task.row(found[name]).items()}
-        write_atomically(folder / name / "README.md", model_card(experiment, dataset, about | tested))
+    for name, (_, about) in facts.items() if training.first else ():
+        write_atomically(folder / name / "README.md", model_card(experiment, dataset, about | rows[name]))
+    tell(training.listeners, Tested(facts["best"][1]["step"], rows["best"]))
     return [replace(base, metric="test_seconds", value=seconds, unit="s"), *records]

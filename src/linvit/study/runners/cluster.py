@@ -40,6 +40,7 @@ from linvit.study.runners import RUNNERS, Runner
 from linvit.train import Experiment
 from linvit.train.events import Event, Noted, Stepped, from_json, to_json
 from linvit.train.loop import Rate
+from linvit.train.trackers import TRACKERS
 
 OFTEN = 1.0  # seconds between two events of one job that only say how far it is
 TRIES = 3  # of a job whose process or node is lost
@@ -103,7 +104,7 @@ class Told(NamedTuple):
 
 
 class Mirror:
-    """A folder of a node's own, whose changes are told."""
+    """A folder of a node's own, whose changes are told. What trackers keep is of the study's end alone."""
 
     def __init__(self, root: Path):
         self.root, self.seen = root, dict[str, tuple[int, int]]()
@@ -111,7 +112,11 @@ class Mirror:
 
     def _stats(self) -> dict[str, tuple[int, int]]:
         found = [path for path in self.root.rglob("*") if path.is_file() and not path.name.startswith(".")]
-        return {str(path.relative_to(self.root)): (path.stat().st_mtime_ns, path.stat().st_size) for path in found}
+        names = {path: path.relative_to(self.root) for path in found}
+        return {
+            str(name): (path.stat().st_mtime_ns, path.stat().st_size)
+            for path, name in names.items() if name.parts[0] not in TRACKERS
+        }  # fmt: skip
 
     def changes(self) -> Files:
         now = self._stats()

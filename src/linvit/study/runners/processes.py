@@ -23,7 +23,7 @@ from typing import IO, Any
 from pydantic import ValidationError
 
 from linvit.data import Dataset
-from linvit.errors import clear
+from linvit.errors import REQUEUE, Evicted, clear
 from linvit.records import Record
 from linvit.study.jobs import Hear, Job, Shelf
 from linvit.study.runners import RUNNERS, Runner
@@ -107,6 +107,8 @@ class Processes(Runner):
             return -1, None
         if answer is None:
             self.workers.remove(worker)
+            if worker.process.wait() == REQUEUE:
+                raise Evicted("a worker was told to leave")
             return job.number, job.failed(worker.last_words())
         if "event" in answer:
             hear(job, from_json(answer))
@@ -152,6 +154,7 @@ def main() -> None:
     """A worker: jobs from stdin until it ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints is no answer
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a scheduler's warning: the study heeds it, or a training
     jobs: queue.Queue[str | None] = queue.Queue()
     busy, ended = threading.Event(), threading.Event()
 
@@ -205,7 +208,7 @@ def _do(job: Job, shelf: Shelf, answer: Any, seconds: float | None) -> None:
             return
         records = job.do(dataset, [hear])
     except KeyboardInterrupt:
-        os._exit(0)
+        os._exit(REQUEUE)
     except (ValueError, OSError) as error:
         answer({"error": str(error)})
     else:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 class Task(ABC):
     """Loss, evaluation and selection; built anew for every training from what the experiment says."""
 
+    mean_over_images = True  # the loss is one: processes may then each compute it of a part of the batch
+
     def __init__(self, experiment: Experiment, dataset: Dataset, device: torch.device):
         self.experiment, self.dataset, self.device = experiment, dataset, device
 

@@ -39,6 +39,8 @@ class Matched:
 class Matching(Classification):
     """Chosen by the lowest loss; the labels are read for the log alone."""
 
+    mean_over_images = False  # errors are relative to a whole batch's
+
     def __init__(self, experiment: Experiment, dataset: Dataset, device: torch.device):
         super().__init__(experiment, dataset, device)
         if experiment.teacher is None:
