@@ -268,46 +268,45 @@ def _decoded(folder: Path, cache: Path, image_size: int = 0) -> dict[str, Any]:
 def ranks(rounds: int, home: Path) -> Rows:
     """Steps of a training by one process with all threads, and by as many processes with one each, in turn."""
     threads, rows = len(os.sched_getaffinity(0)), []
-    for name, words in {
-        "mnist": ["mnist", "--limit", "12000"],
-        "cifar10": ["cifar10", "--limit", "12000"],
-        "cifar10, pure patches": ["cifar10", "--limit", "12000", "--size", "tiny"],
+    for name, options in {
+        "mnist": {"data": "mnist"},
+        "cifar10": {"data": "cifar10"},
+        "cifar10, pure patches": {"data": "cifar10", "size": "tiny"},
     }.items():
         ratios, speeds = [], {"one": [], "all": []}
         for i in range(rounds):
             for how in ("one", "all") if i % 2 else ("all", "one"):
                 many = 1 if how == "one" else threads
-                speeds[how].append(_speed([*words, "--steps", "60"], many, threads // many, home / f"{name}-{how}-{i}"))
+                speeds[how].append(_speed(options, many, threads // many, home / f"{name}-{how}-{i}"))
             ratios.append(speeds["all"][-1] / speeds["one"][-1])
         one, all_ = (statistics.median(speeds[how]) for how in ("one", "all"))
         spread = f"{min(ratios):.2f}–{max(ratios):.2f}"
         what = f"{name}: {threads} processes with one thread beside one process with {threads}"
         speed = f"{all_:,.0f} and {one:,.0f} images/s"
         rows.append((what, f"{statistics.median(ratios):.2f} × ({spread}; {speed})", GOALS["ranks"]))
+        print(" | ".join(rows[-1]), flush=True)
     return rows
 
 
 STEPS = """
 import json, sys, time
 import torch
+import linvit
 from linvit import ranks
-from linvit.cli import main
-from linvit.cli._display import Display
 from linvit.train.events import Stepped
 
 torch.set_num_threads(int(sys.argv[1]))
-seen = []
-Display.listen = lambda self, event: seen.append(time.perf_counter()) if type(event) is Stepped else None
-code = main(sys.argv[2:])
+seen, options = [], json.loads(sys.argv[2])
+hear = lambda event: seen.append(time.perf_counter()) if type(event) is Stepped else None
+linvit.train(options.pop("data"), limit=8000, steps=40, test=False, listeners=[hear], checkpoint_seconds=1e9, **options)
 if ranks.number() == 0:
     print(json.dumps(seen), file=sys.stderr)
-sys.exit(code)
 """
 
 
-def _speed(words: list[str], processes: int, threads: int, out: Path) -> float:
-    """Images per second, after ten steps that warm up; validation is no step."""
-    call = [sys.executable, "-c", STEPS, str(threads), "train", *words, "--out", str(out), "-q"]
+def _speed(options: dict[str, Any], processes: int, threads: int, out: Path) -> float:
+    """Images per second: the median step, after ten that warm up."""
+    call = [sys.executable, "-c", STEPS, str(threads), json.dumps(options | {"out": str(out)})]
     seen = json.loads(_together(call, processes, threads).splitlines()[-1])[10:]
     batch = json.loads((out / "experiment.json").read_text())["recipe"]["batch_size"]
     return batch / statistics.median(np.diff(seen))
