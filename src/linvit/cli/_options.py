@@ -44,6 +44,10 @@ From = Annotated[
         "'backbones' (those that ship) or 'scratch' (nothing).",
     ),
 ]
+Config = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="The best.toml of `linvit tune`; what is given beside it goes first."),
+]
 ImageSize = Annotated[int | None, typer.Option(metavar="PIXELS", help="Side of the images. [default: the set's own]")]
 Limit = Annotated[int | None, typer.Option(metavar="N", help="At most so many images in each split.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave unreadable images out, and count them.")]

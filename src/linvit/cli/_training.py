@@ -82,5 +82,5 @@ ELSEWHERE = (
 )  # fmt: skip
 NOT_OPTIONS = (  # but arguments of the functions
     "progress", "listeners", "checkpoint_seconds", "command", "hear", "test", "variants", "source", "start", "task",
-    "dataset",
+    "dataset", "trials", "space", "sampler", "pruner", "storage", "join", "dry_run", "say", "config",
 )  # fmt: skip

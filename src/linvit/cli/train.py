@@ -15,6 +15,7 @@ def run(
     data: options.Data = "digits",
     attention: Annotated[str | None, typer.Option(
         "--attention", "-a", metavar="SPEC", help="One spec, or one per layer: a@2+b@4.")] = None,
+    config: options.Config = None,
     start: options.From = None,
     epochs: Annotated[float | None, typer.Option(help="Passes over the training images.")] = None,
     steps: Annotated[int | None, typer.Option(help="Steps, instead of epochs.")] = None,
@@ -59,8 +60,9 @@ def run(
         linvit train cifar10 -a softmax@2+performer-relu:m=32@2 --depth 4 --lr 1e-3 --set mixup=0.2
         linvit train mnist --limit 12000 --epochs 2 --json
         linvit train photos/ --from runs/pretrained -a performer-relu:m=32 --epochs 5
+        linvit train mnist --config runs/tune-mnist/best.toml --epochs 4
     """
-    from linvit.cli import _output, _training
+    from linvit.cli import _output, _training, _tuning
     from linvit.cli._display import Display
 
     chosen = _training.settings(
@@ -71,14 +73,16 @@ def run(
     if "steps" in chosen and "epochs" in chosen:
         raise ValueError("give --epochs or --steps, not both")
 
+    asked = _tuning.trained(config, attention, start, chosen)
+
     from linvit.train import train  # takes seconds: what is wrong above is said at once
 
     with Display(quiet) as display, _output.warnings_in_one_line():
         try:
             trained = train(
-                data, start=start, out=out, seed=seed, device=device, data_root=data_root, image_size=image_size,
+                data, out=out, seed=seed, device=device, data_root=data_root, image_size=image_size,
                 limit=limit, skip_bad=skip_bad, listeners=[display.listen], progress=display.progress,
-                checkpoint_seconds=save_every, **chosen,
+                checkpoint_seconds=save_every, **asked,
             )  # fmt: skip
         except KeyboardInterrupt as stop:
             raise KeyboardInterrupt(f"{stop or 'nothing is lost'}; go on with: {options.again(ctx)}") from stop
