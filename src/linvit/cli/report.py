@@ -39,7 +39,7 @@ def run(
         conversion.build(folders[0])
         _conversion.show(folders[0], json, quiet)
         return
-    if len(folders) == 1 and (folders[0] / "tune.json").exists() and out is None:
+    if len(folders) == 1 and (folders[0] / "search.json").exists() and out is None:
         from linvit.report import tuning
 
         tuning.build(folders[0])

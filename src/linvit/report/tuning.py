@@ -1,4 +1,4 @@
-"""The page of a search: tune.json and records.jsonl → report.html, report.md, results.csv and figures/.
+"""The page of a search: search.json and records.jsonl → report.html, report.md, results.csv and figures/.
 
 It answers whether tuning changes which attention wins, as far as one seed and validation images can.
 """
@@ -103,7 +103,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Evidence:
-    plan: dict[str, Any]  # tune.json
+    plan: dict[str, Any]  # search.json
     records: list[Record]
 
     @cached_property
@@ -134,9 +134,9 @@ class Evidence:
 def read(folder: Path | str) -> Evidence:
     folder = Path(folder)
     try:
-        plan = json.loads((folder / "tune.json").read_text(encoding="utf-8"))
+        plan = json.loads((folder / "search.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ValueError(f"{folder} holds no search: tune.json cannot be read ({error})") from None
+        raise ValueError(f"{folder} holds no search: search.json cannot be read ({error})") from None
     records = sorted(Records(folder / "records.jsonl"), key=lambda r: r.time)
     evidence = Evidence(plan, list({metrics.key(record): record for record in records}.values()))
     if not any(row.trials for row in evidence.rows):

@@ -1,4 +1,4 @@
-"""What a search is: variants, one space for all of them, and how much each may try; stored as tune.json."""
+"""What a search is: variants, one space for all of them, and how much each may try; stored as search.json."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Pruner = Literal["median", "hyperband", "none"]
 
 
 class Search(BaseModel):
-    """A space, its variants, and what each may spend; readable back from its tune.json."""
+    """A space, its variants, and what each may spend; readable back from its search.json."""
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True)
 
@@ -83,7 +83,7 @@ class Search(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """From a tune.json."""
+        """From a search.json."""
         try:
             return cls.model_validate_json(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -92,7 +92,7 @@ class Search(BaseModel):
 
     def save(self, folder: Path) -> None:
         text = json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False)
-        write_atomically(folder / "tune.json", text + "\n")
+        write_atomically(folder / "search.json", text + "\n")
 
     def extended(self, other: Search) -> Search:
         """With the other's variants, and with what it may spend."""

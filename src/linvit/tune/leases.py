@@ -82,10 +82,10 @@ class Leases:
     def __exit__(self, *error: object) -> None:
         self.over.set()
         self.watch.join()
-        with suppress(Exception):  # if it cannot be said now, others will see
+        with suppress(Exception):  # what cannot be said now is told by the lock, which others find free
             self.release()
+            Path(self.alive.lock_file).unlink(missing_ok=True)
         self.alive.release()
-        (self.home / f"{self.me.rpartition('/')[2]}.lock").unlink(missing_ok=True)
 
     def holder(self, trial: Any) -> Holder:
         """Whose it is."""
@@ -110,8 +110,11 @@ class Leases:
             there = self.holder(trial)
             if there.worker != NOBODY or not self._pass(trial, there, self.me, there.deaths):
                 return False
+            try:
+                self.storage.set_trial_state_values(trial._trial_id, self.states.RUNNING)
+            except needed().exceptions.UpdateFinishedTrialError:  # by one that was taken for dead
+                return False
             self._hold(trial._trial_id, there.generation + 1)
-            self.storage.set_trial_state_values(trial._trial_id, self.states.RUNNING)
             return True
 
     def release(self) -> None:

@@ -8,7 +8,9 @@ processes can work on one search.
 from __future__ import annotations
 
 import json
+import math
 import queue
+import shutil
 import subprocess
 import time
 from collections.abc import Sequence
@@ -38,7 +40,7 @@ from linvit.tune.best import Best, Winner
 from linvit.tune.design import OURS, Points, Pruner, Sampler, Search
 from linvit.tune.space import Space
 from linvit.tune.storage import hidden, needed, open_storage, sqlite
-from linvit.tune.trials import Trials
+from linvit.tune.trials import Trials, agree
 from linvit.tune.worker import Say, Worker
 
 TRIALS = 20  # of every variant, if nothing is said
@@ -89,7 +91,7 @@ def tune(
     trial, and of the plan, at which dry_run ends.
     """
     needed()
-    _check(trials, budget, jobs, epochs, options)
+    _check(trials, budget, jobs, options)
     found = space if isinstance(space, Space) else Space.read(space)
     wanted = [Variant(attention=spec) for spec in attentions or ATTENTIONS]
     found.check_attention([variant.attention for variant in wanted])
@@ -123,23 +125,26 @@ def tune(
     points.check()
     search.defaults = sampler != "grid" and all(points.default(variant) is not None for variant in every)
     at_a_time = _at_a_time(jobs, threads, place, source, search.trials and search.trials * len(every))
-    claimed(folder / "tune.json", search, OURS)
+    claimed(folder / "search.json", search, OURS)
     if dry_run or budget is not None:
         search.expected = _expected(points, place, at_a_time[1], progress)
     if budget is not None:
         search.share = KEPT * seconds(budget) * at_a_time[0] / len(every)
+        if (most := max(search.expected.values())) > search.share:
+            need = duration(math.ceil(most * len(every) / at_a_time[0] / KEPT))
+            raise ValueError(f"budget {budget} is too small for a trial of each variant: {need} would do")
     for line in _plan(search, points, at_a_time[0]) if dry_run or budget is not None else ():
         say(line)
     if dry_run:
         return folder
-    if storage is not None:
-        open_storage(storage)  # what cannot be reached leaves nothing behind
+    kept = None if storage is None else open_storage(storage)
+    if kept is not None:  # what cannot be reached, or is another's, leaves no folder behind
+        agree(kept, search)
     with nullcontext() if join else locked(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        there = claimed(folder / "tune.json", search, OURS)
+        there = claimed(folder / "search.json", search, OURS)
         search = search if there is None else there.extended(search)
-        studies = Trials(search, Points(search, protocol), open_storage(where))
-        studies.join()
+        studies = Trials(search, Points(search, protocol), kept or open_storage(where))
         search.save(folder)
         if at_a_time[0] == 1:
             Worker(search, dataset, folder, studies, place, at_a_time[1], say, progress).run()
@@ -153,9 +158,7 @@ def tune(
     return folder
 
 
-def _check(
-    trials: int | None, budget: str | None, jobs: int | None, epochs: float | None, options: dict[str, Any]
-) -> None:
+def _check(trials: int | None, budget: str | None, jobs: int | None, options: dict[str, Any]) -> None:
     if trials is not None and budget is not None:
         raise ValueError("give trials or a budget, not both")
     if trials is not None and trials < 1:
@@ -164,8 +167,6 @@ def _check(
         raise ValueError(f"jobs={jobs} must be at least 1")
     if options.get("steps") is not None:
         raise ValueError("a search compares after equal epochs, whatever the batch: give epochs, not steps")
-    if epochs is not None and options.get("epochs") is not None:
-        raise ValueError("epochs is given twice")
     if budget is not None:
         seconds(budget)  # a wrong one is an error before anything is done
 
@@ -284,6 +285,7 @@ def _finish(search: Search, trials: Trials, folder: Path) -> None:
         best.write(folder / "best.toml", f"{about} of {search.dataset.name}; one seed.")
     search.finished = max((record.time for record in every), default=None)
     search.save(folder)
+    shutil.rmtree(folder / ".workers", ignore_errors=True)
     tuning.build(folder)
 
 

@@ -24,8 +24,9 @@ def needed() -> Any:
     """Optuna, quiet."""
     try:
         import optuna
-    except ImportError:
-        raise ValueError("a search needs Optuna: pip install 'linvit[tune]'") from None
+        import tomli_w  # noqa: F401 (writes best.toml, hours later)
+    except ImportError as error:
+        raise ValueError(f"a search needs {error.name}: pip install 'linvit[tune]'") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     logging.getLogger("alembic").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
@@ -100,7 +101,7 @@ def _database(where: str) -> Any:
         options = {"connect_timeout": CONNECTING}
         if url.drivername == "postgresql":  # SQLAlchemy would take the driver before psycopg
             url = url.set(drivername="postgresql+psycopg")
-    text = url.render_as_string(hide_password=False)
+    text = url.render_as_string(hide_password=False).replace("{", "{{").replace("}", "}}")  # Optuna formats it
     for attempt in range(AT_ONCE):
         try:
             return RDBStorage(text, {"connect_args": options, "pool_pre_ping": True})

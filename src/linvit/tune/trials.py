@@ -7,7 +7,6 @@ impossible, or one too many, is void: it is marked as failed, costs nothing and 
 
 from __future__ import annotations
 
-import json
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,31 +36,39 @@ class Claim:
         return self.trial.number
 
 
+def agree(storage: Any, search: Search) -> bool:
+    """Whether the storage has this search already; a ValueError if it has another one of its name."""
+    try:
+        about = storage.get_study_user_attrs(storage.get_study_id_from_name(search.name))
+    except KeyError:
+        return False
+    if "settings" in about and (why := difference(about["settings"], search.settings())):
+        raise ValueError(f"{search.storage} holds another search called '{search.name}' ({why}): "
+                         "choose another --out or --storage")  # fmt: skip
+    return "settings" in about
+
+
 class Trials:
     """The studies of a search. `points` says what there is to try."""
 
     def __init__(self, search: Search, points: Points, storage: Any):
         self.search, self.points, self.storage = search, points, storage
         self.states = needed().trial.TrialState
+        known = agree(storage, search)
         self.log = self._study(search.name)
+        if not known:
+            storage.set_study_user_attr(self.log, "settings", search.settings())
         self.studies = {variant.id: self._study(self.name(variant)) for variant in search.variants}
 
     def name(self, variant: Variant) -> str:
         return f"{self.search.name}: {variant.id}"
 
     def _study(self, name: str) -> int:
-        made = needed().create_study(storage=self.storage, study_name=name, direction="maximize", load_if_exists=True)
-        return self.storage.get_study_id_from_name(made.study_name)
-
-    def join(self) -> None:
-        """Make the storage's studies this search's, or make sure that they are."""
-        there = self.storage.get_study_user_attrs(self.log).get("settings")
-        here = json.loads(json.dumps(self.search.settings()))
-        if there is None:
-            self.storage.set_study_user_attr(self.log, "settings", here)
-        elif why := difference(there, here):
-            raise ValueError(f"{self.search.storage} holds another search called '{self.search.name}' ({why}): "
-                             "choose another --out or --storage")  # fmt: skip
+        try:
+            return self.storage.get_study_id_from_name(name)
+        except KeyError:  # several may be creating it at once
+            needed().create_study(storage=self.storage, study_name=name, direction="maximize", load_if_exists=True)
+        return self.storage.get_study_id_from_name(name)
 
     def leases(self, folder: Path) -> Leases:
         return Leases(self.storage, self.log, list(self.studies.values()), folder)
@@ -104,9 +111,12 @@ class Trials:
     def claim(self, leases: Leases) -> Claim | None:
         """One that was left by its worker, or a new one; None if there is nothing to do now."""
         for variant in self.search.variants:
-            for trial in self.all(variant):
-                if trial.state == self.states.WAITING and leases.take(trial):
-                    return Claim(variant, self.storage.get_trial(trial._trial_id))
+            left = (self.states.WAITING,)
+            for trial in self.storage.get_all_trials(self.studies[variant.id], deepcopy=False, states=left):
+                if leases.take(trial):
+                    if "void" not in trial.user_attrs:
+                        return Claim(variant, self.storage.get_trial(trial._trial_id))
+                    self.void(leases, trial.user_attrs["void"])  # whoever found that was killed before it was said
         while (variant := self.neediest()) is not None:
             trial = leases.create(self.studies[variant.id])
             if not self._surplus(variant, trial):
