@@ -110,16 +110,16 @@ def attacked(
 @pytest.mark.parametrize("kind", ["sqlite", "journal"])
 def test_four_workers_of_which_some_are_killed(begin, tmp_path, kind):
     storage = None if kind == "sqlite" else str(tmp_path / "trials.journal")
-    attacked(begin, tmp_path, storage, kills=4, trials=4, epochs=6)
+    attacked(begin, tmp_path, storage, kills=4, trials=4, epochs=40)
 
 
 def test_workers_of_other_machines_are_missed_too(begin, tmp_path):
     """No lock tells that they are dead: their silence does."""
-    attacked(begin, tmp_path, None, kills=3, trials=3, epochs=6, beat=0.4, other_machines=True)
+    attacked(begin, tmp_path, None, kills=3, trials=3, epochs=40, beat=0.4, other_machines=True)
 
 
 def test_four_workers_on_postgresql(begin, tmp_path, postgres):
-    attacked(begin, tmp_path, postgres, kills=4, trials=4, epochs=6)
+    attacked(begin, tmp_path, postgres, kills=4, trials=4, epochs=40)
 
 
 @pytest.mark.slow
@@ -129,7 +129,7 @@ def test_twenty_random_kills(begin, tmp_path, kind, request):
     storage = {"sqlite": None, "journal": str(tmp_path / "trials.journal")}.get(kind, "")
     if kind == "postgresql":
         storage = request.getfixturevalue("postgres")
-    attacked(begin, tmp_path, storage, kills=20, trials=16, epochs=10, beat=10.0)
+    attacked(begin, tmp_path, storage, kills=20, trials=16, epochs=60, beat=10.0)
 
 
 def test_a_worker_that_was_asleep_gives_its_trial_up(begin, tmp_path):

@@ -191,3 +191,29 @@ def test_a_trial_that_was_made_but_not_begun_is_left(worker, clock):
     a.look()
     assert state(b).state == WAITING
     assert b.take(state(b))
+
+
+def test_one_that_dies_while_it_takes_a_trial_does_not_keep_it(worker, clock):
+    """Its handover is written, but the trial still waits."""
+    a, b, c = worker(), worker(), worker()
+    a.create(a.studies[0])
+    a.release()
+    left = state(b)
+    assert b._pass(left, b.holder(left), b.me, 0)
+    b.alive.release()
+    assert not c.take(state(c))
+    c.look()
+    assert c.take(state(c))
+    assert c.holder(state(c)).worker == c.me
+
+
+def test_one_leaves_only_what_is_its_own(worker, clock):
+    """It has not yet heard that its trial is another's."""
+    a, b = worker("another"), worker()
+    a.create(a.studies[0])
+    b.look()
+    clock.now += 61
+    b.look()
+    assert b.take(state(b))
+    a.release()
+    assert (b.holder(state(b)).worker, state(b).state) == (b.me, RUNNING)

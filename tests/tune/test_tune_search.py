@@ -201,7 +201,7 @@ def test_a_grid_is_every_point_once_the_same_for_all(tmp_path):
 @pytest.mark.parametrize("pruner", ["median", "hyperband"])
 def test_hopeless_trials_are_ended_early(tmp_path, pruner):
     """Nothing is learned with the tiny rates: those trials do not see the last epoch. Digits are real."""
-    (tmp_path / "mine.toml").write_text("[options]\nlr = [1e-7, 2e-7, 3e-7, 4e-7, 0.005, 0.01]\n")
+    (tmp_path / "mine.toml").write_text("[options]\nlr = [1e-7, 2e-7, 0.003, 0.005, 0.007, 0.01]\n")
     out = linvit.tune("digits", attentions=["softmax"], trials=16, epochs=6, sampler="random", pruner=pruner, limit=400,
                       space=tmp_path / "mine.toml", out=tmp_path / "x",
                       **{k: v for k, v in TINY.items() if k != "attentions"})  # fmt: skip
@@ -210,14 +210,14 @@ def test_hopeless_trials_are_ended_early(tmp_path, pruner):
     pruned = [trial for trial in trials if trial.state.name == "PRUNED"]
     assert len(whole) + len(pruned) == 16
     assert pruned
-    assert max(trial.params["lr"] for trial in whole) >= 0.005
+    assert max(trial.params["lr"] for trial in whole) >= 0.003
     assert all(max(trial.intermediate_values) < 6 for trial in pruned)
     assert all(max(trial.intermediate_values) == 6 for trial in whole)
     steps = {(t.number, t.how): t.steps for t in tuning.read(out).rows[0].trials}
     full = max(steps.values())
     assert all((count < full) == (how == "pruned") for (_, how), count in steps.items())
     if pruner == "median":
-        assert {trial.number for trial in pruned}.isdisjoint(range(4))  # of the first none is judged
+        assert {trial.number for trial in pruned}.isdisjoint(range(5))  # of the first none is judged
 
 
 def test_a_diverged_trial_is_listed_and_never_best(tmp_path):
@@ -316,7 +316,7 @@ def test_a_dry_run_says_what_would_be_and_writes_nothing(tmp_path, space):
     ({"trials": 0}, "trials=0 must be at least 1"),
     ({"budget": "soon"}, "budget 'soon' is not a duration"),
     ({"jobs": 0}, "jobs=0 must be at least 1"),
-    ({"steps": 10}, "give epochs, not steps"),
+    ({"steps": 10, "epochs": None}, "give epochs, not steps"),
     ({"lr": 0.1}, "lr is set, but space mine searches it"),
     ({"dropuot": 0.1}, "unknown option 'dropuot'; did you mean 'dropout'?"),
     ({"attentions": ["sofmax"]}, "unknown attention 'sofmax'; did you mean 'softmax'?"),

@@ -121,8 +121,8 @@ class Leases:
         """Leave the trial to whoever is free."""
         with self.turn:
             if self.held is not None and not self.lost:
-                trial = self.storage.get_trial(self.held[0])
-                self._leave(trial, self.holder(trial), 0)
+                number, generation = self.held
+                self._leave(self.storage.get_trial(number), Holder(generation, self.me), 0)
             self.held = None
 
     def check(self) -> None:
@@ -152,8 +152,9 @@ class Leases:
             if self.held is not None:
                 self._beat(*self.held)
             self.beaten = clock()
+            unfinished = (self.states.RUNNING, self.states.WAITING)
             for study in self.studies:
-                for trial in self.storage.get_all_trials(study, deepcopy=False, states=(self.states.RUNNING,)):
+                for trial in self.storage.get_all_trials(study, deepcopy=False, states=unfinished):
                     if self.held is None or trial._trial_id != self.held[0]:
                         with suppress(needed().exceptions.UpdateFinishedTrialError):
                             self._observe(trial)
@@ -173,7 +174,8 @@ class Leases:
         """Pass a trial to nobody whose holder is dead."""
         there = self.holder(trial)
         if there.worker == NOBODY:
-            self.storage.set_trial_state_values(trial._trial_id, self.states.WAITING)
+            if trial.state == self.states.RUNNING:  # whoever passed it on was killed before it could say so
+                self.storage.set_trial_state_values(trial._trial_id, self.states.WAITING)
         elif there.worker == self.me or self._is_dead(trial, there):
             reported, died_at = len(trial.intermediate_values), trial.user_attrs.get("died at", -1)
             deaths = there.deaths + 1 if reported == died_at else 1

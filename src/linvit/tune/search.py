@@ -91,7 +91,7 @@ def tune(
     trial, and of the plan, at which dry_run ends.
     """
     needed()
-    _check(trials, budget, jobs, options)
+    _check(trials, budget, jobs)
     found = space if isinstance(space, Space) else Space.read(space)
     wanted = [Variant(attention=spec) for spec in attentions or ATTENTIONS]
     found.check_attention([variant.attention for variant in wanted])
@@ -111,6 +111,8 @@ def tune(
     )  # fmt: skip
     chosen |= {} if epochs is None else {"epochs": epochs}
     protocol = Protocol(dataset, source, seed, chosen, match, begin)
+    if protocol.base.recipe.steps is not None:
+        raise ValueError("a search compares after equal epochs, whatever the batch: give epochs, not steps")
     every = named([variant.model_copy(update={"start": starts.get(variant.attention)}) for variant in wanted])
     folder = Path(out) if out is not None else Path("runs") / f"tune-{slug(images.name)}"
     where = storage or sqlite(folder)
@@ -158,15 +160,13 @@ def tune(
     return folder
 
 
-def _check(trials: int | None, budget: str | None, jobs: int | None, options: dict[str, Any]) -> None:
+def _check(trials: int | None, budget: str | None, jobs: int | None) -> None:
     if trials is not None and budget is not None:
         raise ValueError("give trials or a budget, not both")
     if trials is not None and trials < 1:
         raise ValueError(f"trials={trials} must be at least 1")
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs={jobs} must be at least 1")
-    if options.get("steps") is not None:
-        raise ValueError("a search compares after equal epochs, whatever the batch: give epochs, not steps")
     if budget is not None:
         seconds(budget)  # a wrong one is an error before anything is done
 

@@ -73,10 +73,13 @@ class Trials:
     def leases(self, folder: Path) -> Leases:
         return Leases(self.storage, self.log, list(self.studies.values()), folder)
 
+    def every(self, variant: Variant) -> list[Any]:
+        """By number, the void ones too."""
+        return self.storage.get_all_trials(self.studies[variant.id], deepcopy=False)
+
     def all(self, variant: Variant) -> list[Any]:
         """That count, by number."""
-        found = self.storage.get_all_trials(self.studies[variant.id], deepcopy=False)
-        return [trial for trial in found if "void" not in trial.user_attrs]
+        return [trial for trial in self.every(variant) if "void" not in trial.user_attrs]
 
     def wanted(self) -> int | None:
         """Trials of each variant; None: as many as there is time for."""
@@ -96,7 +99,7 @@ class Trials:
         had: dict[str, float] = {}
         for variant in self.search.variants:
             count = len(self.all(variant))
-            if self.points.most is not None and count >= self.points.most:
+            if self.points.most is not None and len(self.every(variant)) >= self.points.most:
                 continue
             if (wanted := self.wanted()) is not None:
                 room, so_far = count < wanted, float(count)
@@ -111,9 +114,8 @@ class Trials:
     def claim(self, leases: Leases) -> Claim | None:
         """One that was left by its worker, or a new one; None if there is nothing to do now."""
         for variant in self.search.variants:
-            left = (self.states.WAITING,)
-            for trial in self.storage.get_all_trials(self.studies[variant.id], deepcopy=False, states=left):
-                if leases.take(trial):
+            for trial in self.every(variant):
+                if trial.state == self.states.WAITING and leases.take(trial):
                     if "void" not in trial.user_attrs:
                         return Claim(variant, self.storage.get_trial(trial._trial_id))
                     self.void(leases, trial.user_attrs["void"])  # whoever found that was killed before it was said
@@ -126,16 +128,16 @@ class Trials:
 
     def _surplus(self, variant: Variant, trial: Any) -> bool:
         """Whether others were faster."""
-        wanted = self.wanted()
+        wanted, most = self.wanted(), self.points.most
         before = sum(other.number < trial.number for other in self.all(variant))
-        return wanted is not None and before >= wanted
+        return (wanted is not None and before >= wanted) or (most is not None and trial.number >= most)
 
     def void(self, leases: Leases, why: str) -> None:
         leases.finish(self.states.FAIL, None, void=why)
 
     def check_possible(self, variant: Variant, why: str) -> None:
         """That a search does not go on for ever where next to nothing is possible."""
-        every = self.storage.get_all_trials(self.studies[variant.id], deepcopy=False)
+        every = self.every(variant)
         void = sum("void" in trial.user_attrs for trial in every)
         if void > VOIDS * (1 + len(every) - void):
             raise ValueError(f"space {self.search.space.name}: {void} of {len(every)} points of {variant.attention} "

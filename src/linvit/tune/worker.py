@@ -64,11 +64,11 @@ class Worker:
         with self.trials.leases(self.folder) as leases:
             while not self.trials.over():
                 self.far = self.trials.progress()
-                if (claim := self.trials.claim(leases)) is None:
-                    time.sleep(POLL)
-                    continue
                 try:
-                    self._do(claim, leases)
+                    if (claim := self.trials.claim(leases)) is not None:
+                        self._do(claim, leases)
+                    else:
+                        time.sleep(POLL)
                 except Lost:
                     leases.release()
 
