@@ -149,6 +149,8 @@ class Leases:
     def look(self) -> None:
         """Say that this worker is alive; look whether the others are."""
         with self.turn:
+            if clock() - self.beaten > STALE / 2:  # it was asleep or cut off itself, and cannot tell who was silent
+                self.seen.clear()
             if self.held is not None:
                 self._beat(*self.held)
             self.beaten = clock()
@@ -187,7 +189,7 @@ class Leases:
         lock = self.home / f"{name}.lock"
         if home == machine() and lock.exists():
             return _is_free(lock)
-        said, now = (holder, trial.user_attrs.get("beat")), time.monotonic()
+        said, now = (holder, trial.user_attrs.get("beat")), clock()
         last, when = self.seen.get(trial._trial_id, (None, now))
         if said != last:
             self.seen[trial._trial_id] = said, now
