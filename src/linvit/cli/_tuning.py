@@ -7,16 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from linvit.cli._output import print_json, print_table
-from linvit.errors import choices
 from linvit.metrics import percent
-
-SAMPLERS, PRUNERS = ("tpe", "random", "grid"), ("median", "hyperband", "none")
-
-
-def check(sampler: str, pruner: str) -> None:
-    for name, value, known in (("sampler", sampler, SAMPLERS), ("pruner", pruner, PRUNERS)):
-        if value not in known:
-            raise ValueError(f"unknown {name} '{value}'" + choices(value, known))
 
 
 def show(folder: Path, as_json: bool, quiet: bool) -> None:

@@ -68,7 +68,6 @@ def run(
     from linvit.cli._display import Display
 
     extra = _training.settings(settings, epochs=epochs, size=size)
-    _tuning.check(sampler, pruner)
 
     from linvit.tune import tune  # takes seconds: what is wrong above is said at once
 

@@ -250,15 +250,15 @@ def _spread(evidence: Evidence) -> Chart | None:
     pad = 0.08 * (high - low or 0.01)
     x = alt.X("accuracy:Q", title="Validation accuracy", axis=alt.Axis(format="~%", tickCount=5),
               scale=alt.Scale(domain=[max(0.0, low - pad), min(1.0, high + pad)], nice=False))  # fmt: skip
-    base = _data(rows).encode(y=alt.Y("variant:N", sort=None, title=None, axis=None), x=x, tooltip=TIPS)
+    y = alt.Y("variant:N", sort=None, title=None, axis=None)
+    base = _data(rows).encode(y=y, x=x, tooltip=TIPS)
     names = _data([{"variant": label} for label in dict.fromkeys(row["variant"] for row in rows)])
     layers = [
         base.mark_point(filled=True, size=60, opacity=0.4, clip=True, yOffset=8).encode(color=_colour(evidence)),
         base.transform_filter("datum.first").mark_tick(thickness=3, size=26, yOffset=8),
         base.transform_filter("datum.best").mark_point(filled=True, size=190, yOffset=8).encode(
             color=_colour(evidence)),
-        names.mark_text(align="left", dy=-12, style="quiet").encode(
-            y=alt.Y("variant:N", sort=None), x=alt.value(0), text="variant:N"),
+        names.mark_text(align="left", dy=-12, style="quiet").encode(y=y, x=alt.value(0), text="variant:N"),
     ]  # fmt: skip
     what = "the defaults" if evidence.plan.get("defaults") else "the first trial, whose options all share"
     cut = sum(value < low for value in values)
@@ -317,16 +317,14 @@ def _coordinates(evidence: Evidence, row: Row) -> Chart | None:
     x = alt.X("axis:N", title=None, scale=alt.Scale(domain=axes),
               axis=alt.Axis(labelAngle=-30, labelLimit=100, grid=True))  # fmt: skip
     y = alt.Y("place:Q", title=None, axis=None, scale=alt.Scale(domain=[-0.08, 1.08], nice=False))
-    text = _data(ends).mark_text(fontSize=10, style="quiet").encode(x=x, text="shown:N")
+    text = _data(ends).encode(x=x, y=y, text="shown:N")
     base = _data(lines).encode(x=x, y=y, detail="trial:Q", color=_colour(evidence), tooltip=TIPS)
     layers = [
         base.transform_filter("!datum.good").mark_line(strokeWidth=1, opacity=0.2),
         base.transform_filter("datum.good").mark_line(strokeWidth=2, opacity=0.85),
-        text.transform_filter("datum.place < 0.5").encode(y=alt.Y("place:Q")).mark_text(
-            fontSize=10, dy=10, style="quiet"),
-        text.transform_filter("datum.place > 0.5").encode(y=alt.Y("place:Q")).mark_text(
-            fontSize=10, dy=-10, style="quiet"),
-    ]  # fmt: skip
+        text.transform_filter("datum.place < 0.5").mark_text(fontSize=10, dy=10, style="quiet"),
+        text.transform_filter("datum.place > 0.5").mark_text(fontSize=10, dy=-10, style="quiet"),
+    ]
     return Chart(f"coordinates-{row.colour}", row.label, 260, layers)
 
 

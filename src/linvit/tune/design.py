@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -27,8 +27,7 @@ FORMAT = 1  # goes up when a default changes
 OURS = ("study.json", "experiment.json", "convert.json", "records.jsonl", "report.html")
 LOOKS = 64  # points that are tried for whether any is possible
 
-Sampler = Literal["tpe", "random", "grid"]
-Pruner = Literal["median", "hyperband", "none"]
+SAMPLERS, PRUNERS = ("tpe", "random", "grid"), ("median", "hyperband", "none")
 
 
 class Search(BaseModel):
@@ -45,8 +44,8 @@ class Search(BaseModel):
     source: Source | None = None
     variants: list[Variant]
     space: Space
-    sampler: Sampler = "tpe"
-    pruner: Pruner = "median"
+    sampler: str = "tpe"  # one of SAMPLERS
+    pruner: str = "median"  # one of PRUNERS
     trials: int | None = None  # of every variant,
     budget: str | None = None  # or time for all of it,
     share: float | None = None  # of which so many seconds of training are every variant's

@@ -22,6 +22,7 @@ import torch
 
 from linvit import metrics
 from linvit.data import Dataset, Survey, survey
+from linvit.errors import choices
 from linvit.files import slug
 from linvit.locks import claimed, locked
 from linvit.measure.provenance import machine
@@ -37,7 +38,7 @@ from linvit.study.protocol import Protocol
 from linvit.study.runners import processes
 from linvit.train import Experiment, Recipe, architecture, backbones, open_data, pick_device
 from linvit.tune.best import Best, Winner
-from linvit.tune.design import OURS, Points, Pruner, Sampler, Search
+from linvit.tune.design import OURS, PRUNERS, SAMPLERS, Points, Search
 from linvit.tune.space import Space
 from linvit.tune.storage import hidden, needed, open_storage, sqlite
 from linvit.tune.trials import Trials, agree
@@ -59,8 +60,8 @@ def tune(
     trials: int | None = None,
     budget: str | None = None,
     space: str | Path | Space = "default",
-    sampler: Sampler = "tpe",
-    pruner: Pruner = "median",
+    sampler: str = "tpe",
+    pruner: str = "median",
     storage: str | None = None,
     join: bool = False,
     start: str | Path | None = None,
@@ -91,7 +92,7 @@ def tune(
     trial, and of the plan, at which dry_run ends.
     """
     needed()
-    _check(trials, budget, jobs)
+    _check(trials, budget, jobs, sampler, pruner)
     found = space if isinstance(space, Space) else Space.read(space)
     wanted = [Variant(attention=spec) for spec in attentions or ATTENTIONS]
     found.check_attention([variant.attention for variant in wanted])
@@ -160,7 +161,10 @@ def tune(
     return folder
 
 
-def _check(trials: int | None, budget: str | None, jobs: int | None) -> None:
+def _check(trials: int | None, budget: str | None, jobs: int | None, sampler: str, pruner: str) -> None:
+    for name, value, known in (("sampler", sampler, SAMPLERS), ("pruner", pruner, PRUNERS)):
+        if value not in known:
+            raise ValueError(f"unknown {name} '{value}'" + choices(value, known))
     if trials is not None and budget is not None:
         raise ValueError("give trials or a budget, not both")
     if trials is not None and trials < 1:
