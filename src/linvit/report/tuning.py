@@ -25,7 +25,7 @@ from linvit.progress import duration
 from linvit.records import Record, Records
 from linvit.report.charts import ROW, Chart
 from linvit.report.page import draw_files, shell, template
-from linvit.report.tables import escape
+from linvit.report.tables import cell, escape
 
 COLUMNS = ("variant", "trial", "how", "validation_accuracy", "validation_loss", "seconds", "steps", "why")
 HOWS = ("complete", "pruned", "diverged", "failed")
@@ -121,7 +121,10 @@ class Evidence:
         return 1.96 * math.sqrt(2 * accuracy * (1 - accuracy) / self.images)
 
     def leaders(self, tuned: bool) -> list[tuple[Row, float]]:
-        """Variants by the accuracy of their best trial, or of the one that all began with."""
+        """Variants by the accuracy of their best trial; or of their first, if all began with the same options."""
+        began = [[(k, v) for k, v in row.first.options.items() if "." not in k] for row in self.rows if row.first]
+        if not tuned and any(one != began[0] for one in began):
+            return []
         found = [(row, row.best if tuned else row.first) for row in self.rows]
         known = [(row, trial.accuracy or 0.0) for row, trial in found if trial is not None]
         return sorted(known, key=lambda pair: -pair[1])
@@ -430,7 +433,8 @@ def _write_csv(evidence: Evidence, path: Path) -> None:
     for row, t in every:
         loss = t.loss if math.isfinite(t.loss) else None
         cells = (row.id, t.number, t.how, t.accuracy, loss, t.seconds, t.steps, t.why)
-        writer.writerow(dict(zip(COLUMNS, cells, strict=True)) | t.options)
+        found = dict(zip(COLUMNS, cells, strict=True)) | t.options
+        writer.writerow({name: cell(value) for name, value in found.items()})
     write_atomically(path, text.getvalue())
 
 

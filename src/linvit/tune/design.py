@@ -94,11 +94,12 @@ class Search(BaseModel):
         write_atomically(folder / "search.json", text + "\n")
 
     def extended(self, other: Search) -> Search:
-        """With the other's variants, and with what it may spend."""
+        """With the other's variants and what it may spend, and with images and starts where it finds them."""
         have = {variant.id: variant for variant in self.variants} | {variant.id: variant for variant in other.variants}
         changes = {
             "variants": list(have.values()), "trials": other.trials, "budget": other.budget, "share": other.share,
-            "expected": self.expected | other.expected, "storage": other.storage,
+            "expected": self.expected | other.expected, "storage": other.storage, "source": other.source,
+            "start": other.start,
             "commands": list(dict.fromkeys([*self.commands, *other.commands])),
         }  # fmt: skip
         return self.model_copy(update=changes)

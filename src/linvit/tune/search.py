@@ -28,7 +28,7 @@ from linvit.locks import claimed, locked
 from linvit.measure.provenance import machine
 from linvit.models import ModelConfig
 from linvit.progress import Progress, duration, ignore, repeated, seconds
-from linvit.records import Record
+from linvit.records import Record, Tag
 from linvit.report import tuning
 from linvit.study.compare import ATTENTIONS
 from linvit.study.crew import cores
@@ -303,7 +303,7 @@ def _importance(search: Search, trials: Trials) -> list[Record]:
         study = optuna.load_study(study_name=trials.name(variant), storage=trials.storage)
         evaluator = optuna.importance.FanovaImportanceEvaluator(seed=search.seed)
         for option, share in optuna.importance.get_param_importances(study, evaluator=evaluator).items():
-            tags = {"variant": variant.id, "option": option, "dataset": search.dataset.name}
+            tags: dict[str, Tag] = {"variant": variant.id, "option": option, "dataset": search.dataset.name}
             found.append(Record("option_importance", float(share), "fraction", n=len(whole), tags=tags))
     return found
 
