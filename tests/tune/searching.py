@@ -31,6 +31,7 @@ torch.set_num_threads(1)
 DATASETS.names(), FORMATS.names(), attention_names(), commit()
 
 DATA = "synthetic:classes=3,images=96,size=8,channels=1"
+LONG = "synthetic:classes=3,images=600,size=8,channels=1"  # 33 steps an epoch
 SPACE = """
 [options]
 lr = { low = 1e-4, high = 1e-1, log = true }
@@ -43,7 +44,9 @@ TINY: dict[str, Any] = {
 }  # fmt: skip
 
 
-def search(out: str, options: dict[str, Any], steps: str, other_machines: bool = False, beat: float = 0.5) -> None:
+def search(
+    out: str, options: dict[str, Any], steps: str, data: str = DATA, other_machines: bool = False, beat: float = 0.5
+) -> None:
     """`steps`: the file for what is done. `other_machines`: this process is of a machine of its own."""
     leases.BEAT, leases.STALE = beat, 4 * beat
     if other_machines:
@@ -60,7 +63,7 @@ def search(out: str, options: dict[str, Any], steps: str, other_machines: bool =
                 file.write(json.dumps(row).encode() + b"\n")
 
     worker.Trial.listen = listen
-    linvit.tune(DATA, out=out, **TINY | options)
+    linvit.tune(data, out=out, **TINY | options)
 
 
 def space(folder: Path) -> str:

@@ -74,7 +74,7 @@ def attacked(
     """Four workers on one search, of which a random one is killed and replaced, so many times."""
     options = {"trials": trials, "epochs": epochs, "space": searching.space(home), "join": True, "storage": storage}
     dice, steps, out = random.Random(kills), home / "steps", home / f"x{kills}"
-    more = {"beat": beat, "other_machines": other_machines}
+    more = {"beat": beat, "other_machines": other_machines, "data": searching.LONG}
     crew = [begin(out, options, steps, **more) for _ in range(4)]
     deadline, killed = time.monotonic() + 600, 0
     while any(process.is_alive() for process in crew):
@@ -110,16 +110,16 @@ def attacked(
 @pytest.mark.parametrize("kind", ["sqlite", "journal"])
 def test_four_workers_of_which_some_are_killed(begin, tmp_path, kind):
     storage = None if kind == "sqlite" else str(tmp_path / "trials.journal")
-    attacked(begin, tmp_path, storage, kills=4, trials=4, epochs=40)
+    attacked(begin, tmp_path, storage, kills=4, trials=3, epochs=5)
 
 
 def test_workers_of_other_machines_are_missed_too(begin, tmp_path):
     """No lock tells that they are dead: their silence does."""
-    attacked(begin, tmp_path, None, kills=3, trials=3, epochs=40, beat=0.4, other_machines=True)
+    attacked(begin, tmp_path, None, kills=3, trials=2, epochs=5, beat=0.4, other_machines=True)
 
 
 def test_four_workers_on_postgresql(begin, tmp_path, postgres):
-    attacked(begin, tmp_path, postgres, kills=4, trials=4, epochs=40)
+    attacked(begin, tmp_path, postgres, kills=4, trials=3, epochs=5)
 
 
 @pytest.mark.slow
@@ -129,14 +129,14 @@ def test_twenty_random_kills(begin, tmp_path, kind, request):
     storage = {"sqlite": None, "journal": str(tmp_path / "trials.journal")}.get(kind, "")
     if kind == "postgresql":
         storage = request.getfixturevalue("postgres")
-    attacked(begin, tmp_path, storage, kills=20, trials=16, epochs=60, beat=10.0)
+    attacked(begin, tmp_path, storage, kills=20, trials=10, epochs=8, beat=10.0)
 
 
 def test_a_worker_that_was_asleep_gives_its_trial_up(begin, tmp_path):
     """Stopped for longer than others wait, it finds that its trial is another's, leaves the folder, and goes on."""
-    options = {"trials": 2, "epochs": 60, "space": searching.space(tmp_path), "join": True}
+    options = {"trials": 1, "epochs": 6, "space": searching.space(tmp_path), "join": True}
     steps, out = tmp_path / "steps", tmp_path / "x"
-    more = {"beat": 0.3, "other_machines": True}
+    more = {"beat": 0.3, "other_machines": True, "data": searching.LONG}
     sleeper = begin(out, options, steps, **more)
     deadline = time.monotonic() + 120
     while len(searching.taken(steps)) < 5:
@@ -154,7 +154,7 @@ def test_a_worker_that_was_asleep_gives_its_trial_up(begin, tmp_path):
         process.join(240)
         assert process.exitcode == 0
     once(steps)
-    assert len(rows(out)) == 4
+    assert len(rows(out)) == 2
 
 
 def test_workers_of_one_command_are_replaced(tmp_path):

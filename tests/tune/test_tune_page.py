@@ -113,11 +113,9 @@ def test_files(folder):
 
 
 def test_where_values_stand(folder):
-    evidence = tuning.read(folder)
-    places = {
-        (row["axis"], row["trial"]): row["place"]
-        for row in tuning.charts(evidence)["coordinates"][0].page()["layer"][1]["data"]["values"]
-    }
+    spec = tuning.charts(tuning.read(folder))["coordinates"][0].page()
+    values = spec["datasets"][spec["layer"][1]["data"]["name"]]
+    places = {(row["axis"], row["trial"]): row["place"] for row in values}
     assert [places["lr", i] for i in range(3)] == pytest.approx([0.0, 1.0, 0.477], abs=1e-3)
     assert [places["m", i] for i in range(3)] == [0.0, 0.5, 1.0]
     assert [places["accuracy", i] for i in range(3)] == pytest.approx([0.0, 1.0, 0.6])
@@ -157,7 +155,7 @@ def test_in_a_browser(folder, width, scheme):
         for part in ("h1", ".lead", ".caution"):  # the answer, and how far to trust it, on the first screen
             box = page.locator(part).bounding_box()
             assert box["y"] + box["height"] < 844, part
-        assert "cannot be told apart" in page.locator("h1").inner_text()
+        assert "leads; before, nobody did" in page.locator("h1").inner_text()
         assert page.locator("[data-chart] svg").count() == 5
         for name, wide, high, right in page.evaluate("""[...document.querySelectorAll('[data-chart]')].map(place => {
                 const box = place.querySelector('svg').getBoundingClientRect();

@@ -91,7 +91,7 @@ class Worker:
         except ValueError:  # a worker that was taken for dead still has the folder
             leases.release()
             return
-        trial = Trial(self, claim, leases, live, point, job)
+        trial = Trial(self, claim, leases, live, point, job, dict(claim.trial.intermediate_values))
         trial.finish(*trial.train())
 
 
@@ -105,16 +105,12 @@ class Trial:
     live: Any  # Optuna's
     point: Point
     job: Job
+    reported: dict[int, float]  # validation → accuracy, as the storage has them
     told: float = 0.0
 
     @property
     def name(self) -> str:
         return f"{self.claim.variant.label} trial {self.claim.number}"
-
-    @property
-    def reported(self) -> dict[int, float]:
-        """Validation → accuracy, as the storage has them."""
-        return self.worker.trials.storage.get_trial(self.claim.trial._trial_id).intermediate_values
 
     def rows(self) -> list[dict[str, Any]]:
         """A line for each validation of the training, whoever did it."""
@@ -155,6 +151,7 @@ class Trial:
         number = math.ceil(row["epoch"])
         if number not in self.reported:
             self.live.report(row["validation_accuracy"], number)
+            self.reported[number] = row["validation_accuracy"]
 
     def _is_hopeless(self) -> bool:
         """What is over anyway is not pruned."""
