@@ -159,26 +159,30 @@ def test_list_spaces(capsys):
 
 
 def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path):
-    words = [sys.executable, "-m", "linvit", *TUNE, "--trials", "2", "--epochs", "150", "--space",
-             searching.space(tmp_path), "--out", str(tmp_path / "x")]  # fmt: skip
-    words[words.index("--jobs") + 1] = "2"
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    deadline = time.monotonic() + 120
-    while len(list((tmp_path / "x").glob("*/best/model.safetensors"))) < 2:
-        assert time.monotonic() < deadline
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
-    os.kill(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=100)
-    assert process.returncode == 130
-    assert "nothing that was trained is lost; go on with: linvit tune" in err.splitlines()[-1]
-    assert list((tmp_path / "x").glob("*/last/step-*"))
     import optuna
 
     from linvit.tune.storage import open_storage, sqlite
 
-    storage = open_storage(sqlite(tmp_path / "x"))
-    states = [t.state.name for s in ("softmax", "performer-relu:m=4")
-              for t in optuna.load_study(study_name=f"x: {s}", storage=storage).trials]  # fmt: skip
+    out = tmp_path / "x"
+    words = [sys.executable, "-m", "linvit", *TUNE, "--trials", "1", "--epochs", "12", "--space",
+             searching.space(tmp_path), "--out", str(out)]  # fmt: skip
+    words[words.index("--jobs") + 1], words[words.index(searching.DATA)] = "2", searching.LONG
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    deadline = time.monotonic() + 120
+    while not list(out.glob("*/best/model.safetensors")):
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=100)
+    assert process.returncode == 130
+    assert "nothing that was trained is lost; go on with: linvit tune" in err.splitlines()[-1]
+    assert list(out.glob("*/last/step-*"))
+    storage = open_storage(sqlite(out))
+    names = [name for name in optuna.get_all_study_names(storage) if name != "x"]
+    states = [t.state.name for name in names for t in optuna.load_study(study_name=name, storage=storage).trials]
     assert "RUNNING" not in states
     assert "WAITING" in states
+    done = subprocess.run(words, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0
+    assert [len(row.trials) for row in tuning.read(out).rows] == [1, 1]

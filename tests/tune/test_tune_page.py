@@ -39,7 +39,7 @@ def made(
         for i, accuracy in enumerate(accuracies):
             tags = {"variant": variant, "trial": i, "attention": variant, "dataset": name, "seed": 0}
             how = (hows or {}).get((variant, i), "complete" if accuracy is not None else "diverged")
-            own = {"how": how, "why": None, "loss": 0.5, "options": json.dumps(OPTIONS[i % 3])}
+            own = {"how": how, "why": None, "loss": 0.5, "options": json.dumps(OPTIONS[i % len(OPTIONS)])}
             common = {"device": "cpu", "threads": 1, "versions": "linvit 0.1.0", "commit": "0123", "time": 1.7e9}
             records += [
                 Record("trial_accuracy", accuracy, "fraction", n=images, tags=tags | own, **common),

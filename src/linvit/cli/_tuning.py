@@ -55,11 +55,12 @@ def trained(config: Path | None, attention: str | None, start: str | None, given
 
 
 def compared(
-    config: Path | None, attentions: list[str] | None, start: str | None, budget: str | None, given: Mapping[str, Any]
-) -> dict[str, Any]:
+    config: Path | None, attentions: list[str] | None, start: str | None, budget: str | None, match: bool,
+    given: Mapping[str, Any],
+) -> dict[str, Any]:  # fmt: skip
     """The same for `compare`: each variant with its own options. They were matched when they were found."""
     if config is None:
-        return {**given, "attentions": attentions, "start": start}
+        return {**given, "attentions": attentions, "start": start, "match": match}
     from linvit.study import Variant
     from linvit.tune.best import Best
 

@@ -71,7 +71,7 @@ def run(
     from linvit.study import compare
 
     extra = _training.settings(settings, epochs=epochs, size=size)
-    asked = {"match": match} | _tuning.compared(config, attention, start, budget, extra)
+    asked = _tuning.compared(config, attention, start, budget, match, extra)
     again = options.again(ctx)
     with Display(quiet or json) as display, _output.warnings_in_one_line():
         try:

@@ -168,7 +168,7 @@ def answer(evidence: Evidence) -> Answer:
     began = "the defaults" if evidence.plan.get("defaults") else "the first trial's options, the same for all"
     reached = f"{top.label} reaches {percent(accuracy)}"
     if top.gain is not None:
-        reached += f", {_signed(top.gain)} points from {began}"
+        reached += f" with {began}" if top.best == top.first else f", {_signed(top.gain)} points from {began}"
     if not others:
         return Answer(f"Tuned, {top.label} reaches {percent(accuracy)}", f"{reached}.", caution)
     second, follows = others[0]

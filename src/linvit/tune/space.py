@@ -204,7 +204,7 @@ def _accept(name: str, value: Any) -> None:
             create_recipe(**{name: value})
         else:
             field = ModelConfig.model_fields[name]
-            TypeAdapter(Annotated[field.annotation, field]).validate_python(value)
+            TypeAdapter(typing.cast(Any, Annotated)[field.annotation, field]).validate_python(value)
     except ValidationError as error:
         raise ValueError(f"{name}={value!r}: {str(clear(error)).rpartition(': ')[2]}") from None
 
