@@ -107,19 +107,17 @@ def attacked(
     assert (out / "best.toml").exists()
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "journal"])
-def test_four_workers_of_which_some_are_killed(begin, tmp_path, kind):
-    storage = None if kind == "sqlite" else str(tmp_path / "trials.journal")
-    attacked(begin, tmp_path, storage, kills=4, trials=3, epochs=5)
+def test_four_workers_of_which_some_are_killed(begin, tmp_path):
+    attacked(begin, tmp_path, None, kills=3, trials=2, epochs=6)
 
 
 def test_workers_of_other_machines_are_missed_too(begin, tmp_path):
     """No lock tells that they are dead: their silence does."""
-    attacked(begin, tmp_path, None, kills=3, trials=2, epochs=5, beat=0.4, other_machines=True)
+    attacked(begin, tmp_path, None, kills=2, trials=2, epochs=6, beat=0.4, other_machines=True)
 
 
 def test_four_workers_on_postgresql(begin, tmp_path, postgres):
-    attacked(begin, tmp_path, postgres, kills=4, trials=3, epochs=5)
+    attacked(begin, tmp_path, postgres, kills=3, trials=2, epochs=6)
 
 
 @pytest.mark.slow
