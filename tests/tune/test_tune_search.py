@@ -245,6 +245,26 @@ def test_a_trial_that_fails_is_listed_and_the_others_go_on(tmp_path, space, monk
     assert tuning.read(out).rows[0].trials[1].why == "no room"
 
 
+def test_a_trial_that_kills_its_workers_is_given_up(tmp_path, space, monkeypatch):
+    from linvit.tune import trials
+
+    monkeypatch.setattr(trials, "MOST", 0)
+    out = linvit.tune(DATA, trials=1, epochs=1, space=space, out=tmp_path / "x", **TINY)
+    assert [(trial.how, trial.why) for row in tuning.read(out).rows for trial in row.trials] == [
+        ("failed", "0 workers died at the same place")] * 2  # fmt: skip
+    assert not (out / "best.toml").exists()
+    assert tuning.answer(tuning.read(out)).headline == "No trial was trained to the end"
+
+
+def test_a_password_is_written_nowhere(tmp_path, space, postgres):
+    url = postgres.replace("linvit@", "linvit:se-cret@")
+    out = linvit.tune(DATA, trials=1, epochs=1, space=space, out=tmp_path / "hidden", storage=url,
+                      command=f"linvit tune --storage {url}", **TINY)  # fmt: skip
+    assert len(rows(out)) == 2
+    assert "linvit:***@" in (out / "report.html").read_text()
+    assert not [path for path in out.rglob("*") if path.is_file() and b"se-cret" in path.read_bytes()]
+
+
 def test_best_is_what_train_and_compare_repeat(tmp_path, space):
     """To the bit: the same seed, images and options, the width that parameters were matched by included."""
     out = linvit.tune(DATA, trials=4, epochs=2, space=space, out=tmp_path / "x", **TINY)

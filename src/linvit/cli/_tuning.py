@@ -16,7 +16,7 @@ def show(folder: Path, as_json: bool, quiet: bool) -> None:
     from linvit.report import tuning
 
     evidence = tuning.read(folder)
-    said, page = tuning.answer(evidence), folder / "report.html"
+    said, page, best = tuning.answer(evidence), folder / "report.html", folder / "best.toml"
     if as_json:
         rows = [
             {"variant": row.id, "trials": len(row.trials), **{how: row.count(how) for how in tuning.HOWS},
@@ -26,7 +26,7 @@ def show(folder: Path, as_json: bool, quiet: bool) -> None:
             for row in evidence.rows
         ]  # fmt: skip
         print_json({"headline": said.headline, "sentence": said.sentence, "caution": said.caution, "variants": rows,
-                    "best": str(folder / "best.toml"), "report": str(page)})  # fmt: skip
+                    "best": str(best) if best.exists() else None, "report": str(page)})  # fmt: skip
         return
     if not quiet:
         first = "defaults" if evidence.plan.get("defaults") else "first trial"
@@ -40,7 +40,8 @@ def show(folder: Path, as_json: bool, quiet: bool) -> None:
         print_table(shown, right=[name for name in shown[0] if name != "variant"])
     print(f"{said.headline}. {said.sentence}")
     print(said.caution)
-    print(f"Use it: linvit train {evidence.plan['dataset']['name']} --config {folder / 'best.toml'}")
+    if best.exists():
+        print(f"Use it: linvit train {evidence.plan['dataset']['name']} --config {best}")
     print(f"Report: {page}")
 
 
