@@ -15,6 +15,7 @@ linvit.convert: Conversion Converted Row
 linvit.study: Variant Study Job
 linvit.study.runners: Runner
 linvit.convert: Linearized
+linvit.tune: Space Range Search Best Winner
 linvit.train: Experiment Recipe Source Start Trained design run
 linvit.train.events: Began Noted Stepped Validated Diverged Tested
 linvit.train.tasks: Task

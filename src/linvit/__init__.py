@@ -22,11 +22,12 @@ _HOMES = {
     "register_transformers": "linvit.convert",
     "timm_attention": "linvit.convert",
     "train": "linvit.train",  # the package itself, which can be called
+    "tune": "linvit.tune",  # likewise
     "MultiHead": "linvit.attention.multihead",
 }
 __all__ = [
     "MultiHead", "__version__", "compare", "convert", "create_attention", "create_kernel", "create_model", "export",
-    "linearize", "load", "register_transformers", "timm_attention", "train",
+    "linearize", "load", "register_transformers", "timm_attention", "train", "tune",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from linvit.models import create_model
     from linvit.study import compare
     from linvit.train import load, train
+    from linvit.tune import tune
 
 
 def __getattr__(name: str):

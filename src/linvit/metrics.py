@@ -22,6 +22,7 @@ SPREAD = ("low", "high")  # quartiles, or the extremes of a few draws
 TIMED = (*SPREAD, "clock", "batch")
 GROWN = ("image_size", "patch_size")
 CONVERTED = ("model", "split", *GROWN)
+TRIAL = ("variant", "trial")  # of a search
 LAYERS = ("layers",)  # how many of a model's a time is the sum of
 CONTROLS = ("identity", "uniform")  # attentions that are there to be compared with, not to be chosen
 ALWAYS = ("attention", "dataset")  # may stand beside anything: what is read rather than what is told apart by
@@ -165,6 +166,12 @@ TABLE = (
            (*TIMED, "linear", "tokens", "seed"), timed=True),
     Metric("conversion_vs_teacher", "×", ("model", *GROWN), "the same beside the teacher", 1,
            (*TIMED, "linear", "tokens", "seed"), timed=True),
+    Metric("trial_accuracy", "fraction", TRIAL, "validation images right, at best, in one trial of a search; how: "
+           "complete, pruned, diverged or failed", 1, ("how", "why", "loss", "options", "seed")),
+    Metric("trial_seconds", "s", TRIAL, "wall time of a trial's training", -1, ("seed",), timed=True),
+    Metric("trial_steps", "count", TRIAL, "steps of a trial's training", also=("seed",)),
+    Metric("option_importance", "fraction", ("variant", "option"), "part of the variance of a variant's whole trials "
+           "that an option explains (fANOVA)"),
     Metric("illustration", "count", (), "one training image: original, grid, augmented", artefact=".npz"),
 )  # fmt: skip
 METRICS = {metric.name: metric for metric in TABLE}

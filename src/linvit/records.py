@@ -107,7 +107,7 @@ class Records:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with appending(self.path), open(self.path, "a+b") as file:
-            _drop_torn_line(file)
+            drop_torn_line(file)
             file.write(text.encode())
             file.flush()
             os.fsync(file.fileno())
@@ -120,7 +120,8 @@ class Records:
                 raise ValueError(f"{self.path}:{number}: damaged ({error})") from None
 
 
-def _drop_torn_line(file: Any) -> None:
+def drop_torn_line(file: Any) -> None:
+    """Of a file open for appending: what a writer that was killed has left of its last line."""
     end = file.seek(0, os.SEEK_END)
     keep = end
     while keep:

@@ -58,6 +58,10 @@ Optimizer = Annotated[str | None, typer.Option(help="muon, adamw, adam or sgd.")
 Rate = Annotated[float | None, typer.Option(help="The highest learning rate.")]
 Amp = Annotated[str | None, typer.Option(help="off, bf16 or fp16.")]
 SaveEvery = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Time between checkpoints.")]
+Config = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="The best.toml of `linvit tune`; what is given beside it goes first."),
+]
 ImageSize = Annotated[int | None, typer.Option(metavar="PIXELS", help="Side of the images. [default: the set's own]")]
 Folds = Annotated[
     int | None,

@@ -150,5 +150,5 @@ ELSEWHERE = (
 )  # fmt: skip
 NOT_OPTIONS = (  # but arguments of the functions
     "progress", "listeners", "checkpoint_seconds", "command", "hear", "test", "variants", "source", "start", "task",
-    "dataset",
+    "dataset", "trials", "space", "sampler", "pruner", "storage", "join", "say", "config",
 )  # fmt: skip

@@ -15,6 +15,7 @@ def run(
     attention: Annotated[list[str] | None, typer.Option(
         "--attention", "-a", metavar="SPEC", help="A variant; repeat it. "
         "Default: softmax, performer-exp, -relu and -theta with m=32, linformer:k=16.")] = None,
+    config: options.Config = None,
     start: options.From = None,
     with_scratch: Annotated[bool, typer.Option(
         "--with-scratch", help="With --from: every variant also from nothing, for as many steps.")] = False,
@@ -76,24 +77,26 @@ def run(
         linvit compare path/to/few-images --folds 5
 
         linvit compare cifar10 --epochs 10 --out runs/c10 --jobs-file
+
+        linvit compare digits --config runs/tune-digits/best.toml --seeds 5
     """
-    from linvit.cli import _output, _study, _training
+    from linvit.cli import _output, _study, _training, _tuning
     from linvit.cli._display import Display
     from linvit.study import compare
 
     extra = _training.settings(settings, epochs=epochs, size=size)
+    asked = _tuning.compared(config, attention, start, budget, match, extra)
     again = options.again(ctx, "jobs_file")
     printed = dry_run or print_config or jobs_file
     with Display(quiet or json) as display, _output.warnings_in_one_line():
         try:
             folder = compare(
-                data, attentions=attention, controls=controls, start=start, with_scratch=with_scratch,
-                with_redrawn=with_redrawn, seeds=seeds, folds=folds, seed=seed,
-                margin=None if margin is None else margin / 100, budget=budget, dry_run=dry_run, out=out, device=device,
-                runner=on, jobs=jobs, threads=threads, data_root=data_root, image_size=image_size, limit=limit,
-                skip_bad=skip_bad, match=match, print_config=print_config, jobs_file=jobs_file, track=track or (),
+                data, controls=controls, with_scratch=with_scratch, with_redrawn=with_redrawn, seeds=seeds, folds=folds,
+                seed=seed, margin=None if margin is None else margin / 100, budget=budget, dry_run=dry_run, out=out,
+                device=device, runner=on, jobs=jobs, threads=threads, data_root=data_root, image_size=image_size,
+                limit=limit, skip_bad=skip_bad, print_config=print_config, jobs_file=jobs_file, track=track or (),
                 command=again, say=print if printed else display.say, hear=display.hear, progress=display.progress,
-                **extra,
+                **asked,
             )  # fmt: skip
         except KeyboardInterrupt as stop:
             raise KeyboardInterrupt(f"nothing that was trained is lost; go on with: {again}") from stop

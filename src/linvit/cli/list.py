@@ -20,11 +20,11 @@ AUTOMATIC = "Options in brackets choose for themselves."
 
 def run(
     what: Annotated[
-        str, typer.Argument(metavar="WHAT", help="attentions, kernels, datasets, formats, sizes or metrics.")
+        str, typer.Argument(metavar="WHAT", help="attentions, kernels, datasets, formats, sizes, spaces or metrics.")
     ],
     json: options.Json = False,
 ) -> None:
-    """Show what there is: attentions, kernels, datasets, formats, sizes, metrics.
+    """Show what there is: attentions, kernels, datasets, formats, sizes, spaces, metrics.
 
     Examples:
 
@@ -125,6 +125,22 @@ def sizes() -> tuple[list[dict[str, Any]], list[str]]:
     return rows, ["Names with numbers are the source reports' models. Use one with --size NAME."]
 
 
+def spaces() -> tuple[list[dict[str, Any]], list[str]]:
+    from linvit.tune.space import Range, Space, shipped
+
+    def words(values: Any) -> str:
+        if isinstance(values, Range):
+            return f"{values.low:g} … {values.high:g}" + " (log)" * values.log
+        return " ".join(map(str, values))
+
+    rows = []
+    for name in shipped():
+        space = Space.read(name)
+        searched = space.options | {f"attention.{key}": values for key, values in space.attention.items()}
+        rows.append({"name": name, "what": "; ".join(f"{key} {words(values)}" for key, values in searched.items())})
+    return rows, ["Names with numbers are the source reports'. Use one, or a TOML file of your own, with tune --space."]
+
+
 def metrics() -> tuple[list[dict[str, Any]], list[str]]:
     from linvit.metrics import TABLE
 
@@ -138,7 +154,7 @@ def metrics() -> tuple[list[dict[str, Any]], list[str]]:
 
 KINDS = {
     "attentions": attentions, "kernels": kernels, "datasets": datasets, "formats": formats, "sizes": sizes,
-    "metrics": metrics,
+    "spaces": spaces, "metrics": metrics,
 }  # fmt: skip
 
 

@@ -11,7 +11,8 @@ from linvit.cli import _options as options
 
 
 def run(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR…", help="Folders of studies, or of a conversion.")],
+    folders: Annotated[list[Path], typer.Argument(
+        metavar="DIR…", help="Folders of studies, or of a conversion or a search.")],
     out: options.Out = None,
     margin: Annotated[float | None, typer.Option(
         metavar="POINTS", help="Accuracy that may be given up for speed. [default: the study's, or 1]")] = None,
@@ -30,7 +31,7 @@ def run(
         linvit report runs/monday runs/tuesday --out runs/both
     """
     from linvit import report
-    from linvit.cli import _conversion
+    from linvit.cli import _conversion, _tuning
     from linvit.cli._study import show
 
     if len(folders) == 1 and (folders[0] / "convert.json").exists() and out is None:
@@ -38,6 +39,12 @@ def run(
 
         conversion.build(folders[0])
         _conversion.show(folders[0], json, quiet)
+        return
+    if len(folders) == 1 and (folders[0] / "search.json").exists() and out is None:
+        from linvit.report import tuning
+
+        tuning.build(folders[0])
+        _tuning.show(folders[0], json, quiet)
         return
     if any((folder / "jobs.jsonl").exists() for folder in folders):
         from linvit.study.array import assemble  # takes seconds

@@ -15,6 +15,7 @@ def run(
     data: options.Data = "digits",
     attention: Annotated[str | None, typer.Option(
         "--attention", "-a", metavar="SPEC", help="One spec, or one per layer: a@2+b@4.")] = None,
+    config: options.Config = None,
     start: options.From = None,
     epochs: Annotated[float | None, typer.Option(help="Passes over the training images.")] = None,
     steps: options.Steps = None,
@@ -65,8 +66,9 @@ def run(
         linvit train photos/ --from runs/pretrained -a performer-relu:m=32 --epochs 5
         linvit train digits --folds 5
         torchrun --nproc-per-node 2 -m linvit train photos/ --out runs/photos
+        linvit train mnist --config runs/tune-mnist/best.toml --epochs 4
     """
-    from linvit.cli import _output, _training
+    from linvit.cli import _output, _training, _tuning
     from linvit.cli._display import Display
 
     chosen = _training.settings(
@@ -77,14 +79,16 @@ def run(
     if "steps" in chosen and "epochs" in chosen:
         raise ValueError("give --epochs or --steps, not both")
 
+    asked = _tuning.trained(config, attention, start, chosen)
+
     from linvit import ranks
     from linvit.train import train  # takes seconds: what is wrong above is said at once
 
     with Display(quiet) as display, _output.warnings_in_one_line(), options.resumable(ctx):
         trained = train(
-            data, start=start, out=out, seed=seed, device=device, data_root=data_root, image_size=image_size,
-            limit=limit, skip_bad=skip_bad, folds=folds, dry_run=dry_run or print_config, listeners=[display.listen],
-            track=track or (), progress=display.progress, checkpoint_seconds=save_every, **chosen,
+            data, out=out, seed=seed, device=device, data_root=data_root, image_size=image_size, limit=limit,
+            skip_bad=skip_bad, folds=folds, dry_run=dry_run or print_config, listeners=[display.listen],
+            track=track or (), progress=display.progress, checkpoint_seconds=save_every, **asked,
         )  # fmt: skip
     if ranks.number() > 0:  # what there is to say, the first rank says
         return

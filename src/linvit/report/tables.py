@@ -38,11 +38,12 @@ def write_csv(summary: Summary, path: Path) -> None:
     file = io.StringIO(newline="")
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(row(Result("", "", "")))
-    writer.writerows(map(_cell, row(variant).values()) for variant in summary.variants)
+    writer.writerows(map(cell, row(variant).values()) for variant in summary.variants)
     write_atomically(path, file.getvalue())
 
 
-def _cell(value: object) -> str:
+def cell(value: object) -> str:
+    """A value in a file for spreadsheets."""
     if value is None:
         return ""
     if isinstance(value, float):

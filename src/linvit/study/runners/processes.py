@@ -35,14 +35,14 @@ LINES = 5  # of a dead worker's last words
 
 
 class Worker:
-    """The study's end of one worker process."""
+    """The study's end of one worker process, which runs a module."""
 
-    def __init__(self, answers: queue.Queue[tuple[Worker, dict[str, Any] | None]]):
+    def __init__(self, answers: queue.Queue[tuple[Worker, dict[str, Any] | None]], module: str = __name__):
         self.job: Job | None = None
         self.words = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the worker)
         paths = {"PYTHONPATH": os.pathsep.join(sys.path)}  # what can be imported here can be there
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.words,
+            [sys.executable, "-P", "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.words,
             env=os.environ | paths, text=True, start_new_session=True,
         )  # fmt: skip
         threading.Thread(target=self._listen, args=[answers], daemon=True).start()

@@ -1,0 +1,119 @@
+"""Spaces: what they may say, and what is made of a point."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from linvit.tune.space import Range, Space, applied, labels, shipped
+
+
+def read(tmp_path: Path, text: str) -> Space:
+    path = tmp_path / "mine.toml"
+    path.write_text(text, encoding="utf-8")
+    return Space.read(path)
+
+
+def test_the_reports_spaces_are_as_printed():
+    assert shipped() == ["002-elu", "002-exp-grid", "002-exp-optuna", "002-relu", "002-vit", "default"]
+    sizes = {name: len(list(Space.read(name).grid("performer-elu"))) for name in ("002-vit", "002-elu", "002-exp-grid")}
+    assert sizes == {
+        "002-vit": 2**8,
+        "002-elu": 3 * 3 * 3 * 3 * 4 * 3 * 2 * 3 * 2,
+        "002-exp-grid": 4 * 5 * 2 * 3 * 5 * 3 * 3,
+    }
+    relu, optuna = Space.read("002-relu"), Space.read("002-exp-optuna")
+    assert relu.options["lr"] == optuna.options["lr"] == Range(low=1e-5, high=1e-2, log=True)
+    assert relu.options["dropout"] == Range(low=0.0, high=0.5)
+    assert optuna.options["depth"] == Range(low=1, high=5)
+    assert optuna.attention["m"] == [128, 256, 512, 764]
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    ("[options]\nlearning_rat = [1]", "unknown option 'learning_rat'"),
+    ("[options]\ndropuot = [0.1]", "did you mean 'dropout'?"),
+    ("[optoins]\nlr = [0.1]", "unknown table 'optoins'; did you mean 'options'?"),
+    ("lr = [0.1]", "unknown table 'lr'"),
+    ("", "is empty: it needs [options] or [attention]"),
+    ("[options]\nlr = []", "lr is empty: list at least one value"),
+    ("[options]\nlr = { low = 0.1, high = 0.1 }", "lr is empty: low=0.1 is not below high=0.1"),
+    ("[options]\nlr = { low = 0.1, high = 0.01 }", "lr is empty: low=0.1 is not below high=0.01"),
+    ("[options]\ndropout = { low = 0.0, high = 0.5, log = true }", "dropout: low=0.0 must be above 0 where log = true"),
+    ("[options]\nlr = 0.1", "options.lr must be a list of values or { low = …, high = … }"),
+    ("[options]\nlr = { from = 0.1, to = 1 }", "options.lr must be a list of values or { low = …, high = … }"),
+    ("[options]\nlr = [0.1, -1]", "lr=-1"),
+    ("[options]\nlr = [0.1, 0.1]", "lr lists 0.1 twice"),
+    ("[options]\ndim = [16, 0]", "dim=0"),
+    ("[options]\ndepth = { low = 1, high = 2.5 }", "depth=2.5"),
+    ("[options]\noptimizer = ['muon', 'lion']", "optimizer='lion'"),
+    ("[options]\noptimizer = { low = 1, high = 2 }", "optimizer is no number: list its values"),
+    ("[options]\nstem = ['patch', 'brick']", "stem='brick'"),
+    ("[options]\nepochs = [1, 2]", "epochs cannot be searched: every trial trains for as long"),
+    ("[options]\nseed = [1, 2]", "seed cannot be searched: luck is not tuned"),
+    ("[options]\nimage_size = [8, 16]", "image_size cannot be searched: it comes from the data"),
+    ("[options]\nlr = {", "is not TOML"),
+])  # fmt: skip
+def test_a_bad_space_is_one_line(tmp_path, text, says):
+    with pytest.raises(ValueError) as error:
+        read(tmp_path, text)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_name_nobody_knows():
+    with pytest.raises(ValueError, match=r"space '002-rleu' is no file and no name; did you mean '002-relu'\?"):
+        Space.read("002-rleu")
+
+
+@pytest.mark.parametrize(("specs", "says"), [
+    (["softmax"], "attention.m: none of softmax has such an option"),
+    (["performer-relu:m=16"], "attention.m: every spec that has it sets it already"),
+])  # fmt: skip
+def test_options_of_attentions_are_some_variants(tmp_path, specs, says):
+    space = read(tmp_path, "[attention]\nm = [8, 16]")
+    with pytest.raises(ValueError, match=says):
+        space.check_attention(specs)
+    space.check_attention([*specs, "performer-exp"])
+    assert [set(space.of(spec)) for spec in (*specs, "performer-exp")] == [set(), {"attention.m"}]
+
+
+def test_values_of_attentions_are_checked(tmp_path):
+    with pytest.raises(ValueError, match=r"attention.m: .*m=many must be a whole number"):
+        read(tmp_path, "[attention]\nm = [8, 'many']").check_attention(["performer-exp"])
+    with pytest.raises(ValueError, match=r"attention.mm: none of performer-exp .* did you mean 'm'\?"):
+        read(tmp_path, "[attention]\nmm = [8]").check_attention(["performer-exp"])
+    with pytest.raises(ValueError, match=r"attention.projection is no number"):
+        read(tmp_path, "[attention]\nprojection = { low = 1, high = 2 }").check_attention(["performer-exp"])
+
+
+def test_a_point_becomes_a_spec_and_options():
+    point = {"lr": 0.1, "attention.m": 8, "attention.alpha": 0.5}
+    assert applied("performer-elu", point) == ("performer-elu:m=8,alpha=0.5", {"lr": 0.1})
+    assert applied("performer-elu:m=4", point) == ("performer-elu:m=4,alpha=0.5", {"lr": 0.1})
+    assert applied("softmax@2+performer-relu@3", point) == ("softmax@2+performer-relu:m=8@3", {"lr": 0.1})
+    assert applied("softmax", point) == ("softmax", {"lr": 0.1})
+
+
+def test_whole_numbers_stay_whole(tmp_path):
+    space = read(tmp_path, "[options]\ndepth = { low = 1, high = 3 }\ndropout = { low = 0, high = 0.5 }\n"
+                           "[attention]\nm = { low = 4, high = 8 }\nalpha = { low = 0.5, high = 1 }\n")  # fmt: skip
+    names = ("depth", "dropout", "attention.m", "attention.alpha")
+    assert [space.whole(name, "performer-elu") for name in names] == [True, False, True, False]
+    dice = random.Random(1)
+    for _ in range(50):
+        point = space.random("performer-elu", dice)
+        assert [type(point[name]) for name in names] == [int, float, int, float]
+        assert all(point[name] in space.of("performer-elu")[name] for name in names)
+
+
+def test_a_grid_needs_lists_and_has_every_point(tmp_path):
+    space = read(tmp_path, "[options]\ndepth = [1, 2]\ntrunk = [[8], [8, 16]]\n[attention]\nm = [4, 8, 16]")
+    points = list(space.grid("performer-relu"))
+    assert len(points) == 12
+    assert len({str(point) for point in points}) == 12
+    assert len(list(space.grid("softmax"))) == 4
+    assert labels([[8], [8, 16]]) == ["[8]", "[8, 16]"]
+    with pytest.raises(ValueError, match="a grid needs lists, but lr is a range"):
+        Space.read("default").grid("softmax")
