@@ -76,7 +76,7 @@ def attacked(
     dice, steps, out = random.Random(kills), home / "steps", home / f"x{kills}"
     more = {"beat": beat, "other_machines": other_machines, "data": searching.LONG}
     crew = [begin(out, options, steps, **more) for _ in range(4)]
-    deadline, killed = time.monotonic() + 600, 0
+    deadline, killed = time.monotonic() + 1800, 0
     while any(process.is_alive() for process in crew):
         assert time.monotonic() < deadline
         time.sleep(dice.uniform(0.05, 0.5))
