@@ -265,6 +265,32 @@ def test_a_password_is_written_nowhere(tmp_path, space, postgres):
     assert not [path for path in out.rglob("*") if path.is_file() and b"se-cret" in path.read_bytes()]
 
 
+def test_a_storage_that_is_lost_on_the_way_is_one_line_and_nothing_is_lost(tmp_path, space, monkeypatch):
+    from sqlalchemy.exc import OperationalError
+
+    words = {"trials": 2, "epochs": 2, "space": space, **TINY}
+    real, calls = optuna.storages.RDBStorage.set_trial_intermediate_value, []
+
+    def away(self, *more):
+        calls.append(more)
+        if len(calls) == 3:
+            raise optuna.exceptions.StorageInternalError("x") from OperationalError(
+                "y", {}, Exception("no route\nto it")
+            )
+        return real(self, *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(optuna.storages.RDBStorage, "set_trial_intermediate_value", away)
+        with pytest.raises(
+            ValueError, match=r"storage sqlite.* was lost \(no route\): the same command goes on"
+        ) as error:
+            linvit.tune(DATA, out=tmp_path / "x", **words)
+    assert "\n" not in str(error.value)
+    linvit.tune(DATA, out=tmp_path / "x", **words)
+    linvit.tune(DATA, out=tmp_path / "y", **words)
+    assert rows(tmp_path / "x") == rows(tmp_path / "y")
+
+
 def test_best_is_what_train_and_compare_repeat(tmp_path, space):
     """To the bit: the same seed, images and options, the width that parameters were matched by included."""
     out = linvit.tune(DATA, trials=4, epochs=2, space=space, out=tmp_path / "x", **TINY)

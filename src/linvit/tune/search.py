@@ -40,7 +40,7 @@ from linvit.train import Experiment, Recipe, architecture, backbones, open_data,
 from linvit.tune.best import Best, Winner
 from linvit.tune.design import OURS, PRUNERS, SAMPLERS, Points, Search
 from linvit.tune.space import Space
-from linvit.tune.storage import hidden, needed, open_storage, sqlite
+from linvit.tune.storage import hidden, in_reach, needed, open_storage, sqlite
 from linvit.tune.trials import Trials, agree
 from linvit.tune.worker import Say, Worker
 
@@ -143,7 +143,7 @@ def tune(
     kept = None if storage is None else open_storage(storage)
     if kept is not None:  # what cannot be reached, or is another's, leaves no folder behind
         agree(kept, search)
-    with nullcontext() if join else locked(folder):
+    with in_reach(where), nullcontext() if join else locked(folder):
         folder.mkdir(parents=True, exist_ok=True)
         there = claimed(folder / "search.json", search, OURS)
         search = search if there is None else there.extended(search)

@@ -6,6 +6,8 @@ import logging
 import os
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -72,8 +74,25 @@ def open_storage(where: str) -> Any:
     try:
         return _journal(where) if "://" not in where else optuna.storages.get_storage(_database(where))
     except (SQLAlchemyError, ImportError, OSError, RuntimeError, ValueError, optuna.exceptions.OptunaError) as error:
-        why = str(getattr(error, "orig", None) or error.__cause__ or error).strip().partition("\n")[0]
-        raise ValueError(f"storage {hidden(where)} cannot be reached ({why or type(error).__name__})") from None
+        raise ValueError(f"storage {hidden(where)} cannot be reached ({_why(error)})") from None
+
+
+@contextmanager
+def in_reach(where: str) -> Iterator[None]:
+    """A storage that is lost on the way is one line, too."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (SQLAlchemyError, needed().exceptions.OptunaError) as error:
+        raise ValueError(f"storage {hidden(where)} was lost ({_why(error)}): the same command goes on") from None
+
+
+def _why(error: BaseException) -> str:
+    """What the driver said."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(getattr(error, "orig", None) or error).strip().partition("\n")[0] or type(error).__name__
 
 
 def _journal(where: str) -> Any:
