@@ -204,13 +204,13 @@ def _work(told: Told, text: str, seconds: float | None, bare: Dataset | None, *s
 def _done(told: Told, job: Job, dataset: Dataset, mirror: Mirror | None) -> dict[str, Any]:
     import ray
 
-    last = 0.0
+    last, posts = 0.0, 0
 
     def hear(event: Event) -> None:
-        nonlocal last
+        nonlocal last, posts
         now = time.monotonic()
         if type(event) is not Stepped or now - last > OFTEN:
-            last = now
+            last, posts = now, posts + 1
             told.post(to_json(event), mirror.changes() if mirror else {})
 
     try:
@@ -219,7 +219,7 @@ def _done(told: Told, job: Job, dataset: Dataset, mirror: Mirror | None) -> dict
         ray.get(told.post({}, mirror.changes() if mirror else {}))
         raise
     rows = [json.loads(record.line()) for record in records]
-    return {"records": rows, "files": mirror.everything() if mirror else {}}
+    return {"records": rows, "files": mirror.everything() if mirror else {}, "posts": posts}
 
 
 class Measured(NamedTuple):
@@ -314,6 +314,7 @@ class Cluster(Runner):
         )  # fmt: skip
         self.work, self.measuring = ray.remote(_work), ray.remote(_measure)
         self.pending: dict[Any, Sent] = {}  # reference → what it will be the answer to
+        self.heard: dict[tuple[int, int], int] = {}  # job and attempt → posts that were read
         self.stores: dict[int, Any] = {}  # arrays of pixels that have been put
         self.bare: dict[str, Any] = {}  # data sets without them, by identity
         self.starts: dict[str, Any] = {}  # by their weights
@@ -346,6 +347,7 @@ class Cluster(Runner):
         folder = Path(job.folder).resolve()
         files = {f"{folder.name}/{name}": content for name, content in Mirror(folder).everything().items()}
         told = self._told(job.number, attempt, folder.parent, files)._replace(start=self._start(job))
+        self.heard[job.number, attempt] = 0
         self.pending[self._task(job, told)] = Sent(job, attempt)
 
     def _task(self, job: Job, told: Told, seconds: float | None = None) -> Any:
@@ -396,6 +398,9 @@ class Cluster(Runner):
         found = {self.pending[ref].job.number: self._answer(ref, hear) for ref in done}
         return {number: records for number, records in found.items() if records is not None}
 
+    def _has_mail(self, seconds: float) -> bool:
+        return bool(self.ray.wait([self.mail], timeout=seconds)[0])
+
     def _taken(self) -> list[Post]:
         try:
             posts = [Post(*post) for post in self.ray.get(self.mail)]
@@ -410,16 +415,19 @@ class Cluster(Runner):
         sent = {one.job.number: one for one in self.pending.values()}
         for number, attempt, row, files in posts:
             if number in sent and sent[number].attempt == attempt:
+                self.heard[number, attempt] += 1
                 job = sent[number].job
                 _write(Path(job.folder).resolve().parent, files)
                 if row:
                     hear(job, from_json(row))
 
     def _answer(self, ref: Any, hear: Hear) -> list[Record] | None:
-        """The records of its job; None if that is tried again."""
-        job, attempt = self.pending.pop(ref)
+        """The records of its job, when all that it posted is read; None if that is tried again."""
+        job, attempt = self.pending[ref]
         try:
             answer = self.ray.get(ref)
+            while self.heard[job.number, attempt] < answer.get("posts", 0) and self._has_mail(ANSWER):
+                self._read(self._taken(), hear)
         except self.lost as error:
             if attempt < TRIES:
                 hear(job, Noted("its process or node was lost: it goes on elsewhere, from its last checkpoint"))
@@ -428,6 +436,8 @@ class Cluster(Runner):
             return job.failed(f"lost {TRIES} times: {_why(error)}")
         except self.ray.exceptions.RayError as error:
             return job.failed(_why(error))
+        finally:
+            del self.pending[ref]
         if "error" in answer:
             raise ValueError(answer["error"])
         if "failed" in answer:
