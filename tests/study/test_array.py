@@ -133,6 +133,7 @@ def test_an_array_that_is_killed_and_requeued_is_the_same_study(tmp_path: Path, 
     assert weights(out) == weights(tmp_path / "alone")
 
 
+@pytest.mark.slow
 def test_a_shared_training_is_requeued(tmp_path: Path, slurm: Slurm) -> None:
     words = [DATA, *(word for key, value in SMALL.items() for word in ("--set", f"{key}={value}"))]
     words += ["--epochs", "60", "--out", str(tmp_path / "run"), "-q"]

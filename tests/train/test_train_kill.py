@@ -74,6 +74,7 @@ def finish(start, data: Path, home: Path, expected: Path) -> None:
     killable.same(home / "run", expected)
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments(start, whole, tmp_path):
     data, expected, total, seconds = whole
     dice = random.Random(0)

@@ -158,6 +158,7 @@ def test_list_spaces(capsys):
     assert "lr 1e-05 … 0.01 (log)" in lines["002-relu"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path):
     import optuna
 

@@ -36,6 +36,7 @@ def once(steps: Path) -> None:
     assert [key for key, times in count.items() if times > 1] == []
 
 
+@pytest.mark.slow
 def test_one_worker_killed_again_and_again_finds_the_same(begin, tmp_path):
     """Points, accuracies and steps are those of a search that nobody disturbed, to the bit."""
     options = {"trials": 4, "epochs": 4, "space": searching.space(tmp_path)}
@@ -111,6 +112,7 @@ def test_four_workers_of_which_some_are_killed(begin, tmp_path):
     attacked(begin, tmp_path, None, kills=3, trials=2, epochs=6)
 
 
+@pytest.mark.slow
 def test_workers_of_other_machines_are_missed_too(begin, tmp_path):
     """No lock tells that they are dead: their silence does."""
     attacked(begin, tmp_path, None, kills=2, trials=2, epochs=6, beat=0.4, other_machines=True)
@@ -130,6 +132,7 @@ def test_twenty_random_kills(begin, tmp_path, kind, request):
     attacked(begin, tmp_path, storage, kills=20, trials=10, epochs=8, beat=10.0)
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_asleep_gives_its_trial_up(begin, tmp_path):
     """Stopped for longer than others wait, it finds that its trial is another's, leaves the folder, and goes on."""
     options = {"trials": 1, "epochs": 6, "space": searching.space(tmp_path), "join": True}
@@ -155,6 +158,7 @@ def test_a_worker_that_was_asleep_gives_its_trial_up(begin, tmp_path):
     assert len(rows(out)) == 2
 
 
+@pytest.mark.slow
 def test_workers_of_one_command_are_replaced(tmp_path):
     """`jobs=2`: one is killed, another one goes on, and the search ends as it should."""
     import linvit
