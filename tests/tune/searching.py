@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import time
@@ -18,7 +19,6 @@ import sqlalchemy.dialects.sqlite  # noqa: F401
 import torch
 import torch._dynamo
 
-import linvit.train
 import linvit.tune
 from linvit.attention import attention_names
 from linvit.data import DATASETS, FORMATS
@@ -51,7 +51,7 @@ def search(
     leases.BEAT, leases.STALE = beat, 4 * beat
     if other_machines:
         leases.machine = lambda: str(os.getpid())
-    linvit.train.run.__kwdefaults__["checkpoint_seconds"] = 0.0  # every step is saved
+    worker.Job = functools.partial(worker.Job, checkpoint_seconds=0.0)  # every step is saved
     tuning.build = lambda folder: None  # tested by itself
     heard = worker.Trial.listen
 

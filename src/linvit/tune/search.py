@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from linvit import metrics
-from linvit.data import Dataset, Survey, survey
+from linvit.data import Dataset, Fold, Survey, folded, survey
 from linvit.errors import choices
 from linvit.files import slug
 from linvit.locks import claimed, locked
@@ -67,6 +67,7 @@ def tune(
     start: str | Path | None = None,
     epochs: float | None = None,
     seed: int = 0,
+    folds: int | None = None,
     out: str | Path | None = None,
     device: str = "auto",
     jobs: int | None = None,
@@ -87,9 +88,11 @@ def tune(
     trials: of every variant (20), or budget: time for all of it, e.g. "2h", of which each variant gets an equal part.
     space: the name of one that ships, or a TOML file. sampler: "tpe", "random" or "grid" (all points of lists). pruner:
     "median", "hyperband" or "none". storage: an URL of Optuna's or the path of a journal; else an SQLite file in the
-    folder. join: work together with other processes that do the same. epochs and options hold for every trial. jobs:
-    trainings at a time, each in a process with `threads` threads; by default one for each core. `say` is told of every
-    trial, and of the plan, at which dry_run ends.
+    folder. join: work together with other processes that do the same. epochs and options hold for every trial. folds:
+    every trial is trained so many times, each time with another part of the images held out, the test images aside; it
+    is judged by what is said of them then, and may be pruned after each. jobs: trainings at a time, each in a process
+    with `threads` threads; by default one for each core. `say` is told of every trial, and of the plan, at which
+    dry_run ends.
     """
     needed()
     _check(trials, budget, jobs, sampler, pruner)
@@ -101,7 +104,10 @@ def tune(
         if name in options:
             raise ValueError(f"{name} is set, but space {found.name} searches it: leave one of them out")
     place = pick_device(device)
-    images = Survey.of(data) if isinstance(data, Dataset) else survey(data, data_root, limit)
+    if isinstance(data, Dataset):
+        images = Survey.of(data if folds is None else folded(data, Fold(0, folds, seed, spare_test=True)))
+    else:
+        images = survey(data, data_root, limit, folds=folds, spare_test=True)
     shaped = {name: value for name, value in (chosen | found.options).items() if name not in SHAPELESS}
     starts = backbones.chosen(start, [variant.attention for variant in wanted], images, image_size, shaped)
     begin = backbones.first(starts)
@@ -111,7 +117,7 @@ def tune(
         skip_bad=skip_bad, patch_size=chosen.get("patch_size"),
     )  # fmt: skip
     chosen |= {} if epochs is None else {"epochs": epochs}
-    protocol = Protocol(dataset, source, seed, chosen, match, begin)
+    protocol = Protocol(dataset, source, seed, chosen, match, begin, folds, spare_test=True)
     if protocol.base.recipe.steps is not None:
         raise ValueError("a search compares after equal epochs, whatever the batch: give epochs, not steps")
     every = named([variant.model_copy(update={"start": starts.get(variant.attention)}) for variant in wanted])
@@ -121,8 +127,8 @@ def tune(
         name=folder.resolve().name, commands=[command.replace(where, hidden(where))] if command else [],
         started=time.time(), dataset=Facts.of(dataset), source=source, variants=every, space=found, sampler=sampler,
         pruner=pruner, trials=TRIALS if trials is None and budget is None and sampler != "grid" else trials,
-        budget=budget, seed=seed, match=match, options=json.loads(json.dumps(chosen)), model=protocol.base.model,
-        recipe=protocol.base.recipe, start=begin, storage=hidden(where), machine=machine(),
+        budget=budget, seed=seed, folds=folds, match=match, options=json.loads(json.dumps(chosen)),
+        model=protocol.base.model, recipe=protocol.base.recipe, start=begin, storage=hidden(where), machine=machine(),
     )  # fmt: skip
     points = Points(search, protocol)
     points.check()
@@ -150,7 +156,7 @@ def tune(
         studies = Trials(search, Points(search, protocol), kept or open_storage(where))
         search.save(folder)
         if at_a_time[0] == 1:
-            Worker(search, dataset, folder, studies, place, at_a_time[1], say, progress).run()
+            Worker(search, folder, studies, place, at_a_time[1], say, progress).run()
         else:
             asked = {"search": search.model_dump(mode="json"), "storage": where, "folder": str(folder.resolve()),
                      "device": str(place), "threads": at_a_time[1]}  # fmt: skip
@@ -195,8 +201,9 @@ def _expected(points: Points, device: torch.device, threads: int, progress: Prog
         job = Job(number=0, jobs=1, variant=variant.id, experiment=experiment, folder="", device=str(device),
                   threads=threads, test=False)  # fmt: skip
         rate = job.rate(data, PROBE)
-        steps = experiment.length(len(data.train)).total
-        found[variant.id] = steps / rate.steps + points.search.validations * len(data.validation) / rate.images
+        steps, folds = experiment.length(len(data.train)).total, points.search.folds
+        looks = points.search.validations * len(data.validation) + (2 * len(data.test) if folds else 0)
+        found[variant.id] = (folds or 1) * (steps / rate.steps + looks / rate.images)
     progress(len(every), len(every), "timed")
     return found
 
@@ -213,14 +220,18 @@ def _plan(search: Search, points: Points, jobs: int) -> list[str]:
         count, most = f"{each} trials each, {len(search.variants) * (each or 0)} in all", (each or 0) * whole / jobs
     names = ", ".join(search.space.options | search.space.attention)
     one = ", ".join(f"{duration(search.expected[v.id])} {v.label}" for v in search.variants)
+    training = f"{search.recipe.epochs:g} epochs"
+    decide = "validation images decide"
+    if search.folds:
+        training, decide = f"{search.folds} folds of {training}", f"{search.folds}-fold cross-validation decides"
     pruning = "none are ended early" if search.pruner == "none" else f"{search.pruner} pruning ends the hopeless early"
     return [
         f"plan of a search, {jobs if jobs > 1 else 'one'} training{'s' * (jobs > 1)} at a time",
         f"  variants {', '.join(v.label for v in search.variants)}",
         f"  space    {search.space.name}: {names}",
         f"  trials   {count}; sampler {search.sampler}, {pruning}",
-        f"  a trial  {search.recipe.epochs:g} epochs, about {one} with the defaults",
-        f"  time     at most about {duration(most)}; validation images decide, test images are not read",
+        f"  a trial  {training}, about {one} with the defaults",
+        f"  time     at most about {duration(most)}; {decide}, test images are not read",
     ]
 
 
@@ -285,8 +296,11 @@ def _finish(search: Search, trials: Trials, folder: Path) -> None:
     records.append(r for r in _importance(search, trials) if (metrics.key(r), r.value) not in known)
     every = list(records)
     if (best := best_of(search, trials.points, every)) is not None:
-        about = f"The best of {best.trials} trials of each variant, on {search.dataset.validation:,} validation images"
-        best.write(folder / "best.toml", f"{about} of {search.dataset.name}; one seed.")
+        about, images = f"The best of {best.trials} trials of each variant", search.dataset
+        judged = f"on {images.validation:,} validation images"
+        if search.folds:
+            judged = f"by {search.folds}-fold cross-validation on {images.train + images.validation:,} images"
+        best.write(folder / "best.toml", f"{about}, {judged} of {images.name}; one seed.")
     search.finished = max((record.time for record in every), default=None)
     search.save(folder)
     shutil.rmtree(folder / ".workers", ignore_errors=True)
@@ -327,7 +341,7 @@ def best_of(search: Search, points: Points, records: Sequence[Record]) -> Best |
     most = max(len(tuning.trials(records, variant.id)) for variant in search.variants)
     start = search.start and (backbones.NAME if search.start.name == backbones.NAME else search.start.folder)
     return Best(data=search.dataset.name, epochs=search.recipe.epochs, trials=most, seed=search.seed, start=start,
-                winner=winners)  # fmt: skip
+                folds=search.folds, winner=winners)  # fmt: skip
 
 
 def _plain(experiment: Experiment, name: str, given: dict[str, Any]) -> Any:
