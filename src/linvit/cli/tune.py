@@ -42,8 +42,10 @@ def run(
     skip_bad: options.SkipBad = False,
     out: options.Out = None,
     jobs: Annotated[int | None, typer.Option(
-        min=1, help="Trainings at a time. [default: one per core, at most 8]")] = None,
+        min=1, help="Trainings at a time. [default: one per core, at most 8; of a cluster, as many as its CPUs allow]",
+    )] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of each training.")] = None,
+    on: options.On = None,
     device: options.Device = "auto",
     data_root: options.DataRoot = None,
     json: options.Json = False,
@@ -67,6 +69,8 @@ def run(
 
         linvit tune path/to/few-images --folds 5 --trials 12
 
+        linvit tune cifar10 --trials 40 --on ray://head:10001 --out runs/search
+
         linvit compare digits --config runs/tune-digits/best.toml --seeds 5
     """
     from linvit.cli import _output, _training, _tuning
@@ -81,9 +85,9 @@ def run(
         try:
             folder = tune(
                 data, attentions=attention, trials=trials, budget=budget, space=space, sampler=sampler, pruner=pruner,
-                storage=storage, join=join, start=start, seed=seed, folds=folds, out=out, device=device, jobs=jobs,
-                threads=threads, data_root=data_root, image_size=image_size, limit=limit, skip_bad=skip_bad,
-                match=match, dry_run=dry_run, command=again, say=print if dry_run else display.say,
+                storage=storage, join=join, start=start, seed=seed, folds=folds, out=out, device=device, runner=on,
+                jobs=jobs, threads=threads, data_root=data_root, image_size=image_size, limit=limit,
+                skip_bad=skip_bad, match=match, dry_run=dry_run, command=again, say=print if dry_run else display.say,
                 progress=display.progress, **extra,
             )  # fmt: skip
         except KeyboardInterrupt as stop:

@@ -13,8 +13,8 @@ import queue
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,11 @@ from linvit.study.crew import cores
 from linvit.study.design import Facts, Variant, named
 from linvit.study.jobs import Job
 from linvit.study.protocol import Protocol
-from linvit.study.runners import processes
+from linvit.study.runners import processes, runner_of
+from linvit.study.runners.cluster import Cluster
 from linvit.train import Experiment, Recipe, architecture, backbones, open_data, pick_device
 from linvit.tune.best import Best, Winner
+from linvit.tune.cluster import Dispatcher
 from linvit.tune.design import OURS, PRUNERS, SAMPLERS, Points, Search
 from linvit.tune.space import Space
 from linvit.tune.storage import hidden, in_reach, needed, open_storage, sqlite
@@ -70,6 +72,7 @@ def tune(
     folds: int | None = None,
     out: str | Path | None = None,
     device: str = "auto",
+    runner: str | None = None,
     jobs: int | None = None,
     threads: int | None = None,
     data_root: str | Path | None = None,
@@ -91,7 +94,8 @@ def tune(
     folder. join: work together with other processes that do the same. epochs and options hold for every trial. folds:
     every trial is trained so many times, each time with another part of the images held out, the test images aside; it
     is judged by what is said of them then, and may be pruned after each. jobs: trainings at a time, each in a process
-    with `threads` threads; by default one for each core. `say` is told of every trial, and of the plan, at which
+    with `threads` threads; by default one for each core. runner: "ray" or "ray://HOST:PORT", a cluster on which they
+    run instead, by default as many as it has processors for. `say` is told of every trial, and of the plan, at which
     dry_run ends.
     """
     needed()
@@ -103,7 +107,7 @@ def tune(
     for name in found.options:
         if name in options:
             raise ValueError(f"{name} is set, but space {found.name} searches it: leave one of them out")
-    place = pick_device(device)
+    place, room = (pick_device(device), None) if runner is None else _reached(runner, device, threads)
     if isinstance(data, Dataset):
         images = Survey.of(data if folds is None else folded(data, Fold(0, folds, seed, spare_test=True)))
     else:
@@ -133,38 +137,61 @@ def tune(
     points = Points(search, protocol)
     points.check()
     search.defaults = sampler != "grid" and all(points.default(variant) is not None for variant in every)
-    at_a_time = _at_a_time(jobs, threads, place, source, search.trials and search.trials * len(every))
-    claimed(folder / "search.json", search, OURS)
-    if dry_run or budget is not None:
-        search.expected = _expected(points, place, at_a_time[1], progress)
-    if budget is not None:
-        search.share = KEPT * seconds(budget) * at_a_time[0] / len(every)
-        if (most := max(search.expected.values())) > search.share:
-            need = duration(math.ceil(most * len(every) / at_a_time[0] / KEPT))
-            raise ValueError(f"budget {budget} is too small for a trial of each variant: {need} would do")
-    for line in _plan(search, points, at_a_time[0]) if dry_run or budget is not None else ():
-        say(line)
-    if dry_run:
+    at_a_time = _at_a_time(jobs, threads, place, source, search.trials and search.trials * len(every), room)
+    with _connected(runner, protocol) as cluster:
+        claimed(folder / "search.json", search, OURS)
+        if dry_run or budget is not None:
+            search.expected = _expected(points, place, at_a_time, cluster, progress)
+        if budget is not None:
+            search.share = KEPT * seconds(budget) * at_a_time[0] / len(every)
+            if (most := max(search.expected.values())) > search.share:
+                need = duration(math.ceil(most * len(every) / at_a_time[0] / KEPT))
+                raise ValueError(f"budget {budget} is too small for a trial of each variant: {need} would do")
+        for line in _plan(search, points, at_a_time[0]) if dry_run or budget is not None else ():
+            say(line)
+        if dry_run:
+            return folder
+        kept = None if storage is None else open_storage(storage)
+        if kept is not None:  # what cannot be reached, or is another's, leaves no folder behind
+            agree(kept, search)
+        with in_reach(where), nullcontext() if join else locked(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            there = claimed(folder / "search.json", search, OURS)
+            search = search if there is None else there.extended(search)
+            studies = Trials(search, Points(search, protocol), kept or open_storage(where))
+            search.save(folder)
+            worker = Worker(search, folder, studies, place, at_a_time[1], say, progress)
+            if cluster is not None:
+                Dispatcher(worker, cluster, at_a_time[0]).run()
+            elif at_a_time[0] == 1:
+                worker.run()
+            else:
+                asked = {"search": search.model_dump(mode="json"), "storage": where, "folder": str(folder.resolve()),
+                         "device": str(place), "threads": at_a_time[1]}  # fmt: skip
+                Crew(asked, at_a_time[0], say, progress).run()
+            with repeated(progress) as tell:
+                tell(0, 1, "writing the page")
+                _finish(search, studies, folder)
         return folder
-    kept = None if storage is None else open_storage(storage)
-    if kept is not None:  # what cannot be reached, or is another's, leaves no folder behind
-        agree(kept, search)
-    with in_reach(where), nullcontext() if join else locked(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        there = claimed(folder / "search.json", search, OURS)
-        search = search if there is None else there.extended(search)
-        studies = Trials(search, Points(search, protocol), kept or open_storage(where))
-        search.save(folder)
-        if at_a_time[0] == 1:
-            Worker(search, folder, studies, place, at_a_time[1], say, progress).run()
-        else:
-            asked = {"search": search.model_dump(mode="json"), "storage": where, "folder": str(folder.resolve()),
-                     "device": str(place), "threads": at_a_time[1]}  # fmt: skip
-            Crew(asked, at_a_time[0], say, progress).run()
-        with repeated(progress) as tell:
-            tell(0, 1, "writing the page")
-            _finish(search, studies, folder)
-    return folder
+
+
+@contextmanager
+def _connected(runner: str | None, protocol: Protocol) -> Iterator[Cluster | None]:
+    """While it lasts; None: trials run here."""
+    cluster = None if runner is None else Cluster(None, protocol.datasets, runner)
+    try:
+        yield cluster
+    finally:
+        if cluster is not None:
+            cluster.close()
+
+
+def _reached(runner: str, device: str, threads: int | None) -> tuple[torch.device, int]:
+    """A cluster's: the device that trials have there, and how many run at a time."""
+    there = runner_of(runner).reach(runner, device, threads)
+    if there is None:
+        raise ValueError(f"on={runner}: a search runs here or on a cluster: give ray or ray://HOST:PORT, or nothing")
+    return there
 
 
 def _check(trials: int | None, budget: str | None, jobs: int | None, sampler: str, pruner: str) -> None:
@@ -182,9 +209,12 @@ def _check(trials: int | None, budget: str | None, jobs: int | None, sampler: st
 
 
 def _at_a_time(
-    jobs: int | None, threads: int | None, device: torch.device, source: object, most: int | None
+    jobs: int | None, threads: int | None, device: torch.device, source: object, most: int | None, room: int | None
 ) -> tuple[int, int]:
-    """Trainings, and threads of each. Images that were given as they are cannot be found by another process."""
+    """Trainings, and threads of each; `room`: of a cluster. Images that were given as they are cannot be found by
+    another process, unless they are sent to it."""
+    if room is not None:
+        return min(jobs or room, most or jobs or room), threads or 1
     if source is None and jobs not in (None, 1):
         raise ValueError(f"jobs={jobs} needs images that workers can find: give a name or a path, not a Dataset")
     count = jobs or (min(MOST_JOBS, cores()) if device.type == "cpu" and source is not None else 1)
@@ -192,15 +222,19 @@ def _at_a_time(
     return count, threads or (1 if count > 1 else torch.get_num_threads())
 
 
-def _expected(points: Points, device: torch.device, threads: int, progress: Progress) -> dict[str, float]:
+def _expected(
+    points: Points, device: torch.device, at_a_time: tuple[int, int], cluster: Cluster | None, progress: Progress
+) -> dict[str, float]:
     """Seconds of a whole trial of each variant, with its defaults."""
+    if cluster is not None:
+        cluster.jobs = at_a_time[0]
     found, every, data = {}, points.search.variants, points.protocol.dataset
     for i, variant in enumerate(every):
         progress(i, len(every), f"timing {variant.label}")
         experiment = points.protocol.experiment(variant)
         job = Job(number=0, jobs=1, variant=variant.id, experiment=experiment, folder="", device=str(device),
-                  threads=threads, test=False)  # fmt: skip
-        rate = job.rate(data, PROBE)
+                  threads=at_a_time[1], test=False)  # fmt: skip
+        rate = job.rate(data, PROBE) if cluster is None else cluster.rate(job, PROBE)
         steps, folds = experiment.length(len(data.train)).total, points.search.folds
         looks = points.search.validations * len(data.validation) + (2 * len(data.test) if folds else 0)
         found[variant.id] = (folds or 1) * (steps / rate.steps + looks / rate.images)
