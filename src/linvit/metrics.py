@@ -166,10 +166,11 @@ TABLE = (
            (*TIMED, "linear", "tokens", "seed"), timed=True),
     Metric("conversion_vs_teacher", "×", ("model", *GROWN), "the same beside the teacher", 1,
            (*TIMED, "linear", "tokens", "seed"), timed=True),
-    Metric("trial_accuracy", "fraction", TRIAL, "validation images right, at best, in one trial of a search; how: "
-           "complete, pruned, diverged or failed", 1, ("how", "why", "loss", "options", "seed")),
-    Metric("trial_seconds", "s", TRIAL, "wall time of a trial's training", -1, ("seed",), timed=True),
-    Metric("trial_steps", "count", TRIAL, "steps of a trial's training", also=("seed",)),
+    Metric("trial_accuracy", "fraction", TRIAL, "validation images right, at best, in one trial of a search, or images "
+           "right when they were held out as one of its folds; how: complete, pruned, diverged or failed", 1,
+           ("how", "why", "loss", "options", "seed", "folds")),
+    Metric("trial_seconds", "s", TRIAL, "wall time of a trial's training", -1, ("seed", "folds"), timed=True),
+    Metric("trial_steps", "count", TRIAL, "steps of a trial's training", also=("seed", "folds")),
     Metric("option_importance", "fraction", ("variant", "option"), "part of the variance of a variant's whole trials "
            "that an option explains (fANOVA)"),
     Metric("illustration", "count", (), "one training image: original, grid, augmented", artefact=".npz"),

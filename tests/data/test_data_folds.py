@@ -59,6 +59,20 @@ def test_test_images_of_the_sets_own_are_left_alone():
         assert len(part.train) + len(part.validation) + len(part.test) == 96
 
 
+def test_test_images_are_spared_if_that_is_asked_for():
+    """Those that were taken from the set's training images, too; a source keeps it."""
+    digits = data.load_data("digits", multiple_of=4)
+    pool, held = {*digits.train.rows, *digits.validation.rows}, set(digits.test.rows)
+    parts = [folded(digits, Fold(index, 3, 5, spare_test=True)) for index in range(3)]
+    assert sorted(np.concatenate([part.test.rows for part in parts])) == sorted(pool)
+    for part in parts:
+        assert not held & {*part.train.rows, *part.validation.rows, *part.test.rows}
+    source = Source.of("digits").folded(Fold(1, 3, 5, spare_test=True))
+    assert Source.model_validate_json(source.model_dump_json()).open().identity == parts[1].identity
+    found = data.survey("digits", folds=3, spare_test=True)
+    assert (found.train, found.validation, found.test) == tuple(len(getattr(parts[0], name)) for name in PARTS)
+
+
 def test_statistics_are_of_the_training_images_alone():
     part = folded(data.load_data("digits"), Fold(1, 3))
     pixels = part.train.images.astype(np.float64) / 255

@@ -165,7 +165,8 @@ class Wanted(Tracker):
         self.file = open(self.folder / "wanted" / "steps", "a")  # noqa: SIM115 (as long as the training)
 
     def log(self, step: int, row: dict[str, float]) -> None:
-        print(step, file=self.file, flush=True)
+        if "validation_loss" in row:  # not what the test images say of the best
+            print(step, file=self.file, flush=True)
 
     def end(self, diverged: bool) -> None:
         self.file.close()

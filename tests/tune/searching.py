@@ -51,7 +51,7 @@ def search(
     leases.BEAT, leases.STALE = beat, 4 * beat
     if other_machines:
         leases.machine = lambda: str(os.getpid())
-    worker.Job = functools.partial(worker.Job, checkpoint_seconds=0.0)  # type: ignore[misc]  # every step is saved
+    worker.Job = functools.partial(worker.Job, checkpoint_seconds=0.0)  # every step is saved
     tuning.build = lambda folder: None  # tested by itself
     heard = worker.Trial.listen
 

@@ -25,8 +25,9 @@ def show(folder: Path, as_json: bool, quiet: bool) -> None:
              "seconds": row.seconds}
             for row in evidence.rows
         ]  # fmt: skip
-        print_json({"headline": said.headline, "sentence": said.sentence, "caution": said.caution, "variants": rows,
-                    "best": str(best) if best.exists() else None, "report": str(page)})  # fmt: skip
+        print_json({"headline": said.headline, "sentence": said.sentence, "caution": said.caution,
+                    "folds": evidence.folds, "variants": rows, "best": str(best) if best.exists() else None,
+                    "report": str(page)})  # fmt: skip
         return
     if not quiet:
         first = "defaults" if evidence.plan.get("defaults") else "first trial"

@@ -31,6 +31,9 @@ def run(
     epochs: Annotated[float | None, typer.Option(
         min=0, help="Epochs of every trial; default: the data set's own.")] = None,
     seed: options.Seed = 0,
+    folds: Annotated[int | None, typer.Option(
+        metavar="K", help="Judge trials by K-fold cross-validation: deal training and validation images out into K "
+        "stratified folds, hold each out once.")] = None,
     size: options.Size = None,
     settings: options.Settings = None,
     image_size: options.ImageSize = None,
@@ -39,8 +42,10 @@ def run(
     skip_bad: options.SkipBad = False,
     out: options.Out = None,
     jobs: Annotated[int | None, typer.Option(
-        min=1, help="Trainings at a time. [default: one per core, at most 8]")] = None,
+        min=1, help="Trainings at a time. [default: one per core, at most 8; of a cluster, as many as its CPUs allow]",
+    )] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of each training.")] = None,
+    on: options.On = None,
     device: options.Device = "auto",
     data_root: options.DataRoot = None,
     json: options.Json = False,
@@ -62,6 +67,10 @@ def run(
 
         linvit tune photos/ --space mine.toml --pruner hyperband --storage postgresql://me@server/db --join
 
+        linvit tune path/to/few-images --folds 5 --trials 12
+
+        linvit tune cifar10 --trials 40 --on ray://head:10001 --out runs/search
+
         linvit compare digits --config runs/tune-digits/best.toml --seeds 5
     """
     from linvit.cli import _output, _training, _tuning
@@ -76,10 +85,10 @@ def run(
         try:
             folder = tune(
                 data, attentions=attention, trials=trials, budget=budget, space=space, sampler=sampler, pruner=pruner,
-                storage=storage, join=join, start=start, seed=seed, out=out, device=device, jobs=jobs, threads=threads,
-                data_root=data_root, image_size=image_size, limit=limit, skip_bad=skip_bad, match=match,
-                dry_run=dry_run, command=again, say=print if dry_run else display.say, progress=display.progress,
-                **extra,
+                storage=storage, join=join, start=start, seed=seed, folds=folds, out=out, device=device, runner=on,
+                jobs=jobs, threads=threads, data_root=data_root, image_size=image_size, limit=limit,
+                skip_bad=skip_bad, match=match, dry_run=dry_run, command=again, say=print if dry_run else display.say,
+                progress=display.progress, **extra,
             )  # fmt: skip
         except KeyboardInterrupt as stop:
             raise KeyboardInterrupt(f"nothing that was trained is lost; go on with: {again}") from stop

@@ -198,8 +198,8 @@ def load_data(
 
 def folded(data: Dataset, which: Fold) -> Dataset:
     """The same images with one fold held out as test; statistics and validation are of the others. All images are dealt
-    out, but for test images of the set's own, which are left alone."""
-    parts = [data.train, data.validation, *([] if data.own_test else [data.test])]
+    out, but for test images of the set's own, or all if they are to be spared: those are left alone."""
+    parts = [data.train, data.validation, *([] if data.own_test or which.spare_test else [data.test])]
     store, rows = data.train.store, np.concatenate([part.rows for part in parts])
     if any(part.store is not store for part in parts):
         raise ValueError(f"folds of {data.name} need all its images in one array")

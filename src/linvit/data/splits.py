@@ -25,6 +25,7 @@ class Fold:
     index: int  # from 0
     of: int
     seed: int = 0  # by which images are dealt out
+    spare_test: bool = False  # test images are not dealt out, also where the set brought none of its own
 
 
 def choose(

@@ -36,7 +36,7 @@ class Survey:
 
 def survey(
     source: str | Path, root: str | Path | None = None, limit: int | None = None, cache: str | Path | None = None,
-    folds: int | None = None,
+    folds: int | None = None, spare_test: bool = False,
 ) -> Survey:  # fmt: skip
     """Of what `load_data` would load, or of one of its folds; what is wrong with the images is left for it to say."""
     name, found = read_source(source, root, cache_root(cache))
@@ -57,7 +57,7 @@ def survey(
         side = int(np.median([(header.width, header.height) for header in headers]))
     rows = splits.choose(found.labels, found.counts, validation=0.1, seed=0, limit=limit)
     if folds is not None:
-        parts = ["train", "validation", *([] if "test" in found.counts else ["test"])]
+        parts = ["train", "validation", *([] if "test" in found.counts or spare_test else ["test"])]
         pool = np.concatenate([rows[part] for part in parts])
         rows = splits.fold(found.labels[pool], found.classes, Fold(0, folds))
     return Survey(name, len(found.classes), channels, side, **{part: len(rows[part]) for part in SPLITS})

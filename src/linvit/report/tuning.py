@@ -27,7 +27,7 @@ from linvit.report.charts import ROW, Chart
 from linvit.report.page import draw_files, shell, template
 from linvit.report.tables import cell, escape
 
-COLUMNS = ("variant", "trial", "how", "validation_accuracy", "validation_loss", "seconds", "steps", "why")
+COLUMNS = ("variant", "trial", "how", "validation_accuracy", "validation_loss", "seconds", "steps", "why", "folds")
 HOWS = ("complete", "pruned", "diverged", "failed")
 GOOD = 0.25  # of a variant's trials are drawn strongly
 
@@ -113,6 +113,15 @@ class Evidence:
                 for i, v in enumerate(self.plan["variants"])]  # fmt: skip
 
     @property
+    def folds(self) -> int | None:
+        """That every trial was judged by; None: by validation images."""
+        return self.plan.get("folds")
+
+    @property
+    def measure(self) -> str:
+        return "out-of-fold accuracy" if self.folds else "validation accuracy"
+
+    @property
     def images(self) -> int:
         return max((trial.images for row in self.rows for trial in row.trials), default=1)
 
@@ -157,7 +166,8 @@ class Answer:
 def answer(evidence: Evidence) -> Answer:
     """Whether tuning changes which attention wins, in words that one seed and validation images allow."""
     after, before = evidence.leaders(True), evidence.leaders(False)
-    caution = (f"One seed per trial and {evidence.images:,} validation images, by which the search has chosen, too: "
+    which = f"images in {evidence.folds}-fold cross-validation" if evidence.folds else "validation images"
+    caution = (f"One seed per trial and {evidence.images:,} {which}, by which the search has chosen, too: "
                "numbers flatter, the more so the more trials. ")  # fmt: skip
     settle = "linvit compare --config best.toml decides, with seeds and test images."
     if not after:
@@ -237,7 +247,8 @@ def _point(row: Row, trial: Trial) -> dict[str, Any]:
             "shown": _shown(trial.accuracy), "options": _options(trial.options)}  # fmt: skip
 
 
-TIPS = ["variant:N", "trial:Q", "how:N", alt.Tooltip("shown:N", title="validation accuracy"), "options:N"]
+def _tips(evidence: Evidence) -> list[Any]:
+    return ["variant:N", "trial:Q", "how:N", alt.Tooltip("shown:N", title=evidence.measure), "options:N"]
 
 
 def _spread(evidence: Evidence) -> Chart | None:
@@ -251,10 +262,10 @@ def _spread(evidence: Evidence) -> Chart | None:
     firsts = [row["accuracy"] for row in rows if row["first"] or row["best"]]
     low = min(max(values[0], high - 4 * max(high - middle, 0.005)), *firsts)
     pad = 0.08 * (high - low or 0.01)
-    x = alt.X("accuracy:Q", title="Validation accuracy", axis=alt.Axis(format="~%", tickCount=5),
+    x = alt.X("accuracy:Q", title=evidence.measure.capitalize(), axis=alt.Axis(format="~%", tickCount=5),
               scale=alt.Scale(domain=[max(0.0, low - pad), min(1.0, high + pad)], nice=False))  # fmt: skip
     y = alt.Y("variant:N", sort=None, title=None, axis=None)
-    base = _data(rows).encode(y=y, x=x, tooltip=TIPS)
+    base = _data(rows).encode(y=y, x=x, tooltip=_tips(evidence))
     names = _data([{"variant": label} for label in dict.fromkeys(row["variant"] for row in rows)])
     layers = [
         base.mark_point(filled=True, size=60, opacity=0.4, clip=True, yOffset=8).encode(color=_colour(evidence)),
@@ -286,16 +297,17 @@ def _history(evidence: Evidence) -> Chart | None:
         return None
     x = alt.X("trial:Q", title="Trial", axis=alt.Axis(format="d", tickMinStep=1, grid=False),
               scale=alt.Scale(nice=False, padding=8))  # fmt: skip
-    y = alt.Y("accuracy:Q", title="Validation accuracy", axis=alt.Axis(format="~%", tickCount=6),
+    y = alt.Y("accuracy:Q", title=evidence.measure.capitalize(), axis=alt.Axis(format="~%", tickCount=6),
               scale=alt.Scale(zero=False))  # fmt: skip
     layers = [
         _data(so_far).mark_line(strokeWidth=2, interpolate="step-after").encode(x=x, y=y, color=_colour(evidence)),
         _data(rows).mark_point(filled=True, size=60).encode(
-            x=x, y=y, color=_colour(evidence), tooltip=TIPS,
+            x=x, y=y, color=_colour(evidence), tooltip=_tips(evidence),
             opacity=alt.when("datum.whole").then(alt.value(0.9)).otherwise(alt.value(0.25))),
     ]  # fmt: skip
+    until = "that of their folds until then" if evidence.folds else "the best accuracy until then"
     return Chart("history", "Trial after trial", 300, layers, "Lines: the best so far. Faint: trials that were ended "
-                 "early, with the best accuracy until then.")  # fmt: skip
+                 f"early, with {until}.")  # fmt: skip
 
 
 def _coordinates(evidence: Evidence, row: Row) -> Chart | None:
@@ -321,7 +333,7 @@ def _coordinates(evidence: Evidence, row: Row) -> Chart | None:
               axis=alt.Axis(labelAngle=-30, labelLimit=100, grid=True))  # fmt: skip
     y = alt.Y("place:Q", title=None, axis=None, scale=alt.Scale(domain=[-0.08, 1.08], nice=False))
     text = _data(ends).encode(x=x, y=y, text="shown:N")
-    base = _data(lines).encode(x=x, y=y, detail="trial:Q", color=_colour(evidence), tooltip=TIPS)
+    base = _data(lines).encode(x=x, y=y, detail="trial:Q", color=_colour(evidence), tooltip=_tips(evidence))
     layers = [
         base.transform_filter("!datum.good").mark_line(strokeWidth=1, opacity=0.2),
         base.transform_filter("datum.good").mark_line(strokeWidth=2, opacity=0.85),
@@ -398,6 +410,10 @@ def facts(evidence: Evidence) -> list[tuple[str, str]]:
     plan, records = evidence.plan, evidence.records
     data, recipe, space = plan["dataset"], plan["recipe"], plan["space"]
     counts = ", ".join(f"{data[part]:,} {part}" for part in ("train", "validation"))
+    trial = f"{recipe['epochs']:g} epochs"
+    if evidence.folds:
+        counts = f"{data['train'] + data['validation']:,} images in {evidence.folds} folds"
+        trial = f"{evidence.folds} folds of {trial}"
     when = [time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(plan[k])) if plan.get(k) else ""
             for k in ("started", "finished")]  # fmt: skip
     found = [
@@ -409,7 +425,7 @@ def facts(evidence: Evidence) -> list[tuple[str, str]]:
         ("Pruning", plan["pruner"]),
         ("Each variant", f"{plan['trials']} trials" if plan["trials"] else f"{duration(plan['share'] or 0)} of training"
          if plan["share"] else "the whole grid"),
-        ("A trial", f"{recipe['epochs']:g} epochs"),
+        ("A trial", trial),
         ("Seed", str(plan["seed"])),
         ("Parameters matched", "yes" if plan["match"] else "no"),
         ("Storage", plan["storage"]),
@@ -432,7 +448,7 @@ def _write_csv(evidence: Evidence, path: Path) -> None:
     writer.writeheader()
     for row, t in every:
         loss = t.loss if math.isfinite(t.loss) else None
-        cells = (row.id, t.number, t.how, t.accuracy, loss, t.seconds, t.steps, t.why)
+        cells = (row.id, t.number, t.how, t.accuracy, loss, t.seconds, t.steps, t.why, evidence.folds)
         found = dict(zip(COLUMNS, cells, strict=True)) | t.options
         writer.writerow({name: cell(value) for name, value in found.items()})
     write_atomically(path, text.getvalue())

@@ -32,7 +32,12 @@ class Protocol:
     match: bool
     start: Start | None = None  # whose shape all variants have, also those that do not begin with its weights
     folds: int | None = None
+    spare_test: bool = False  # folds are dealt of other images alone
     datasets: dict[str, Dataset] = field(default_factory=dict)  # those that jobs are done with, by identity
+    opened: dict[tuple[Source | None, Fold | None], Dataset] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.opened[self.origin, None] = self.whole
 
     @cached_property
     def like(self) -> ModelConfig | None:
@@ -52,10 +57,6 @@ class Protocol:
     @cached_property
     def source(self) -> Source | None:
         return self._images(Variant())[1]
-
-    @cached_property
-    def opened(self) -> dict[tuple[Source | None, Fold | None], Dataset]:
-        return {(self.origin, None): self.whole}
 
     def config(self, variant: Variant) -> ModelConfig:
         return self.experiment(variant).model
@@ -95,12 +96,22 @@ class Protocol:
                 raise clear(error) from None
             if (source, None) not in self.opened:
                 self.opened[source, None] = source.open()
-        fold = fold or (None if self.folds is None else Fold(0, self.folds, self.seed))
+        fold = fold or next(iter(self.every_fold()), None)
         if fold and (source, fold) not in self.opened:
             self.opened[source, fold] = folded(self.opened[source, None], fold)
         found = self.opened[source, fold]
         self.datasets[found.identity] = found
         return found, source and source.folded(fold)
+
+    def every_fold(self) -> list[Fold]:
+        """Of the first seed; of no folds, none."""
+        return [Fold(index, self.folds or 0, self.seed, self.spare_test) for index in range(self.folds or 0)]
+
+    def holding_out(self, experiment: Experiment, variant: Variant, fold: Fold) -> Experiment:
+        """The variant's experiment with this fold held out."""
+        data, source = self._images(variant, fold)
+        images = Images(name=data.name, identity=data.identity)
+        return experiment.model_copy(update={"data": images, "source": source})
 
     def jobs(self, study: Study, folder: Path, device: torch.device) -> list[Job]:
         """One for each run of the study, each in a folder of its own."""
@@ -112,10 +123,9 @@ class Protocol:
             changes: dict[str, Any] = {"seed": seed, "model": experiment.model.model_copy(update={"seed": seed})}
             if study.budget is not None:
                 changes["recipe"] = experiment.recipe.model_copy(update={"steps": study.steps})
-            if fold is not None and study.folds:
-                data, source = self._images(variant, Fold(fold, study.folds, seed))
-                changes |= {"data": Images(name=data.name, identity=data.identity), "source": source}
             experiment = experiment.model_copy(update=changes)
+            if fold is not None and study.folds:
+                experiment = self.holding_out(experiment, variant, Fold(fold, study.folds, seed))
             if half:
                 images = len(self.datasets[experiment.data.identity].train)
                 steps = max(1, experiment.length(images).total // 2)

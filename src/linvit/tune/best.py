@@ -22,7 +22,7 @@ class Winner(BaseModel):
 
     variant: str  # the spec as it was searched
     attention: str  # with what was found
-    validation_accuracy: float
+    validation_accuracy: float  # of folds, over all images, each when it was held out
     trial: int
     options: dict[str, Any] = Field(default_factory=dict)  # of the model and the recipe
 
@@ -38,6 +38,7 @@ class Best(BaseModel):
     trials: int  # of every variant, or fewer
     seed: int
     start: str | None = None  # what every trial began with
+    folds: int | None = None  # by which trials were judged
     winners: list[Winner] = Field(min_length=1, alias="winner")
 
     @classmethod

@@ -52,6 +52,7 @@ class Search(BaseModel):
     expected: dict[str, float] = Field(default_factory=dict)  # seconds of a whole trial with the defaults, by variant
     defaults: bool = False  # whether the first trial of every variant is the defaults
     seed: int = 0
+    folds: int | None = None  # that every trial holds out one after the other; of images that are not the test split's
     match: bool = True
     options: dict[str, Any] = Field(default_factory=dict)  # of every trial, of model and recipe
     model: ModelConfig
@@ -62,8 +63,13 @@ class Search(BaseModel):
 
     @property
     def validations(self) -> int:
-        """Of every trial, if nothing ends it."""
+        """Of every training, if nothing ends it."""
         return math.ceil(self.recipe.epochs)
+
+    @property
+    def reports(self) -> int:
+        """By which a trial may be pruned: after every fold, or every validation."""
+        return self.folds or self.validations
 
     @property
     def startup(self) -> int:
@@ -74,8 +80,8 @@ class Search(BaseModel):
         """Variants and trials may be added."""
         return {
             "format": self.format, "images": self.dataset.identity, "space": self.space.model_dump(mode="json"),
-            "sampler": self.sampler, "pruner": self.pruner, "seed": self.seed, "parameter matching": self.match,
-            "start": self.start and self.start.sha256,
+            "sampler": self.sampler, "pruner": self.pruner, "seed": self.seed, "folds": self.folds,
+            "parameter matching": self.match, "start": self.start and self.start.sha256,
             "model": self.model.model_dump(mode="json", exclude={"attention", "seed"}),
             "recipe": self.recipe.model_dump(mode="json"),
         }  # fmt: skip
@@ -146,6 +152,11 @@ class Points:
         spec, options = applied(variant.attention, point)
         mine = replace(self.protocol, options=self.protocol.options | options)
         return mine.experiment(variant.model_copy(update={"attention": spec}))
+
+    def experiments(self, variant: Variant, point: Mapping[str, Any]) -> list[Experiment]:
+        """All of a trial: one for each fold."""
+        found, every = self.experiment(variant, point), self.protocol.every_fold()
+        return [self.protocol.holding_out(found, variant, fold) for fold in every] or [found]
 
     def check(self) -> None:
         """That some points are possible, before anything is written."""

@@ -41,7 +41,7 @@ class Lost(Exception):
 class Holder:
     generation: int
     worker: str
-    deaths: int = 0  # of workers since a validation was last reported
+    deaths: int = 0  # of workers since the trial was last seen to get on
 
 
 def machine() -> str:
@@ -179,9 +179,9 @@ class Leases:
             if trial.state == self.states.RUNNING:  # whoever passed it on was killed before it could say so
                 self.storage.set_trial_state_values(trial._trial_id, self.states.WAITING)
         elif there.worker == self.me or self._is_dead(trial, there):
-            reported, died_at = len(trial.intermediate_values), trial.user_attrs.get("died at", -1)
-            deaths = there.deaths + 1 if reported == died_at else 1
-            self.storage.set_trial_user_attr(trial._trial_id, "died at", reported)
+            reached = [len(trial.intermediate_values), *trial.user_attrs.get("reached", [])]
+            deaths = there.deaths + 1 if reached == trial.user_attrs.get("died at") else 1
+            self.storage.set_trial_user_attr(trial._trial_id, "died at", reached)
             self._leave(trial, there, deaths)
 
     def _is_dead(self, trial: Any, holder: Holder) -> bool:

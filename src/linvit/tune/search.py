@@ -13,15 +13,15 @@ import queue
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from linvit import metrics
-from linvit.data import Dataset, Survey, survey
+from linvit.data import Dataset, Fold, Survey, folded, survey
 from linvit.errors import choices
 from linvit.files import slug
 from linvit.locks import claimed, locked
@@ -35,9 +35,11 @@ from linvit.study.crew import cores
 from linvit.study.design import Facts, Variant, named
 from linvit.study.jobs import Job
 from linvit.study.protocol import Protocol
-from linvit.study.runners import processes
+from linvit.study.runners import processes, runner_of
+from linvit.study.runners.cluster import Cluster
 from linvit.train import Experiment, Recipe, architecture, backbones, open_data, pick_device
 from linvit.tune.best import Best, Winner
+from linvit.tune.cluster import Dispatcher
 from linvit.tune.design import OURS, PRUNERS, SAMPLERS, Points, Search
 from linvit.tune.space import Space
 from linvit.tune.storage import hidden, in_reach, needed, open_storage, sqlite
@@ -67,8 +69,10 @@ def tune(
     start: str | Path | None = None,
     epochs: float | None = None,
     seed: int = 0,
+    folds: int | None = None,
     out: str | Path | None = None,
     device: str = "auto",
+    runner: str | None = None,
     jobs: int | None = None,
     threads: int | None = None,
     data_root: str | Path | None = None,
@@ -87,9 +91,12 @@ def tune(
     trials: of every variant (20), or budget: time for all of it, e.g. "2h", of which each variant gets an equal part.
     space: the name of one that ships, or a TOML file. sampler: "tpe", "random" or "grid" (all points of lists). pruner:
     "median", "hyperband" or "none". storage: an URL of Optuna's or the path of a journal; else an SQLite file in the
-    folder. join: work together with other processes that do the same. epochs and options hold for every trial. jobs:
-    trainings at a time, each in a process with `threads` threads; by default one for each core. `say` is told of every
-    trial, and of the plan, at which dry_run ends.
+    folder. join: work together with other processes that do the same. epochs and options hold for every trial. folds:
+    every trial is trained so many times, each time with another part of the images held out, the test images aside; it
+    is judged by what is said of them then, and may be pruned after each. jobs: trainings at a time, each in a process
+    with `threads` threads; by default one for each core. runner: "ray" or "ray://HOST:PORT", a cluster on which they
+    run instead, by default as many as it has processors for. `say` is told of every trial, and of the plan, at which
+    dry_run ends.
     """
     needed()
     _check(trials, budget, jobs, sampler, pruner)
@@ -100,8 +107,11 @@ def tune(
     for name in found.options:
         if name in options:
             raise ValueError(f"{name} is set, but space {found.name} searches it: leave one of them out")
-    place = pick_device(device)
-    images = Survey.of(data) if isinstance(data, Dataset) else survey(data, data_root, limit)
+    place, room = (pick_device(device), None) if runner is None else _reached(runner, device, threads)
+    if isinstance(data, Dataset):
+        images = Survey.of(data if folds is None else folded(data, Fold(0, folds, seed, spare_test=True)))
+    else:
+        images = survey(data, data_root, limit, folds=folds, spare_test=True)
     shaped = {name: value for name, value in (chosen | found.options).items() if name not in SHAPELESS}
     starts = backbones.chosen(start, [variant.attention for variant in wanted], images, image_size, shaped)
     begin = backbones.first(starts)
@@ -111,7 +121,7 @@ def tune(
         skip_bad=skip_bad, patch_size=chosen.get("patch_size"),
     )  # fmt: skip
     chosen |= {} if epochs is None else {"epochs": epochs}
-    protocol = Protocol(dataset, source, seed, chosen, match, begin)
+    protocol = Protocol(dataset, source, seed, chosen, match, begin, folds, spare_test=True)
     if protocol.base.recipe.steps is not None:
         raise ValueError("a search compares after equal epochs, whatever the batch: give epochs, not steps")
     every = named([variant.model_copy(update={"start": starts.get(variant.attention)}) for variant in wanted])
@@ -121,44 +131,67 @@ def tune(
         name=folder.resolve().name, commands=[command.replace(where, hidden(where))] if command else [],
         started=time.time(), dataset=Facts.of(dataset), source=source, variants=every, space=found, sampler=sampler,
         pruner=pruner, trials=TRIALS if trials is None and budget is None and sampler != "grid" else trials,
-        budget=budget, seed=seed, match=match, options=json.loads(json.dumps(chosen)), model=protocol.base.model,
-        recipe=protocol.base.recipe, start=begin, storage=hidden(where), machine=machine(),
+        budget=budget, seed=seed, folds=folds, match=match, options=json.loads(json.dumps(chosen)),
+        model=protocol.base.model, recipe=protocol.base.recipe, start=begin, storage=hidden(where), machine=machine(),
     )  # fmt: skip
     points = Points(search, protocol)
     points.check()
     search.defaults = sampler != "grid" and all(points.default(variant) is not None for variant in every)
-    at_a_time = _at_a_time(jobs, threads, place, source, search.trials and search.trials * len(every))
-    claimed(folder / "search.json", search, OURS)
-    if dry_run or budget is not None:
-        search.expected = _expected(points, place, at_a_time[1], progress)
-    if budget is not None:
-        search.share = KEPT * seconds(budget) * at_a_time[0] / len(every)
-        if (most := max(search.expected.values())) > search.share:
-            need = duration(math.ceil(most * len(every) / at_a_time[0] / KEPT))
-            raise ValueError(f"budget {budget} is too small for a trial of each variant: {need} would do")
-    for line in _plan(search, points, at_a_time[0]) if dry_run or budget is not None else ():
-        say(line)
-    if dry_run:
+    at_a_time = _at_a_time(jobs, threads, place, source, search.trials and search.trials * len(every), room)
+    with _connected(runner, protocol) as cluster:
+        claimed(folder / "search.json", search, OURS)
+        if dry_run or budget is not None:
+            search.expected = _expected(points, place, at_a_time, cluster, progress)
+        if budget is not None:
+            search.share = KEPT * seconds(budget) * at_a_time[0] / len(every)
+            if (most := max(search.expected.values())) > search.share:
+                need = duration(math.ceil(most * len(every) / at_a_time[0] / KEPT))
+                raise ValueError(f"budget {budget} is too small for a trial of each variant: {need} would do")
+        for line in _plan(search, points, at_a_time[0]) if dry_run or budget is not None else ():
+            say(line)
+        if dry_run:
+            return folder
+        kept = None if storage is None else open_storage(storage)
+        if kept is not None:  # what cannot be reached, or is another's, leaves no folder behind
+            agree(kept, search)
+        with in_reach(where), nullcontext() if join else locked(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            there = claimed(folder / "search.json", search, OURS)
+            search = search if there is None else there.extended(search)
+            studies = Trials(search, Points(search, protocol), kept or open_storage(where))
+            search.save(folder)
+            worker = Worker(search, folder, studies, place, at_a_time[1], say, progress)
+            if cluster is not None:
+                Dispatcher(worker, cluster, at_a_time[0]).run()
+            elif at_a_time[0] == 1:
+                worker.run()
+            else:
+                asked = {"search": search.model_dump(mode="json"), "storage": where, "folder": str(folder.resolve()),
+                         "device": str(place), "threads": at_a_time[1]}  # fmt: skip
+                Crew(asked, at_a_time[0], say, progress).run()
+            with repeated(progress) as tell:
+                tell(0, 1, "writing the page")
+                _finish(search, studies, folder)
         return folder
-    kept = None if storage is None else open_storage(storage)
-    if kept is not None:  # what cannot be reached, or is another's, leaves no folder behind
-        agree(kept, search)
-    with in_reach(where), nullcontext() if join else locked(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        there = claimed(folder / "search.json", search, OURS)
-        search = search if there is None else there.extended(search)
-        studies = Trials(search, Points(search, protocol), kept or open_storage(where))
-        search.save(folder)
-        if at_a_time[0] == 1:
-            Worker(search, dataset, folder, studies, place, at_a_time[1], say, progress).run()
-        else:
-            asked = {"search": search.model_dump(mode="json"), "storage": where, "folder": str(folder.resolve()),
-                     "device": str(place), "threads": at_a_time[1]}  # fmt: skip
-            Crew(asked, at_a_time[0], say, progress).run()
-        with repeated(progress) as tell:
-            tell(0, 1, "writing the page")
-            _finish(search, studies, folder)
-    return folder
+
+
+@contextmanager
+def _connected(runner: str | None, protocol: Protocol) -> Iterator[Cluster | None]:
+    """While it lasts; None: trials run here."""
+    cluster = None if runner is None else Cluster(None, protocol.datasets, runner)
+    try:
+        yield cluster
+    finally:
+        if cluster is not None:
+            cluster.close()
+
+
+def _reached(runner: str, device: str, threads: int | None) -> tuple[torch.device, int]:
+    """A cluster's: the device that trials have there, and how many run at a time."""
+    there = runner_of(runner).reach(runner, device, threads)
+    if there is None:
+        raise ValueError(f"on={runner}: a search runs here or on a cluster: give ray or ray://HOST:PORT, or nothing")
+    return there
 
 
 def _check(trials: int | None, budget: str | None, jobs: int | None, sampler: str, pruner: str) -> None:
@@ -176,9 +209,12 @@ def _check(trials: int | None, budget: str | None, jobs: int | None, sampler: st
 
 
 def _at_a_time(
-    jobs: int | None, threads: int | None, device: torch.device, source: object, most: int | None
+    jobs: int | None, threads: int | None, device: torch.device, source: object, most: int | None, room: int | None
 ) -> tuple[int, int]:
-    """Trainings, and threads of each. Images that were given as they are cannot be found by another process."""
+    """Trainings, and threads of each; `room`: of a cluster. Images that were given as they are cannot be found by
+    another process, unless they are sent to it."""
+    if room is not None:
+        return min(jobs or room, most or jobs or room), threads or 1
     if source is None and jobs not in (None, 1):
         raise ValueError(f"jobs={jobs} needs images that workers can find: give a name or a path, not a Dataset")
     count = jobs or (min(MOST_JOBS, cores()) if device.type == "cpu" and source is not None else 1)
@@ -186,17 +222,22 @@ def _at_a_time(
     return count, threads or (1 if count > 1 else torch.get_num_threads())
 
 
-def _expected(points: Points, device: torch.device, threads: int, progress: Progress) -> dict[str, float]:
+def _expected(
+    points: Points, device: torch.device, at_a_time: tuple[int, int], cluster: Cluster | None, progress: Progress
+) -> dict[str, float]:
     """Seconds of a whole trial of each variant, with its defaults."""
+    if cluster is not None:
+        cluster.jobs = at_a_time[0]
     found, every, data = {}, points.search.variants, points.protocol.dataset
     for i, variant in enumerate(every):
         progress(i, len(every), f"timing {variant.label}")
         experiment = points.protocol.experiment(variant)
         job = Job(number=0, jobs=1, variant=variant.id, experiment=experiment, folder="", device=str(device),
-                  threads=threads, test=False)  # fmt: skip
-        rate = job.rate(data, PROBE)
-        steps = experiment.length(len(data.train)).total
-        found[variant.id] = steps / rate.steps + points.search.validations * len(data.validation) / rate.images
+                  threads=at_a_time[1], test=False)  # fmt: skip
+        rate = job.rate(data, PROBE) if cluster is None else cluster.rate(job, PROBE)
+        steps, folds = experiment.length(len(data.train)).total, points.search.folds
+        looks = points.search.validations * len(data.validation) + (2 * len(data.test) if folds else 0)
+        found[variant.id] = (folds or 1) * (steps / rate.steps + looks / rate.images)
     progress(len(every), len(every), "timed")
     return found
 
@@ -213,14 +254,18 @@ def _plan(search: Search, points: Points, jobs: int) -> list[str]:
         count, most = f"{each} trials each, {len(search.variants) * (each or 0)} in all", (each or 0) * whole / jobs
     names = ", ".join(search.space.options | search.space.attention)
     one = ", ".join(f"{duration(search.expected[v.id])} {v.label}" for v in search.variants)
+    training = f"{search.recipe.epochs:g} epochs"
+    decide = "validation images decide"
+    if search.folds:
+        training, decide = f"{search.folds} folds of {training}", f"{search.folds}-fold cross-validation decides"
     pruning = "none are ended early" if search.pruner == "none" else f"{search.pruner} pruning ends the hopeless early"
     return [
         f"plan of a search, {jobs if jobs > 1 else 'one'} training{'s' * (jobs > 1)} at a time",
         f"  variants {', '.join(v.label for v in search.variants)}",
         f"  space    {search.space.name}: {names}",
         f"  trials   {count}; sampler {search.sampler}, {pruning}",
-        f"  a trial  {search.recipe.epochs:g} epochs, about {one} with the defaults",
-        f"  time     at most about {duration(most)}; validation images decide, test images are not read",
+        f"  a trial  {training}, about {one} with the defaults",
+        f"  time     at most about {duration(most)}; {decide}, test images are not read",
     ]
 
 
@@ -285,8 +330,11 @@ def _finish(search: Search, trials: Trials, folder: Path) -> None:
     records.append(r for r in _importance(search, trials) if (metrics.key(r), r.value) not in known)
     every = list(records)
     if (best := best_of(search, trials.points, every)) is not None:
-        about = f"The best of {best.trials} trials of each variant, on {search.dataset.validation:,} validation images"
-        best.write(folder / "best.toml", f"{about} of {search.dataset.name}; one seed.")
+        about, images = f"The best of {best.trials} trials of each variant", search.dataset
+        judged = f"on {images.validation:,} validation images"
+        if search.folds:
+            judged = f"by {search.folds}-fold cross-validation on {images.train + images.validation:,} images"
+        best.write(folder / "best.toml", f"{about}, {judged} of {images.name}; one seed.")
     search.finished = max((record.time for record in every), default=None)
     search.save(folder)
     shutil.rmtree(folder / ".workers", ignore_errors=True)
@@ -327,7 +375,7 @@ def best_of(search: Search, points: Points, records: Sequence[Record]) -> Best |
     most = max(len(tuning.trials(records, variant.id)) for variant in search.variants)
     start = search.start and (backbones.NAME if search.start.name == backbones.NAME else search.start.folder)
     return Best(data=search.dataset.name, epochs=search.recipe.epochs, trials=most, seed=search.seed, start=start,
-                winner=winners)  # fmt: skip
+                folds=search.folds, winner=winners)  # fmt: skip
 
 
 def _plain(experiment: Experiment, name: str, given: dict[str, Any]) -> Any:

@@ -170,7 +170,7 @@ class Trials:
         return optuna.samplers.RandomSampler(seed=seed)
 
     def _pruner(self) -> Any:
-        pruners, most = needed().pruners, self.search.validations
+        pruners, most = needed().pruners, self.search.reports
         if self.search.pruner == "hyperband":
             return pruners.HyperbandPruner(min_resource=1, max_resource=most)
         if self.search.pruner == "median":

@@ -297,6 +297,7 @@ def _nearest() -> str:
 class Sent(NamedTuple):
     job: Job
     attempt: int
+    ref: Any  # to its answer
 
 
 @RUNNERS.register("ray")
@@ -313,8 +314,9 @@ class Cluster(Runner):
                          "ObjectLostError", "TaskUnschedulableError")
         )  # fmt: skip
         self.work, self.measuring = ray.remote(_work), ray.remote(_measure)
-        self.pending: dict[Any, Sent] = {}  # reference → what it will be the answer to
         self.heard: dict[tuple[int, int], int] = {}  # job and attempt → posts that were read
+        self.sent: dict[int, Sent] = {}  # jobs that are not answered yet, by number
+        self.pending: dict[Any, int] = {}  # reference → the number of the job that it will be the answer to
         self.stores: dict[int, Any] = {}  # arrays of pixels that have been put
         self.bare: dict[str, Any] = {}  # data sets without them, by identity
         self.starts: dict[str, Any] = {}  # by their weights
@@ -339,16 +341,26 @@ class Cluster(Runner):
         for job in jobs:
             while job.number not in done:
                 while waiting and (self.limit is None or len(self.pending) < self.limit):
-                    self._send(waiting.popleft(), 1)
-                done |= self._answers(hear)
+                    self.send(waiting.popleft())
+                done |= {one.number: records for one, records in self.answers(hear)}
             yield job, done.pop(job.number)
 
-    def _send(self, job: Job, attempt: int) -> None:
+    def send(self, job: Job, attempt: int = 1) -> None:
+        """Have it done; no other that is not answered yet may have its number."""
         folder = Path(job.folder).resolve()
         files = {f"{folder.name}/{name}": content for name, content in Mirror(folder).everything().items()}
         told = self._told(job.number, attempt, folder.parent, files)._replace(start=self._start(job))
         self.heard[job.number, attempt] = 0
-        self.pending[self._task(job, told)] = Sent(job, attempt)
+        ref = self._task(job, told)
+        self.pending[ref], self.sent[job.number] = job.number, Sent(job, attempt, ref)
+
+    def cancel(self, job: Job) -> None:
+        """End one that was sent, and wait for that; what it says from now on is not heard."""
+        ref = self.sent.pop(job.number).ref
+        del self.pending[ref]
+        with contextlib.suppress(self.ray.exceptions.RayError):
+            self.ray.cancel(ref)
+            self.ray.wait([ref], timeout=SAVING)
 
     def _task(self, job: Job, told: Told, seconds: float | None = None) -> Any:
         gpu = job.device.startswith("cuda")
@@ -387,16 +399,20 @@ class Cluster(Runner):
             self.bare[identity] = self.ray.put(replace(data, **bare))
         return [self.bare[identity], *(self.stores[id(split.store)] for split in splits)]
 
-    def _answers(self, hear: Hear) -> dict[int, list[Record]]:
-        """Wait for something to happen: the records of the jobs that are done then, by number."""
+    def answers(self, hear: Hear, patience: float = SAVING) -> list[tuple[Job, list[Record]]]:
+        """Wait for something to happen, at most for so many seconds: the jobs that are done then, with their records.
+        Who hears may cancel the job of which it hears."""
         refs = [self.mail, *self.pending]
-        self.ray.wait(refs, num_returns=1, timeout=SAVING)
+        self.ray.wait(refs, num_returns=1, timeout=patience)
         ready, _ = self.ray.wait(refs, num_returns=len(refs), timeout=0)
         if self.mail in ready:
             self._read(self._taken(), hear)
-        done = [ref for ref in ready if ref in self.pending]
-        found = {self.pending[ref].job.number: self._answer(ref, hear) for ref in done}
-        return {number: records for number, records in found.items() if records is not None}
+        done = [self.sent[self.pending[ref]] for ref in ready if ref in self.pending]
+        found = [(sent.job, self._answer(sent, hear)) for sent in done]
+        return [(job, records) for job, records in found if records is not None]
+
+    def _awaits(self, sent: Sent) -> bool:
+        return self.sent.get(sent.job.number) is sent
 
     def _has_mail(self, seconds: float) -> bool:
         return bool(self.ray.wait([self.mail], timeout=seconds)[0])
@@ -412,32 +428,37 @@ class Cluster(Runner):
 
     def _read(self, posts: Sequence[Post], hear: Hear) -> None:
         """What jobs have posted, but for attempts that are over."""
-        sent = {one.job.number: one for one in self.pending.values()}
         for number, attempt, row, files in posts:
-            if number in sent and sent[number].attempt == attempt:
+            if number in self.sent and self.sent[number].attempt == attempt:
                 self.heard[number, attempt] += 1
-                job = sent[number].job
+                job = self.sent[number].job
                 _write(Path(job.folder).resolve().parent, files)
                 if row:
                     hear(job, from_json(row))
 
-    def _answer(self, ref: Any, hear: Hear) -> list[Record] | None:
-        """The records of its job, when all that it posted is read; None if that is tried again."""
-        job, attempt = self.pending[ref]
+    def _answer(self, sent: Sent, hear: Hear) -> list[Record] | None:
+        """The records of its job, when all that it posted is read; None if that is tried again, or was cancelled."""
+        job, attempt, ref = sent
         try:
-            answer = self.ray.get(ref)
-            while self.heard[job.number, attempt] < answer.get("posts", 0) and self._has_mail(ANSWER):
+            answer = self.ray.get(ref) if self._awaits(sent) else {}
+            while self._awaits(sent) and self.heard[job.number, attempt] < answer.get("posts", 0):
+                if not self._has_mail(ANSWER):
+                    break
                 self._read(self._taken(), hear)
+            if not self._awaits(sent):  # who hears of it may have cancelled it
+                return None
         except self.lost as error:
             if attempt < TRIES:
+                self.send(job, attempt + 1)
                 hear(job, Noted("its process or node was lost: it goes on elsewhere, from its last checkpoint"))
-                self._send(job, attempt + 1)
                 return None
             return job.failed(f"lost {TRIES} times: {_why(error)}")
         except self.ray.exceptions.RayError as error:
             return job.failed(_why(error))
         finally:
-            del self.pending[ref]
+            self.pending.pop(ref, None)
+            if self._awaits(sent):
+                del self.sent[job.number]
         if "error" in answer:
             raise ValueError(answer["error"])
         if "failed" in answer:
@@ -524,7 +545,7 @@ class Cluster(Runner):
             self.ray.kill(self.box)
         for root, mark in self.marks.items():
             (root / mark).unlink(missing_ok=True)
-        self.pending, self.marks = {}, {}
+        self.sent, self.pending, self.marks = {}, {}, {}
         if ours:
             _disconnect(self.ray)
 
