@@ -216,9 +216,7 @@ def test_a_node_killed_in_the_middle_costs_no_bit(
         other = tmp_path / "there" / run.name
         told = [int(line) for line in (other / "wanted" / "steps").read_text().split()]
         steps = [json.loads(line)["step"] for line in (run / "log.jsonl").read_text().splitlines()]
-        *validated, tested = told  # the last one is of the test, with the best model's step
-        assert (validated[0], validated[-1]) == (steps[0], steps[-1])  # a node's last words may be lost with it
-        assert tested in steps
+        assert (told[0], told[-1]) == (steps[0], steps[-1])  # a node's last words may be lost with it
         assert {str(f.relative_to(other)) for f in other.rglob("*") if f.is_file() and f.name[0] != "."} == names
 
 
