@@ -22,7 +22,7 @@ from linvit.records import commit
 
 SIZES = (224, 512, 1024)
 GOALS = {512: 1.5, 1024: 3.5}
-ATTENTIONS = ("linformer:k=64", "performer-relu:m=64", "performer-exp:m=64", "performer-hyp:m=64")
+ATTENTIONS = ("linformer:k=32", "linformer:k=64", "performer-relu:m=64", "performer-exp:m=64", "uniform")
 SDPA = "softmax (SDPA)"
 
 
