@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -141,8 +142,9 @@ def test_a_node_killed_in_the_middle_costs_no_bit(shared, cluster, tmp_path, mon
 
 
 @pytest.mark.slow
-def test_a_search_that_was_killed_goes_on_without_a_cluster(cluster, tmp_path):
-    """Its tasks end with it, and its trials are not left running."""
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_search_that_was_ended_goes_on_without_a_cluster(how, cluster, tmp_path):
+    """Its tasks end with it, and its trials are not left running. Ctrl-C saves first."""
     words, out = TINY | {"trials": 1, "epochs": 200, "space": searching.space(tmp_path)}, tmp_path / "x"
     call = [sys.executable, "-c", CODE, str(out), json.dumps(words)]
     process = subprocess.Popen(call, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
@@ -151,8 +153,12 @@ def test_a_search_that_was_killed_goes_on_without_a_cluster(cluster, tmp_path):
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.05)
-    process.kill()
-    process.wait()
+    assert not list(out.glob("*/last/step-*"))
+    process.send_signal(how)
+    assert process.wait(100) != 0
+    if how == signal.SIGINT:
+        assert len(list(out.glob("*/last/step-*"))) == 2
+        assert {state for found in states(out).values() for state in found} == {"WAITING"}
     linvit.tune(DATA, jobs=1, out=out, **words)
     assert [row[1:3] for row in rows(out)] == [(0, "complete")] * 2
     assert {state for found in states(out).values() for state in found} == {"COMPLETE"}
