@@ -167,6 +167,10 @@ def test_the_advice_in_words(tmp_path):
     assert "more accurate than every other" in second
     alone = advice(study(tmp_path / "alone", attentions=("softmax",), artefacts=False))
     assert (alone.variant, alone.confidence) == ("softmax", "not compared")
+    asked = [{"id": name, "label": name, "attention": name} for name in ("softmax", "linformer:k=16")]
+    begun = advice(study(tmp_path / "begun", attentions=("softmax",), artefacts=False, variants=asked))
+    assert (begun.variant, begun.headline) == (None, "Not finished")
+    assert "Only softmax is trained so far" in begun.sentences[0]
 
 
 def accuracies(folder, table):

@@ -73,7 +73,9 @@ def test_few_images_cannot_tell(tmp_path):
     found = {"a": [0.90, 0.95, 0.91], "b": [0.80, 0.90, 0.85]}
     said = tuning.answer(tuning.read(made(tmp_path / "x", found, images=144)))
     assert said.headline == "Tuned, a and b cannot be told apart; before, a led"
-    assert "Differences below 5.0 points are within chance" in said.caution
+    assert "Differences below 5.5 points are within chance" in said.caution
+    perfect = tuning.answer(tuning.read(made(tmp_path / "z", {"a": [0.5, 1.0], "b": [0.5, 0.5]}, images=2)))
+    assert "cannot be told apart" in perfect.headline
     first = tuning.answer(tuning.read(made(tmp_path / "y", found, defaults=False)))
     assert "from the first trial's options, the same for all" in first.sentence
 

@@ -112,7 +112,7 @@ def test_the_same_call_again_runs_nothing_and_more_trials_only_what_is_new(tmp_p
 
 
 @pytest.mark.parametrize(("change", "says"), [
-    ({"space": "default"}, "holds another search (its space.name is mine, not default)"),
+    ({"space": "default"}, "holds another search (its space.options."),
     ({"epochs": 3}, "its recipe.epochs is 2.0, not 3.0"),
     ({"sampler": "random"}, "its sampler is tpe, not random"),
     ({"pruner": "hyperband"}, "its pruner is median, not hyperband"),
@@ -131,7 +131,7 @@ def test_another_search_is_refused_and_nothing_overwritten(tmp_path, space, chan
 def test_a_storage_that_holds_another_space_is_refused_before_a_folder_is_made(tmp_path, space):
     words = {"trials": 1, "epochs": 1, "storage": str(tmp_path / "all.journal"), **TINY}
     linvit.tune(DATA, space=space, out=tmp_path / "a" / "x", **words)
-    with pytest.raises(ValueError, match=r"all.journal holds another search called 'x' \(its space.name is mine"):
+    with pytest.raises(ValueError, match=r"all.journal holds another search called 'x' \(its space.options"):
         linvit.tune(DATA, space="default", out=tmp_path / "b" / "x", **words)
     assert not (tmp_path / "b").exists()
     linvit.tune(DATA, space=space, out=tmp_path / "b" / "x", **words)  # the same one: its trial is there already
@@ -229,6 +229,17 @@ def test_a_diverged_trial_is_listed_and_never_best(tmp_path):
         assert row.best is not None
         assert row.best.options["lr"] == 0.01
         assert next(trial.why for trial in row.trials if trial.how == "diverged")
+        assert all(trial.seconds > 0 for trial in row.trials)
+
+
+def test_trials_that_diverge_at_once_spend_a_budget_too(tmp_path, monkeypatch):
+    """They have no validation whose time could be counted; a search of nothing else must end all the same."""
+    monkeypatch.setattr(module, "_expected", lambda *_: {"softmax": 1.0, "performer-relu:m=4": 1.0})
+    (tmp_path / "mine.toml").write_text("[options]\nlr = [1e30, 1e31]\nclip_norm = [0.0]\n")
+    out = linvit.tune(DATA, budget="5s", epochs=2, sampler="random", space=tmp_path / "mine.toml", optimizer="sgd",
+                      out=tmp_path / "x", **TINY)  # fmt: skip
+    rows = tuning.read(out).rows
+    assert all({trial.how for trial in row.trials} == {"diverged"} for row in rows)
 
 
 def test_a_trial_that_fails_is_listed_and_the_others_go_on(tmp_path, space, monkeypatch):
@@ -367,6 +378,7 @@ def test_a_dry_run_says_what_would_be_and_writes_nothing(tmp_path, space):
     ({"dropuot": 0.1}, "unknown option 'dropuot'; did you mean 'dropout'?"),
     ({"attentions": ["sofmax"]}, "unknown attention 'sofmax'; did you mean 'softmax'?"),
     ({"space": "defualt"}, "space 'defualt' is no file and no name; did you mean 'default'?"),
+    ({"sampler": "grid"}, "lr"),
     ({"storage": "sqlite:////no/such/folder/x.db"}, "storage sqlite:////no/such/folder/x.db cannot be reached"),
 ])  # fmt: skip
 def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, space, words, says):

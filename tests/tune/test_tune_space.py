@@ -54,6 +54,7 @@ def test_the_reports_spaces_are_as_printed():
     ("[options]\nseed = [1, 2]", "seed cannot be searched: luck is not tuned"),
     ("[options]\nimage_size = [8, 16]", "image_size cannot be searched: it comes from the data"),
     ("[options]\nlr = {", "is not TOML"),
+    ("[options]\nlr = [0.1]\n[fixed]\nlr = 0.2", "lr is in [options] and in [fixed]: leave one of them out"),
 ])  # fmt: skip
 def test_a_bad_space_is_one_line(tmp_path, text, says):
     with pytest.raises(ValueError) as error:

@@ -16,6 +16,7 @@ from linvit.tune.storage import hidden, open_storage, sqlite  # noqa: E402
     ("postgresql://me:secret@server:5432/db", "postgresql://me:***@server:5432/db"),
     ("postgresql://me:p@ss@server/db", "postgresql://me:***@server/db"),
     ("postgresql://me@server/db", "postgresql://me@server/db"),
+    ("postgresql://server/db?user=me&password=secret&a=b", "postgresql://server/db?user=me&password=***&a=b"),
     ("sqlite:////tmp/trials.db", "sqlite:////tmp/trials.db"),
     ("shared/trials.journal", "shared/trials.journal"),
 ])  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def show(folder: Path, as_json: bool, quiet: bool) -> None:
     print(f"{said.headline}. {said.sentence}")
     print(said.caution)
     if best.exists():
-        print(f"Use it: linvit train {evidence.plan['dataset']['name']} --config {best}")
+        print(f"Use it: linvit train {evidence.data} --config {shlex.quote(str(best))}")
     print(f"Report: {page}")
 
 

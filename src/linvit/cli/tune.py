@@ -19,7 +19,7 @@ def run(
         metavar="TIME", help="Time for all of it, e.g. 2h, instead of trials: every variant gets as much.")] = None,
     space: Annotated[str, typer.Option(
         metavar="NAME|FILE", help="What is searched: a name (see `linvit list spaces`) or a TOML file.")] = "default",
-    sampler: Annotated[str, typer.Option(help="tpe (learns from trials), random, or grid (all points).")] = "tpe",
+    sampler: Annotated[str, typer.Option(help="tpe (learns from trials), random, or grid (points of lists).")] = "tpe",
     pruner: Annotated[str, typer.Option(help="Ends hopeless trials early: median, hyperband or none.")] = "median",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and its expected time, and stop.")] = False,
     storage: Annotated[str | None, typer.Option(
@@ -79,6 +79,7 @@ def run(
     extra = _training.settings(settings, epochs=epochs, size=size)
 
     from linvit.tune import tune  # takes seconds: what is wrong above is said at once
+    from linvit.tune.storage import hidden
 
     again = options.again(ctx)
     with Display(quiet or json) as display, _output.warnings_in_one_line():
@@ -91,6 +92,7 @@ def run(
                 progress=display.progress, **extra,
             )  # fmt: skip
         except KeyboardInterrupt as stop:
-            raise KeyboardInterrupt(f"nothing that was trained is lost; go on with: {again}") from stop
+            shown = again if storage is None else again.replace(storage, hidden(storage))
+            raise KeyboardInterrupt(f"nothing that was trained is lost; go on with: {shown}") from stop
     if not dry_run:
         _tuning.show(folder, json, quiet)

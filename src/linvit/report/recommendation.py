@@ -53,6 +53,13 @@ def recommend(summary: Summary) -> Recommendation:
 
 
 def _advice(summary: Summary, able: dict[str, Result], best: Result, speed: str | None) -> Recommendation:
+    if len(able) == 1 and any(not (v.best or v.diverged or v.failed or v.control) for v in summary.variants):
+        return Recommendation(
+            None, "Not finished",
+            (f"Only {best.label} is trained so far: it is {_right(best)} in {_seeds(best, summary)}.",
+             "The others are not: run the rest, then rebuild this page."),
+            "not compared", "It is the only variant that was trained.",
+        )  # fmt: skip
     if len(able) == 1:
         beside = "Beside it there were only controls and runs that diverged" if len(summary.variants) > 1 else ""
         return Recommendation(

@@ -9,6 +9,7 @@ import csv
 import io
 import json
 import math
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -118,6 +119,11 @@ class Evidence:
         return self.plan.get("folds")
 
     @property
+    def data(self) -> str:
+        """As a command takes it."""
+        return shlex.quote((self.plan.get("source") or {}).get("data") or self.plan["dataset"]["name"])
+
+    @property
     def measure(self) -> str:
         return "out-of-fold accuracy" if self.folds else "validation accuracy"
 
@@ -126,8 +132,11 @@ class Evidence:
         return max((trial.images for row in self.rows for trial in row.trials), default=1)
 
     def noise(self, accuracy: float) -> float:
-        """By so much two equally good models of this accuracy differ on these images in 5 % of cases, by chance."""
-        return 1.96 * math.sqrt(2 * accuracy * (1 - accuracy) / self.images)
+        """By so much two equally good models of this accuracy differ on these images in 5 % of cases, by chance. Two
+        images more that are right and two that are wrong (Agresti and Coull) keep few images from proving anything."""
+        n = self.images + 4
+        p = (accuracy * self.images + 2) / n
+        return 1.96 * math.sqrt(2 * p * (1 - p) / n)
 
     def leaders(self, tuned: bool) -> list[tuple[Row, float]]:
         """Variants by the accuracy of their best trial; or of their first, if all began with the same options."""

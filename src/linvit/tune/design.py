@@ -79,7 +79,8 @@ class Search(BaseModel):
     def settings(self) -> dict[str, Any]:
         """Variants and trials may be added."""
         return {
-            "format": self.format, "images": self.dataset.identity, "space": self.space.model_dump(mode="json"),
+            "format": self.format, "images": self.dataset.identity,
+            "space": self.space.model_dump(mode="json", exclude={"name"}),
             "sampler": self.sampler, "pruner": self.pruner, "seed": self.seed, "folds": self.folds,
             "parameter matching": self.match, "start": self.start and self.start.sha256,
             "model": self.model.model_dump(mode="json", exclude={"attention", "seed"}),
@@ -160,6 +161,8 @@ class Points:
 
     def check(self) -> None:
         """That some points are possible, before anything is written."""
+        if self.most == 0:
+            raise ValueError(f"space {self.space.name} has no point")
         for variant in self.search.variants:
             dice, why = random.Random(0), ""
             for _ in range(LOOKS):

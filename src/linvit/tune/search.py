@@ -278,7 +278,7 @@ class Crew:
         self.workers = [self._start() for _ in range(jobs)]
 
     def _start(self) -> processes.Worker:
-        worker = processes.Worker(self.answers, "linvit.tune.worker")
+        worker = processes.Worker(self.answers, "linvit.tune")
         assert worker.process.stdin is not None
         with suppress(BrokenPipeError):  # its end is on its way
             worker.process.stdin.write(json.dumps(self.asked) + "\n")

@@ -99,6 +99,8 @@ class Space(BaseModel):
         known = sorted(set(fields) - set(NEVER))
         for name, values in self.options.items():
             where = f"space {place}: {name}"
+            if name in self.fixed:
+                raise ValueError(f"{where} is in [options] and in [fixed]: leave one of them out")
             if name in NEVER:
                 raise ValueError(f"{where} cannot be searched: {NEVER[name]}")
             if name not in fields:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
 import warnings
 from collections.abc import Iterator
@@ -63,6 +64,7 @@ def hidden(where: str) -> str:
         return where
     before, _, rest = where.partition("://")
     user, at, host = rest.rpartition("@")
+    host = re.sub(r"(?i)(pass\w*=)[^&]*", r"\1***", host)
     return f"{before}://{user.partition(':')[0]}{':***' * (':' in user)}{at}{host}"
 
 

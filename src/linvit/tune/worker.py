@@ -1,7 +1,7 @@
 """A worker: it takes trials until there are none left, and trains each in this process. A trial is one training, or one
 for each fold.
 
-`python -m linvit.tune.worker` is one that reads from stdin what to work on and answers with lines of JSON. It ends when
+`python -m linvit.tune` is one that reads from stdin what to work on and answers with lines of JSON. It ends when
 its input does; a training under way is saved first.
 """
 
@@ -35,7 +35,7 @@ from linvit.train.events import Noted, Stepped, Validated
 from linvit.tune.design import Points, Search
 from linvit.tune.leases import Leases, Lost
 from linvit.tune.space import Point
-from linvit.tune.storage import needed, open_storage
+from linvit.tune.storage import in_reach, needed, open_storage
 from linvit.tune.trials import Claim, Trials
 
 POLL = 1.0  # seconds between two looks for something to do
@@ -135,6 +135,7 @@ class Trial:
     at: int = 0  # the job under way
     held_out: list[Score] = field(default_factory=list)  # of the folds that are done
     told: float = 0.0
+    begun: float = field(default_factory=time.monotonic)
 
     @property
     def name(self) -> str:
@@ -256,10 +257,12 @@ class Trial:
         else:
             top = max(every[0], key=lambda row: (row["validation_accuracy"], -row["validation_loss"]), default={})
             images, loss = len(self.worker.trials.points.protocol.dataset.validation), top.get("validation_loss")
+        # One that diverges at once has no validation, but costs time as well: else a budget would never be spent.
+        seconds = max(sum(row["seconds"] for row in lasts), time.monotonic() - self.begun)
         accuracy = replace(base, metric="trial_accuracy", value=best, unit="fraction", n=images)
         return [
             accuracy.tagged(how=how, why=why or None, loss=loss, options=json.dumps(self.point)),
-            replace(base, metric="trial_seconds", value=sum(row["seconds"] for row in lasts), unit="s"),
+            replace(base, metric="trial_seconds", value=seconds, unit="s"),
             replace(base, metric="trial_steps", value=sum(row["step"] for row in lasts), unit="count"),
         ]  # fmt: skip
 
@@ -301,14 +304,11 @@ def main() -> int:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a scheduler's warning: the search heeds it, or a training
     threading.Thread(target=leave, daemon=True).start()
     try:
-        built(asked, lambda text: answer(say=text), lambda *far: answer(progress=far)).run()
+        with in_reach(asked["storage"]):
+            built(asked, lambda text: answer(say=text), lambda *far: answer(progress=far)).run()
     except KeyboardInterrupt:
         return 128 + signal.SIGTERM
     except (ValueError, OSError) as error:
         answer(error=str(error))
         return 2
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
