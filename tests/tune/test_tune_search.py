@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from linvit import data, metrics  # noqa: E402
 from linvit.records import Records  # noqa: E402
 from linvit.report import tuning  # noqa: E402
 from linvit.study import jobs  # noqa: E402
+from linvit.train.trackers import TRACKERS, Tracker  # noqa: E402
 from linvit.tune import search as module  # noqa: E402
 from linvit.tune import worker  # noqa: E402
 from linvit.tune.best import Best  # noqa: E402
@@ -404,6 +406,40 @@ def test_images_given_as_they_are_take_one_process(tmp_path, space):
     assert len(rows(out)) == 2
     with pytest.raises(ValueError, match="jobs=2 needs images that workers can find"):
         linvit.tune(dataset, trials=1, space=space, out=tmp_path / "y", **{**TINY, "jobs": 2})
+
+
+def test_trackers_hear_of_every_trial(tmp_path, space, monkeypatch):
+    told: list[tuple[str, str]] = []
+
+    class Heard(Tracker):
+        package = "json"
+
+        def begin(self, step):
+            told.append(("begin", self.folder.name))
+
+        def log(self, step, row):
+            told.append(("log", self.folder.name))
+
+        def end(self, diverged):
+            told.append(("end", self.folder.name))
+
+    TRACKERS.discover()
+    monkeypatch.setattr(TRACKERS, "_entries", TRACKERS._entries | {"heard": Heard})
+    out = linvit.tune(DATA, trials=1, epochs=2, space=space, out=tmp_path / "x", track=["heard"], **TINY)
+    for folder in out.glob("*-trial0-*"):
+        assert [what for what, name in told if name == folder.name] == ["begin", "log", "log", "end"]
+    assert len({name for _, name in told}) == 2
+    with pytest.raises(ValueError, match="unknown tracker 'nothing'"):
+        linvit.tune(DATA, trials=1, epochs=2, space=space, out=tmp_path / "y", track=["nothing"], **TINY)
+    assert not (tmp_path / "y").exists()
+
+
+def test_the_whole_configuration_is_toml_and_nothing_is_written(tmp_path, space):
+    said: list[str] = []
+    linvit.tune(DATA, trials=3, epochs=2, space=space, out=tmp_path / "x", print_config=True, say=said.append, **TINY)
+    found = tomllib.loads("\n".join(said))
+    assert (found["trials"], found["recipe"]["epochs"], found["space"]["name"]) == (3, 2.0, "mine")
+    assert not (tmp_path / "x").exists()
 
 
 def test_importance_is_told_where_there_are_enough_trials(tmp_path, space):

@@ -22,6 +22,8 @@ def run(
     sampler: Annotated[str, typer.Option(help="tpe (learns from trials), random, or grid (points of lists).")] = "tpe",
     pruner: Annotated[str, typer.Option(help="Ends hopeless trials early: median, hyperband or none.")] = "median",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and its expected time, and stop.")] = False,
+    print_config: options.PrintConfig = False,
+    track: options.Track = None,
     storage: Annotated[str | None, typer.Option(
         metavar="URL|FILE", help="Where trials are kept: postgresql://…, any other URL of Optuna's, or a journal file. "
         "[default: trials.db in the folder]")] = None,
@@ -88,11 +90,12 @@ def run(
                 data, attentions=attention, trials=trials, budget=budget, space=space, sampler=sampler, pruner=pruner,
                 storage=storage, join=join, start=start, seed=seed, folds=folds, out=out, device=device, runner=on,
                 jobs=jobs, threads=threads, data_root=data_root, image_size=image_size, limit=limit,
-                skip_bad=skip_bad, match=match, dry_run=dry_run, command=again, say=print if dry_run else display.say,
-                progress=display.progress, **extra,
+                skip_bad=skip_bad, match=match, dry_run=dry_run, print_config=print_config, track=track or (),
+                command=again, say=print if dry_run or print_config else display.say, progress=display.progress,
+                **extra,
             )  # fmt: skip
         except KeyboardInterrupt as stop:
             shown = again if storage is None else again.replace(storage, hidden(storage))
             raise KeyboardInterrupt(f"nothing that was trained is lost; go on with: {shown}") from stop
-    if not dry_run:
+    if not dry_run and not print_config:
         _tuning.show(folder, json, quiet)

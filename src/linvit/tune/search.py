@@ -37,7 +37,9 @@ from linvit.study.jobs import Job
 from linvit.study.protocol import Protocol
 from linvit.study.runners import processes, runner_of
 from linvit.study.runners.cluster import Cluster
+from linvit.toml import to_toml
 from linvit.train import Experiment, Recipe, architecture, backbones, open_data, pick_device
+from linvit.train.trackers import tracking
 from linvit.tune.best import Best, Winner
 from linvit.tune.cluster import Dispatcher
 from linvit.tune.design import OURS, PRUNERS, SAMPLERS, Points, Search
@@ -81,6 +83,8 @@ def tune(
     skip_bad: bool = False,
     match: bool = True,
     dry_run: bool = False,
+    print_config: bool = False,
+    track: Sequence[str] = (),
     command: str = "",
     say: Say = lambda text: None,
     progress: Progress = ignore,
@@ -96,9 +100,11 @@ def tune(
     is judged by what is said of them then, and may be pruned after each. jobs: trainings at a time, each in a process
     with `threads` threads; by default one for each core. runner: "ray" or "ray://HOST:PORT", a cluster on which they
     run instead, by default as many as it has processors for. `say` is told of every trial, and of the plan, at which
-    dry_run ends.
+    dry_run ends; or, with print_config, of the whole configuration as TOML. track: "tensorboard" or "mlflow", which are
+    told of every trial's training.
     """
     needed()
+    kinds = tracking(track)
     _check(trials, budget, jobs, sampler, pruner)
     found = space if isinstance(space, Space) else Space.read(space)
     wanted = [Variant(attention=spec) for spec in attentions or ATTENTIONS]
@@ -140,6 +146,9 @@ def tune(
     at_a_time = _at_a_time(jobs, threads, place, source, search.trials and search.trials * len(every), room)
     with _connected(runner, protocol) as cluster:
         claimed(folder / "search.json", search, OURS)
+        if print_config:
+            say(to_toml(search.model_dump(mode="json", exclude={"started", "finished", "expected", "machine"})).strip())
+            return folder
         if dry_run or budget is not None:
             search.expected = _expected(points, place, at_a_time, cluster, progress)
         if budget is not None:
@@ -160,14 +169,14 @@ def tune(
             search = search if there is None else there.extended(search)
             studies = Trials(search, Points(search, protocol), kept or open_storage(where))
             search.save(folder)
-            worker = Worker(search, folder, studies, place, at_a_time[1], say, progress)
+            worker = Worker(search, folder, studies, place, at_a_time[1], say, progress, kinds)
             if cluster is not None:
                 Dispatcher(worker, cluster, at_a_time[0]).run()
             elif at_a_time[0] == 1:
                 worker.run()
             else:
                 asked = {"search": search.model_dump(mode="json"), "storage": where, "folder": str(folder.resolve()),
-                         "device": str(place), "threads": at_a_time[1]}  # fmt: skip
+                         "device": str(place), "threads": at_a_time[1], "track": list(track)}  # fmt: skip
                 Crew(asked, at_a_time[0], say, progress).run()
             with repeated(progress) as tell:
                 tell(0, 1, "writing the page")

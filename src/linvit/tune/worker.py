@@ -32,6 +32,7 @@ from linvit.study.jobs import WAIT, Job
 from linvit.study.protocol import Protocol
 from linvit.train import Event
 from linvit.train.events import Noted, Stepped, Validated
+from linvit.train.trackers import Tracker, tracking
 from linvit.tune.design import Points, Search
 from linvit.tune.leases import Leases, Lost
 from linvit.tune.space import Point
@@ -71,6 +72,7 @@ class Worker:
     threads: int
     say: Say
     progress: Progress
+    track: Sequence[type[Tracker]] = ()
     far: tuple[int, int] = (0, 1)  # what is done of what there is to do, when that was last asked
 
     def run(self) -> None:
@@ -136,6 +138,7 @@ class Trial:
     held_out: list[Score] = field(default_factory=list)  # of the folds that are done
     told: float = 0.0
     begun: float = field(default_factory=time.monotonic)
+    trackers: dict[int, list[Tracker]] = field(default_factory=dict)  # by job
 
     @property
     def name(self) -> str:
@@ -188,6 +191,11 @@ class Trial:
 
     def listen(self, event: Event) -> None:
         self.leases.check()
+        if self.at not in self.trackers:
+            place, home = Path(self.job.folder), self.worker.folder
+            self.trackers[self.at] = [kind(self.job.experiment, place, home) for kind in self.worker.track]
+        for tracker in self.trackers[self.at]:
+            tracker(event)
         if isinstance(event, Validated) and self.folds:  # a part of one fold is not compared with another's
             self.live.set_user_attr("reached", [self.at, event.step])
         elif isinstance(event, Validated):
@@ -235,6 +243,8 @@ class Trial:
         value = best if how == "complete" else last
         records = self.records(how, why, best)
         facts = {"seconds": records[1].value, "how": how, "records": [json.loads(r.line()) for r in records]}
+        for tracker in (one for every in self.trackers.values() for one in every):
+            tracker.give_up()
         self.leases.finish(state, None if how == "failed" or value is None else [value], **facts)
         self.worker.trials.write_records(self.worker.folder)
         for job in self.jobs:
@@ -278,7 +288,9 @@ def built(asked: dict[str, Any], say: Say, progress: Progress) -> Worker:
                         search.folds, spare_test=True)  # fmt: skip
     trials = Trials(search, Points(search, protocol), open_storage(asked["storage"]))
     device = torch.device(asked["device"])
-    return Worker(search, Path(asked["folder"]), trials, device, asked["threads"], say, progress)
+    return Worker(
+        search, Path(asked["folder"]), trials, device, asked["threads"], say, progress, tracking(asked["track"])
+    )
 
 
 def main() -> int:

@@ -7,6 +7,7 @@ import importlib.util
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from linvit.registry import Registry
@@ -22,7 +23,7 @@ class Tracker(ABC):
 
     def __init__(self, experiment: Experiment, folder: Path, home: Path):
         self.experiment, self.folder, self.home = experiment, folder, home
-        self.begun = self.lost = False
+        self.begun = self.lost = self.ended = False
 
     def __call__(self, event: Event) -> None:
         if self.lost:
@@ -34,6 +35,7 @@ class Tracker(ABC):
             if isinstance(event, (Validated, Tested)):
                 self.log(event.step, {key: value for key, value in event.row.items() if key not in ("step", "epoch")})
             if isinstance(event, (Tested, Diverged)):
+                self.ended = True
                 self.end(isinstance(event, Diverged))
         except Exception as error:  # whatever a network, a disk or somebody's package does
             why = (str(error).strip() or type(error).__name__).partition("\n")[0]
@@ -41,6 +43,13 @@ class Tracker(ABC):
                 raise ValueError(f"{self.package} cannot be used ({why})") from None
             self.lost = True
             warnings.warn(f"{self.package} is told no more of this training ({why})", UserWarning, stacklevel=2)
+
+    def give_up(self) -> None:
+        """No event will end this training: it is not tested, or was not worth going on with."""
+        if self.begun and not self.lost and not self.ended:
+            self.ended = True
+            with suppress(Exception):
+                self.end(False)
 
     @abstractmethod
     def begin(self, step: int) -> None:

@@ -25,10 +25,10 @@ class MLflow(Tracker):
     def begin(self, step: int) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # who asks for a tracker has not asked for that
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # a server that is not there is said so at once
-        for name in ("alembic", "mlflow"):  # how a new store is set up is of no interest
-            logging.getLogger(name).setLevel(logging.WARNING)
         from mlflow import MlflowClient
 
+        for name in ("alembic", "mlflow"):  # how a new store is set up is of no interest
+            logging.getLogger(name).setLevel(logging.WARNING)
         stored = os.environ.get("MLFLOW_TRACKING_URI")
         self.client: Any = MlflowClient(tracking_uri=stored or f"sqlite:///{self.home.resolve() / 'mlflow.db'}")
         self.run = self._run(None if stored else (self.home.resolve() / "mlflow").as_uri())
