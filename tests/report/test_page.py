@@ -36,6 +36,7 @@ def opened(browser):
         context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme)
         contexts.append(context)
         page = context.new_page()
+        page.set_default_timeout(120_000)  # milliseconds: a busy machine is no failure
         page.on(
             "console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None
         )

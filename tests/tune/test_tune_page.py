@@ -146,6 +146,7 @@ def test_in_a_browser(folder, width, scheme):
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme).new_page()
+        page.set_default_timeout(120_000)  # milliseconds: a busy machine is no failure
         errors, requests = [], []
         page.on("console", lambda message: errors.append(message.text))
         page.on("pageerror", lambda error: errors.append(str(error)))
