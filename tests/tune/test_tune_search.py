@@ -380,7 +380,7 @@ def test_a_dry_run_says_what_would_be_and_writes_nothing(tmp_path, space):
     ({"dropuot": 0.1}, "unknown option 'dropuot'; did you mean 'dropout'?"),
     ({"attentions": ["sofmax"]}, "unknown attention 'sofmax'; did you mean 'softmax'?"),
     ({"space": "defualt"}, "space 'defualt' is no file and no name; did you mean 'default'?"),
-    ({"sampler": "grid"}, "lr"),
+    ({"sampler": "grid"}, "space mine: a grid needs lists, but lr is a range: list its values"),
     ({"storage": "sqlite:////no/such/folder/x.db"}, "storage sqlite:////no/such/folder/x.db cannot be reached"),
 ])  # fmt: skip
 def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, space, words, says):

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -149,10 +149,29 @@ class Run(NamedTuple):
     fold: int | None = None  # held out
 
 
-class Study(BaseModel):
-    """A base, its variants and seeds, and what came of running them; readable back from its study.json."""
+class Stored(BaseModel):
+    """What a result folder is of; readable back from its file there, which is called after it."""
 
     model_config = STRICT
+    what: ClassVar[str]
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        try:
+            return cls.model_validate_json(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            why = clear(error) if isinstance(error, ValidationError) else error
+            raise ValueError(f"{path} is not a {cls.what} of this linvit ({why}): choose another --out") from None
+
+    def save(self, folder: Path) -> None:
+        text = json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False)
+        write_atomically(folder / f"{self.what}.json", text + "\n")
+
+
+class Study(Stored):
+    """A base, its variants and seeds, and what came of running them; readable back from its study.json."""
+
+    what = "study"
 
     format: int = FORMAT
     commands: list[str] = Field(default_factory=list)
@@ -184,19 +203,6 @@ class Study(BaseModel):
             "model": self.model.model_dump(mode="json", exclude={"attention", "seed"}),
             "recipe": self.recipe.model_dump(mode="json"),
         }  # fmt: skip
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """From a study.json."""
-        try:
-            return cls.model_validate_json(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            why = clear(error) if isinstance(error, ValidationError) else error
-            raise ValueError(f"{path} is not a study of this linvit ({why}): choose another --out") from None
-
-    def save(self, folder: Path) -> None:
-        text = json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False)
-        write_atomically(folder / "study.json", text + "\n")
 
     def extended(self, other: Study) -> Study:
         """With the other's variants and seeds, the command that asked for them, and starts where they lie now."""

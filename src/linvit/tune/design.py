@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from linvit.attention import attention_options
-from linvit.errors import clear
-from linvit.files import write_atomically
 from linvit.models import ModelConfig
 from linvit.registry import parse
-from linvit.study.design import Facts, Variant
+from linvit.study.design import Facts, Stored, Variant
 from linvit.study.protocol import Protocol
 from linvit.train import Experiment, Recipe, Source, Start
 from linvit.tune.space import OF_ATTENTION, Point, Space, applied
@@ -30,10 +26,10 @@ LOOKS = 64  # points that are tried for whether any is possible
 SAMPLERS, PRUNERS = ("tpe", "random", "grid"), ("median", "hyperband", "none")
 
 
-class Search(BaseModel):
+class Search(Stored):
     """A space, its variants, and what each may spend; readable back from its search.json."""
 
-    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+    what = "search"
 
     format: int = FORMAT
     name: str  # of the studies in the storage
@@ -86,19 +82,6 @@ class Search(BaseModel):
             "model": self.model.model_dump(mode="json", exclude={"attention", "seed"}),
             "recipe": self.recipe.model_dump(mode="json"),
         }  # fmt: skip
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """From a search.json."""
-        try:
-            return cls.model_validate_json(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            why = clear(error) if isinstance(error, ValidationError) else error
-            raise ValueError(f"{path} is not a search of this linvit ({why}): choose another --out") from None
-
-    def save(self, folder: Path) -> None:
-        text = json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False)
-        write_atomically(folder / "search.json", text + "\n")
 
     def extended(self, other: Search) -> Search:
         """With the other's variants and what it may spend, and with images and starts where it finds them."""

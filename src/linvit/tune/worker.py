@@ -268,7 +268,7 @@ class Trial:
             top = max(every[0], key=lambda row: (row["validation_accuracy"], -row["validation_loss"]), default={})
             images, loss = len(self.worker.trials.points.protocol.dataset.validation), top.get("validation_loss")
         # One that diverges at once has no validation, but costs time as well: else a budget would never be spent.
-        seconds = max(sum(row["seconds"] for row in lasts), time.monotonic() - self.begun)
+        seconds = sum(row["seconds"] for row in lasts) or time.monotonic() - self.begun
         accuracy = replace(base, metric="trial_accuracy", value=best, unit="fraction", n=images)
         return [
             accuracy.tagged(how=how, why=why or None, loss=loss, options=json.dumps(self.point)),
