@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-import os
-import signal
 from typing import Any
 
 import torch
 import torch._dynamo  # the first optimizer of a process imports it, which takes seconds
+from traces import die_at
 
 import linvit.convert
 from linvit.attention import attention_names
@@ -21,17 +19,5 @@ DATASETS.names(), FORMATS.names(), attention_names(), commit()
 
 def convert(teacher: str, out: str, kill_at: int | None, options: dict[str, Any]) -> None:
     """`kill_at`: die at so-manieth call that makes something durable, or takes it away."""
-    if kill_at is not None:
-        count = itertools.count(1)
-
-        def deadly(call: Any) -> Any:
-            def wrapped(*args: Any, **named: Any) -> Any:
-                if next(count) == kill_at:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return call(*args, **named)
-
-            return wrapped
-
-        for name in ("fsync", "replace", "rename", "unlink", "mkdir"):
-            setattr(os, name, deadly(getattr(os, name)))
+    die_at(kill_at)
     linvit.convert(teacher, out=out, device="cpu", checkpoint_seconds=0.0, **options)

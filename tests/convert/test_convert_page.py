@@ -58,27 +58,10 @@ def test_an_unfinished_conversion_says_so(folder, tmp_path):
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
-def test_in_a_browser(folder, width, scheme):
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if (chromium := shutil.which("chromium")) is None:
-        pytest.skip("no chromium on the PATH to open the page with")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme).new_page()
-        page.set_default_timeout(120_000)  # milliseconds: a busy machine is no failure
-        errors, requests = [], []
-        page.on("console", lambda message: errors.append(message.text))
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("dialog", lambda dialog: (errors.append("dialog"), dialog.dismiss()))
-        page.on("request", lambda request: requests.append(request.url))
-        page.goto((folder / "report.html").as_uri())
-        page.wait_for_selector("html[data-charts=drawn]", timeout=60_000)
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        assert "layers linear" in page.locator("h1").inner_text()
-        assert page.locator(".strip span").count() == 4
-        assert page.locator("[data-chart] svg").count() == 5
-        assert page.evaluate("document.scripts.length") == 3
-        assert "<script>alert(1)" in page.locator("body").inner_text()
-        assert errors == []
-        assert [url for url in requests if not url.startswith("data:") and not url.endswith("/report.html")] == []
-        browser.close()
+def test_in_a_browser(opened, folder, width, scheme):
+    page = opened(folder, width, scheme)
+    assert "layers linear" in page.locator("h1").inner_text()
+    assert page.locator(".strip span").count() == 4
+    assert page.locator("[data-chart] svg").count() == 5
+    assert page.evaluate("document.scripts.length") == 3
+    assert "<script>alert(1)" in page.locator("body").inner_text()

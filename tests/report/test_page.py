@@ -2,57 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
-
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = shutil.which("chromium")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the PATH to open the page with")
-
-QUIET = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--no-first-run",
-)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=QUIET)
-        yield chromium
-        chromium.close()
-
-
-@pytest.fixture
-def opened(browser):
-    """Opens a study's page; afterwards there has been no error, no dialog and no request but the file itself."""
-    contexts, errors, requests = [], [], []
-
-    def go(folder, width=1280, scheme="light", media="screen"):
-        context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(120_000)  # milliseconds: a busy machine is no failure
-        page.on(
-            "console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None
-        )
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("dialog", lambda dialog: (errors.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        page.on("request", lambda request: requests.append(request.url))
-        page.goto((folder / "report.html").as_uri())
-        page.emulate_media(media=media, color_scheme=scheme)
-        page.wait_for_selector("html[data-charts=drawn]", timeout=60_000)
-        return page
-
-    yield go
-    for context in contexts:
-        context.close()
-    assert errors == []
-    assert [url for url in requests if not url.startswith("data:") and not url.endswith("/report.html")] == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

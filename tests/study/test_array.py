@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -14,11 +13,11 @@ import time
 from pathlib import Path
 
 import pytest
+from traces import weights
 
 from linvit import cli
 from linvit.records import Record, Records
-from linvit.report import page
-from linvit.study import Study, compare, measuring
+from linvit.study import Study, compare
 from linvit.study.array import read_job
 
 DATA = "synthetic:classes=3,images=96,size=8,channels=1"
@@ -28,17 +27,8 @@ SBATCH = Path(__file__).parents[2] / "docs" / "slurm"
 
 
 @pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+def cache(short, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     monkeypatch.setenv("LINVIT_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-    monkeypatch.setattr(measuring, "LENGTHS", (16,))
-    monkeypatch.setattr(measuring, "ROUNDS", 1)
-    monkeypatch.setattr(page, "draw_files", lambda specs, folder: None)
-    monkeypatch.setattr(measuring, "peak_memory", lambda *_: Record("peak_memory", 7, "bytes", tags={"batch": 16}))
-
-
-def weights(folder: Path) -> dict[str, str]:
-    files = folder.glob("*/*/model.safetensors")
-    return {str(f.relative_to(folder)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
 
 
 class Slurm:

@@ -3,7 +3,6 @@ of it; nodes that do not see the study's folder send it what they make."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import signal
@@ -17,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from traces import order, weights
 
 from linvit import cli, data
-from linvit.records import Record, Records
-from linvit.report import page
-from linvit.study import Study, compare, measuring
+from linvit.records import Records
+from linvit.study import Study, compare
 from linvit.study.jobs import Job, tracked
 from linvit.study.runners import RUNNERS, runner_of
 from linvit.study.runners import cluster as cluster_module
@@ -33,6 +32,7 @@ from linvit.train.trackers import TRACKERS, Tracker
 ray = pytest.importorskip("ray", reason="the extra 'cluster' is not installed")
 from ray.cluster_utils import Cluster  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("short")
 DATA = "synthetic:classes=3,images=96,size=8,channels=1"
 SMALL = {"stem": "patch", "patch_size": 4, "dim": 16, "depth": 1, "heads": 2, "mlp_dim": 32, "batch_size": 16}
 WORDS = {"attentions": ["softmax", "performer-relu:m=8"], "seeds": 1, "epochs": 2, "controls": False, **SMALL}
@@ -48,14 +48,6 @@ import json, sys
 from linvit.study import compare
 compare({DATA!r}, runner="ray", threads=1, out=sys.argv[1], **json.loads(sys.argv[2]))
 """
-
-
-@pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "LENGTHS", (16,))
-    monkeypatch.setattr(measuring, "ROUNDS", 1)
-    monkeypatch.setattr(page, "draw_files", lambda specs, folder: None)
-    monkeypatch.setattr(measuring, "peak_memory", lambda *_: Record("peak_memory", 7, "bytes", tags={"batch": 16}))
 
 
 @pytest.fixture(scope="module")
@@ -102,16 +94,6 @@ def cluster(head: Cluster, nodes: Callable[[], AbstractContextManager[None]]) ->
     yield head
     if node in head.worker_nodes:
         head.remove_node(node)
-
-
-def weights(folder: Path) -> dict[str, str]:
-    files = folder.glob("*/*/model.safetensors")
-    return {str(f.relative_to(folder)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
-
-
-def order(folder: Path) -> list[tuple]:
-    rows = Records(folder / "records.jsonl")
-    return [(r.metric, r.tags.get("variant"), r.tags.get("seed"), r.tags.get("class")) for r in rows]
 
 
 def test_a_cluster_gives_the_same_bits_and_records_and_names_the_node_of_speeds(

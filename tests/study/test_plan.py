@@ -20,23 +20,16 @@ from linvit import cli, data
 from linvit.data import Survey
 from linvit.models import model_config
 from linvit.progress import seconds
-from linvit.records import Record, Records
-from linvit.report import page, statistics
-from linvit.study import Study, compare, jobs, measuring, plan
+from linvit.records import Records
+from linvit.report import statistics
+from linvit.study import Study, compare, jobs, plan
 from linvit.study.plan import Planner, Rung, fitting, largest_batch
 from linvit.train.loop import Rate
 
+pytestmark = pytest.mark.usefixtures("short")
 DATA = "synthetic:classes=3,images=96,size=8,channels=1"
 CPU = torch.device("cpu")
 PHOTOS = Survey("photos", 37, 3, 400, train=5300, validation=590, test=1470)
-
-
-@pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "LENGTHS", (16,))
-    monkeypatch.setattr(measuring, "ROUNDS", 1)
-    monkeypatch.setattr(page, "draw_files", lambda specs, folder: None)
-    monkeypatch.setattr(measuring, "peak_memory", lambda *_: Record("peak_memory", 7, "bytes", tags={"batch": 16}))
 
 
 def test_a_start_has_its_own_image_sizes() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import signal
@@ -12,11 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
+from traces import order, weights
 
 from linvit import data
-from linvit.records import Record, Records
-from linvit.report import page
-from linvit.study import Study, compare, measuring
+from linvit.records import Records
+from linvit.study import Study, compare
 from linvit.study import crew as crew_module
 from linvit.study.jobs import Job
 from linvit.study.runners import RUNNERS, Runner
@@ -24,27 +23,10 @@ from linvit.train import Source, design
 from linvit.train.events import Stepped
 from linvit.train.loop import Rate
 
+pytestmark = pytest.mark.usefixtures("short")
 DATA = "synthetic:classes=3,images=96,size=8,channels=1"
 SMALL = {"stem": "patch", "patch_size": 4, "dim": 16, "depth": 1, "heads": 2, "mlp_dim": 32, "batch_size": 16}
 WORDS = {"attentions": ["softmax", "performer-relu:m=8"], "seeds": 2, "epochs": 2, "controls": False, **SMALL}
-
-
-@pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "LENGTHS", (16,))
-    monkeypatch.setattr(measuring, "ROUNDS", 1)
-    monkeypatch.setattr(page, "draw_files", lambda specs, folder: None)
-    monkeypatch.setattr(measuring, "peak_memory", lambda *_: Record("peak_memory", 7, "bytes", tags={"batch": 16}))
-
-
-def weights(folder: Path) -> dict[str, str]:
-    files = folder.glob("*/*/model.safetensors")
-    return {str(f.relative_to(folder)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
-
-
-def order(folder: Path) -> list[tuple]:
-    rows = Records(folder / "records.jsonl")
-    return [(r.metric, r.tags.get("variant"), r.tags.get("seed"), r.tags.get("class")) for r in rows]
 
 
 def test_processes_give_the_same_bits_and_records_in_the_same_order(tmp_path: Path) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import torch
 import torch._dynamo  # the first optimizer of a process imports it, which takes seconds
 from PIL import Image
 from safetensors.torch import load_file
+from traces import die_at
 
 import linvit.train
 import linvit.train.files
@@ -35,19 +34,7 @@ MEASURED = {"time", "commit"}  # the commit may change while tests run
 def train(data: str, out: str, cache: str, kill_at: int | None, options: dict[str, Any]) -> None:
     """`kill_at`: die at so-manieth call that makes something durable, or takes it away."""
     os.environ["LINVIT_CACHE"] = cache
-    if kill_at is not None:
-        count = itertools.count(1)
-
-        def deadly(call: Any) -> Any:
-            def wrapped(*args: Any, **named: Any) -> Any:
-                if next(count) == kill_at:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return call(*args, **named)
-
-            return wrapped
-
-        for name in ("fsync", "replace", "rename", "unlink", "mkdir"):
-            setattr(os, name, deadly(getattr(os, name)))
+    die_at(kill_at)
     linvit.train(data, out=out, **TINY | options)
 
 

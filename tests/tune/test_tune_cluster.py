@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import os
 import signal
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from traces import weights
 
 optuna = pytest.importorskip("optuna")
 ray = pytest.importorskip("ray", reason="the extra 'cluster' is not installed")
@@ -73,11 +73,6 @@ def rows(folder: Path) -> list[tuple]:
     ]  # fmt: skip
 
 
-def weights(folder: Path) -> dict[str, str]:
-    files = folder.glob("*/best/model.safetensors")
-    return {str(f.relative_to(folder)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
-
-
 def states(folder: Path) -> dict[str, list[str]]:
     storage = open_storage(sqlite(folder))
     names = [name for name in optuna.get_all_study_names(storage) if name != folder.name]
@@ -98,8 +93,8 @@ def test_trials_on_a_cluster_are_those_of_a_search_here(cluster, tmp_path, monke
     there = linvit.tune(DATA, runner="ray", out=tmp_path / "there", say=said.append, **words)
     assert len(rows(here)) == 2
     assert rows(there) == rows(here)
-    assert len(weights(here)) == 2
-    assert weights(there) == weights(here)
+    assert len(weights(here, "*/best")) == 2
+    assert weights(there, "*/best") == weights(here, "*/best")
     assert sorted(cancelled) == ["performer-relu:m=4", "softmax"]
     assert sorted(state for found in states(there).values() for state in found) == ["COMPLETE"] * 2 + ["PRUNED"] * 2
     assert [row.count("pruned") for row in tuning.read(there).rows] == [1, 1]
@@ -137,8 +132,8 @@ def test_a_node_killed_in_the_middle_costs_no_bit(shared, cluster, tmp_path, mon
     here = linvit.tune(DATA, jobs=1, out=tmp_path / "here", **words)
     assert len(rows(here)) == 2
     assert rows(there) == rows(here)
-    assert len(weights(here)) == 4
-    assert weights(there) == weights(here)
+    assert len(weights(here, "*/best")) == 4
+    assert weights(there, "*/best") == weights(here, "*/best")
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from traces import Forbidden
 
 optuna = pytest.importorskip("optuna")
 
@@ -116,19 +117,6 @@ def test_train_repeats_the_best_with_folds_and_takes_it_without(tuned, tmp_path,
     assert json.loads(capsys.readouterr().out)["test_accuracy"] == best.winners[0].validation_accuracy
     assert cli.main([*words, "--out", str(tmp_path / "b")]) == 0
     assert json.loads((tmp_path / "b" / "experiment.json").read_text())["recipe"]["epochs"] == 2.0
-
-
-class Forbidden:
-    """A split whose images and labels nobody may see; only how many there are."""
-
-    def __init__(self, count: int):
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getattr__(self, name: str):
-        raise AssertionError(f"the test split was asked for its {name}")
 
 
 @pytest.mark.parametrize("own", [True, False])

@@ -139,39 +139,22 @@ def test_a_search_of_which_nothing_is_done_says_so(folder, tmp_path):
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
-def test_in_a_browser(folder, width, scheme):
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if (chromium := shutil.which("chromium")) is None:
-        pytest.skip("no chromium on the PATH to open the page with")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme).new_page()
-        page.set_default_timeout(120_000)  # milliseconds: a busy machine is no failure
-        errors, requests = [], []
-        page.on("console", lambda message: errors.append(message.text))
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("dialog", lambda dialog: (errors.append("dialog"), dialog.dismiss()))
-        page.on("request", lambda request: requests.append(request.url))
-        page.goto((folder / "report.html").as_uri())
-        page.wait_for_selector("html[data-charts=drawn]", timeout=60_000)
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        for part in ("h1", ".lead", ".caution"):  # the answer, and how far to trust it, on the first screen
-            box = page.locator(part).bounding_box()
-            assert box["y"] + box["height"] < 844, part
-        assert "leads; before, nobody did" in page.locator("h1").inner_text()
-        assert page.locator("[data-chart] svg").count() == 5
-        for name, wide, high, right in page.evaluate("""[...document.querySelectorAll('[data-chart]')].map(place => {
-                const box = place.querySelector('svg').getBoundingClientRect();
-                return [place.dataset.chart, box.width, box.height, box.right]})"""):
-            assert min(wide / 200, high / 80) > 1, name
-            assert right <= width, name
-        mark = page.locator("[data-chart=history] g.mark-symbol path").last
-        mark.scroll_into_view_if_needed()
-        box = mark.bounding_box()
-        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-        page.locator("#vg-tooltip-element.visible").wait_for(timeout=5_000)
-        assert page.evaluate("document.scripts.length") == 3
-        assert "<script>alert(3)" in page.locator("body").inner_text()
-        assert errors == []
-        assert [url for url in requests if not url.startswith("data:") and not url.endswith("/report.html")] == []
-        browser.close()
+def test_in_a_browser(opened, folder, width, scheme):
+    page = opened(folder, width, scheme)
+    for part in ("h1", ".lead", ".caution"):  # the answer, and how far to trust it, on the first screen
+        box = page.locator(part).bounding_box()
+        assert box["y"] + box["height"] < 844, part
+    assert "leads; before, nobody did" in page.locator("h1").inner_text()
+    assert page.locator("[data-chart] svg").count() == 5
+    for name, wide, high, right in page.evaluate("""[...document.querySelectorAll('[data-chart]')].map(place => {
+            const box = place.querySelector('svg').getBoundingClientRect();
+            return [place.dataset.chart, box.width, box.height, box.right]})"""):
+        assert min(wide / 200, high / 80) > 1, name
+        assert right <= width, name
+    mark = page.locator("[data-chart=history] g.mark-symbol path").last
+    mark.scroll_into_view_if_needed()
+    box = mark.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.locator("#vg-tooltip-element.visible").wait_for(timeout=5_000)
+    assert page.evaluate("document.scripts.length") == 3
+    assert "<script>alert(3)" in page.locator("body").inner_text()

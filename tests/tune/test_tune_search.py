@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from traces import Forbidden
 
 optuna = pytest.importorskip("optuna")
 
@@ -139,19 +140,6 @@ def test_a_storage_that_holds_another_space_is_refused_before_a_folder_is_made(t
     linvit.tune(DATA, space=space, out=tmp_path / "b" / "x", **words)  # the same one: its trial is there already
     assert rows(tmp_path / "a" / "x") == rows(tmp_path / "b" / "x")
     assert not list((tmp_path / "b" / "x").glob("softmax-trial*"))
-
-
-class Forbidden:
-    """A split whose images and labels nobody may see; only how many there are."""
-
-    def __init__(self, count: int):
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getattr__(self, name: str):
-        raise AssertionError(f"the test split was asked for its {name}")
 
 
 def test_the_test_split_is_never_read(tmp_path, space):

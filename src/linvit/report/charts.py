@@ -46,7 +46,7 @@ class Chart:
 
 def build(summary: Summary, chosen: str | None) -> dict[str, list[Chart]]:
     """Section → its charts; a section without data is absent."""
-    sections = {
+    return present({
         "pareto": [pareto(summary, chosen)],
         "cost": [bars(summary, metric) for metric in metrics.TABLE if metric.bar],
         "scaling": [scaling(summary, mode) for mode in ("forward", "both")],
@@ -55,7 +55,11 @@ def build(summary: Summary, chosen: str | None) -> dict[str, list[Chart]]:
         "confusion": [confusion(summary, v) for v in summary.variants],
         "classes": [classes(summary), scores(summary, chosen)],
         "error": [error(summary)],
-    }
+    })  # fmt: skip
+
+
+def present(sections: dict[str, list[Chart | None]]) -> dict[str, list[Chart]]:
+    """The charts that there are, and no section without one."""
     found = {name: [chart for chart in charts if chart] for name, charts in sections.items()}
     return {name: charts for name, charts in found.items() if charts}
 

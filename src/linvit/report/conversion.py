@@ -17,7 +17,7 @@ from linvit.files import write_atomically
 from linvit.metrics import percent
 from linvit.progress import duration
 from linvit.records import Record, Records
-from linvit.report.charts import ROW, Chart
+from linvit.report.charts import ROW, Chart, present
 from linvit.report.page import draw_files, shell, template
 from linvit.report.tables import escape
 from linvit.report.theme import PALETTE
@@ -128,14 +128,12 @@ def build(folder: Path | str, figures: bool = True) -> Path:
 
 def charts(evidence: Evidence) -> dict[str, list[Chart]]:
     """Section → its charts; a section without data is absent."""
-    found = {
+    return present({
         "stages": [_stages(evidence)],
         "layers": [_by_layers(evidence)],
         "speed": [_by_speed(evidence)],
         "growth": [_growth(evidence, *what) for what in GROWING],
-    }
-    found = {name: [chart for chart in made if chart] for name, made in found.items()}
-    return {name: made for name, made in found.items() if made}
+    })  # fmt: skip
 
 
 def _data(rows: list[dict[str, Any]]) -> alt.Chart:

@@ -24,7 +24,7 @@ from linvit.files import write_atomically
 from linvit.metrics import percent
 from linvit.progress import duration
 from linvit.records import Record, Records
-from linvit.report.charts import ROW, Chart
+from linvit.report.charts import ROW, Chart, present
 from linvit.report.page import draw_files, shell, template
 from linvit.report.tables import cell, escape
 
@@ -233,14 +233,12 @@ def build(folder: Path | str, figures: bool = True) -> Path:
 
 def charts(evidence: Evidence) -> dict[str, list[Chart]]:
     """Section → its charts; a section without data is absent."""
-    found = {
+    return present({
         "spread": [_spread(evidence)],
         "history": [_history(evidence)],
         "coordinates": [_coordinates(evidence, row) for row in evidence.rows],
         "importance": [_importance(evidence)],
-    }
-    found = {name: [chart for chart in made if chart] for name, made in found.items()}
-    return {name: made for name, made in found.items() if made}
+    })  # fmt: skip
 
 
 def _data(rows: list[dict[str, Any]]) -> alt.Chart:
