@@ -1,0 +1,258 @@
+"""Published studies that can be run again. A new one is one file here (or in LINVIT_PLUGINS) with
+`@STUDIES.register("name")`; the docstring of its class says what it shows and what to expect.
+
+A study of a published table has three columns: *published*, what the report prints; *literal*, the report's recipe, its
+flaws included; *fair*, our protocol. Literal and fair are two ordinary comparisons in two folders, so that neither
+decides how the other is run. A scale says what gives way so that a study ends in time: nothing at `full`, which is the
+report's own recipe for a GPU; images, epochs or width at `cpu`; nearly all at `smoke`, which only shows that it runs.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from linvit.progress import Progress, ignore
+from linvit.records import Record, Records
+from linvit.registry import Registry
+from linvit.study import Study, Variant, compare
+from linvit.study.jobs import Hear
+from linvit.train import start_from
+
+SCALES = ("full", "cpu", "smoke")
+COLUMNS = ("literal", "fair")
+HOME = Path("runs/reproduce")
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where trainings run, and who is told of them: as `compare` takes it."""
+
+    device: str = "auto"
+    runner: str | None = None
+    jobs: int | None = None
+    threads: int | None = None
+    data_root: str | Path | None = None
+    command: str = ""
+    hear: Hear = lambda job, event: None
+    progress: Progress = ignore
+
+
+class Reproduction(ABC):
+    """One published study. `run` goes on where an earlier run of the same scale stopped."""
+
+    name: ClassVar[str]  # that it is registered by
+    report: ClassVar[str]  # which of the five, 000 to 004
+    title: ClassVar[str]
+    mistakes: ClassVar[tuple[str, ...]] = ()  # of the report, that its literal column inherits
+    takes: ClassVar[Mapping[str, str]]  # scale → how long on two cores, or why not
+
+    @abstractmethod
+    def run(self, scale: str, folder: Path, where: Where) -> None:
+        """Do it, and leave its records and pages in the folder."""
+
+    @abstractmethod
+    def gives_way(self, scale: str) -> str:
+        """What is smaller than in the report, in words; empty for nothing."""
+
+    @abstractmethod
+    def state(self, folder: Path) -> str:
+        """`done`, `begun`, or nothing, of what lies there."""
+
+
+STUDIES: Registry[type[Reproduction]] = Registry("study", "linvit.studies")
+
+
+def study(name: str) -> Reproduction:
+    """A registered study, by its name."""
+    found = STUDIES[name]
+    found.name = name
+    return found()
+
+
+def reproduce(name: str, scale: str = "cpu", home: Path = HOME, where: Where | None = None) -> Path:
+    """Run a study at a scale; the folder of its results. The same call again goes on where it stopped."""
+    if scale not in SCALES:
+        raise ValueError(f"unknown scale '{scale}': full, cpu or smoke")
+    found = study(name)
+    if scale not in found.takes:
+        raise ValueError(f"{name} has no scale '{scale}': " + ", ".join(found.takes))
+    folder = home / name / scale
+    found.run(scale, folder, where or Where())
+    return folder
+
+
+class Printed(NamedTuple):
+    """One published result, as the report prints it."""
+
+    study: str
+    row: str
+    place: str  # in the report
+    numbers: dict[str, Any]  # as printed: accuracies in percent, times in the unit of their name
+    quality: list[str]  # what is known to be wrong with it
+
+    @property
+    def accuracy(self) -> float | None:
+        """The one that the report judges by, as a fraction."""
+        found = next((self.numbers[key] for key in ACCURACIES if key in self.numbers), None)
+        return None if found is None else found / 100
+
+
+ACCURACIES = ("test_accuracy", "valid_accuracy", "max_accuracy")
+
+
+@cache
+def published() -> list[Printed]:
+    """All published results, in the order of the reports."""
+    file = Path(__file__).with_name("published.json")
+    return [Printed(**row) for row in json.loads(file.read_text(encoding="utf-8"))]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a published table: its name there, and what it is here."""
+
+    name: str
+    attention: str  # fair; and literal, if that is not another
+    literal: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the literal one
+    data: Mapping[str, Any] = field(default_factory=dict)  # of the literal one's images
+    fair: Mapping[str, Any] = field(default_factory=dict)  # options of the fair one
+    checkpoint: bool = False  # begins with the softmax model of the same column, as that was trained from nothing
+    columns: tuple[str, ...] = COLUMNS  # that have it
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large one column is."""
+
+    seeds: int = 3
+    limit: int | None = None  # images of each split
+    options: Mapping[str, Any] = field(default_factory=dict)  # over the study's own and the rows'
+    measured: bool = True  # speed, memory and what else a page has beside accuracy
+    text: str = ""  # what gives way, in words
+
+
+SMOKE = Scale(seeds=1, limit=40, options={"steps": 1, "batch_size": 8}, measured=False,
+              text="one step of eight images: it runs, and nothing is learned")  # fmt: skip
+
+
+class Table(Reproduction):
+    """A published table of accuracies: rows × (published, literal, fair)."""
+
+    data: ClassVar[str]
+    rows: ClassVar[Sequence[Row]]
+    literal: ClassVar[Mapping[str, Any]]  # options of the report's recipe
+    literal_side: ClassVar[int | None] = None  # of the images that it was given; None: as they are
+    fair: ClassVar[Mapping[str, Any]] = {}  # over the defaults tuned for these images
+    scales: ClassVar[Mapping[str, Mapping[str, Scale]]]  # scale → column → how large; smoke is the same for all
+
+    def size(self, scale: str, column: str) -> Scale:
+        return SMOKE if scale == "smoke" else self.scales[scale][column]
+
+    def gives_way(self, scale: str) -> str:
+        texts = {column: self.size(scale, column).text for column in COLUMNS if self.of(column)}
+        said = {column: text for column, text in texts.items() if text}
+        if len(said) > 1 and len(set(said.values())) == 1:
+            return next(iter(said.values()))
+        return "; ".join(f"{column}: {text}" for column, text in said.items())
+
+    def of(self, column: str) -> list[Row]:
+        return [row for row in self.rows if column in row.columns]
+
+    def options(self, column: str, scale: str, row: Row | None = None) -> dict[str, Any]:
+        """Of a column, or of what a row has beside that; where steps are given, epochs are not."""
+        own = self.literal if column == "literal" else self.fair
+        if row is not None:
+            own = row.options if column == "literal" else row.fair
+        over = self.size(scale, column).options
+        merged = {**own, **({key: value for key, value in over.items() if row is None or key in own})}
+        return {key: value for key, value in merged.items() if key != "epochs" or "steps" not in over}
+
+    def variants(self, column: str, scale: str, folder: Path | None = None) -> list[Variant]:
+        """Those from nothing; with the folder in which these are trained, those that begin with its softmax model."""
+        found = []
+        for row in self.of(column):
+            if row.checkpoint == (folder is not None):
+                spec = (row.literal if column == "literal" else None) or row.attention
+                data = dict(row.data) if column == "literal" else {}
+                found.append(Variant(
+                    id=row.name, label=row.name, attention=spec, options=self.options(column, scale, row), data=data,
+                    start=None if folder is None else start_from(self.trained(folder)), column=column,
+                ))  # fmt: skip
+        return found
+
+    def trained(self, folder: Path) -> Path:
+        """The softmax model of the first seed."""
+        from linvit.files import slug
+
+        name = next(row.name for row in self.rows if row.attention == "softmax")
+        found = sorted(folder.glob(f"{slug(name)}-seed0-*/best"))
+        if not found:
+            raise ValueError(f"{folder}: '{name}' diverged, so that nothing can begin with its weights")
+        return found[0]
+
+    def run(self, scale: str, folder: Path, where: Where) -> None:
+        for column in COLUMNS:
+            rows, place = self.of(column), folder / column
+            later = any(row.checkpoint for row in rows)
+            if rows:
+                self.compare(column, scale, place, where, self.variants(column, scale), last=not later)
+            if later:
+                self.compare(column, scale, place, where, self.variants(column, scale, place))
+
+    def compare(
+        self, column: str, scale: str, folder: Path, where: Where, variants: list[Variant], last: bool = True
+    ) -> None:
+        size = self.size(scale, column)
+        compare(
+            self.data, variants=variants, controls=column == "fair", start="scratch", seeds=size.seeds,
+            image_size=self.literal_side if column == "literal" else None, limit=size.limit, match=column == "fair",
+            measured=size.measured and last, out=folder, device=where.device, runner=where.runner, jobs=where.jobs,
+            threads=where.threads, data_root=where.data_root, command=where.command, hear=where.hear,
+            progress=where.progress, **self.options(column, scale),
+        )  # fmt: skip
+
+    def state(self, folder: Path) -> str:
+        files = [folder / column / "study.json" for column in COLUMNS if self.of(column)]
+        there = [Study.read(file) for file in files if file.exists()]
+        wanted = {column: {row.name for row in self.of(column)} for column in COLUMNS}
+        whole = len(there) == len(files) and all(
+            one.finished and wanted[file.parent.name] <= set(one.seeds) for file, one in zip(files, there, strict=True)
+        )
+        return "done" if whole else "begun" if there else ""
+
+
+class Figure(Reproduction):
+    """A published figure that is measured without training: records, a picture, and a line that says what it shows."""
+
+    scales: ClassVar[Mapping[str, Mapping[str, Any]]]  # scale → arguments of what measures it
+    text: ClassVar[Mapping[str, str]] = {}  # scale → what gives way
+
+    @abstractmethod
+    def measure(self, scale: str, progress: Progress) -> Iterator[Record]:
+        """The records that the figure is drawn from."""
+
+    @abstractmethod
+    def draw(self, records: Sequence[Record]) -> Any:
+        """An Altair chart of them."""
+
+    def gives_way(self, scale: str) -> str:
+        return self.text.get(scale, "")
+
+    def run(self, scale: str, folder: Path, where: Where) -> None:
+        from linvit.report.draw import save
+
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.state(folder) != "done":
+            found = list(self.measure(scale, where.progress))
+            Records(folder / "records.jsonl").append(found)
+        save(self.draw(list(Records(folder / "records.jsonl"))), folder / "figure")
+
+    def state(self, folder: Path) -> str:
+        return "done" if (folder / "records.jsonl").exists() else ""

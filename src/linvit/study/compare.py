@@ -74,6 +74,7 @@ def compare(
     dry_run: bool = False,
     print_config: bool = False,
     jobs_file: bool = False,
+    measured: bool = True,
     track: Sequence[str] = (),
     command: str = "",
     say: planning.Say = lambda text: None,
@@ -94,7 +95,8 @@ def compare(
     trainings at a time, each in a process with `threads` threads (1), or as another registered `runner` has it ("ray"
     and "ray://HOST:PORT": on a cluster); without any of them the machine's faster way is measured. jobs_file writes the
     jobs to jobs.jsonl instead, for a scheduler: `linvit job` does one, `linvit report` shows what is there, the same
-    call without it measures the rest. hear(job, event) is told of every training, as are trackers (track:
+    call without it measures the rest. measured=False leaves out all but
+    accuracy. hear(job, event) is told of every training, as are trackers (track:
     "tensorboard", "mlflow"), progress(done, total, what) of all else.
     """
     begun = time.perf_counter()
@@ -196,10 +198,10 @@ def compare(
             if plan is not None and study.finished is None:
                 jobs_left = _with_deadline(jobs_left, plan, study, time.time() - (time.perf_counter() - begun))
             _train(records, jobs_left, crew, tracked(hear, kinds, folder))
-            _measure(folder, records, study, protocol, jobs_left, crew, begun, progress, limit)
+            _measure(folder, records, study, protocol, jobs_left, crew, begun, progress, limit, measured)
             with repeated(progress) as tell:
                 tell(0, 1, "writing the report")
-                report.build(folder)
+                report.build(folder, figures=measured)
     finally:
         crew.close()
         torch.set_num_threads(before)
@@ -325,7 +327,7 @@ def _configuration(study: Study, protocol: Protocol) -> dict[str, Any]:
 
 def _measure(
     folder: Path, records: Records, study: Study, protocol: Protocol, jobs: list[Job], crew: Crew,
-    begun: float, progress: Progress, limit: int | None,
+    begun: float, progress: Progress, limit: int | None, measured: bool,
 ) -> None:  # fmt: skip
     """Everything beside accuracy, and what the page says of the whole."""
     start, before = time.perf_counter(), records.path.stat().st_size if records.path.exists() else 0
@@ -336,7 +338,7 @@ def _measure(
         left = begun + study.plan.seconds - start - PAGE
         deadline = time.monotonic() + max(planning.measuring(study.plan.seconds) / 4, left)
     work = Measuring(folder, records, protocol.dataset, study, jobs, protocol.base, crew.device, progress, deadline)
-    failed, elsewhere = crew.measure(work)
+    failed, elsewhere = crew.measure(work) if measured else ([], {})
     study.machine = elsewhere or study.machine
     if study.finished is None or records.path.stat().st_size != before:
         study.finished, now = time.time(), time.perf_counter()
