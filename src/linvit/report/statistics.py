@@ -135,6 +135,21 @@ class Comparison:
         np.fill_diagonal(found, 0)
         return found
 
+    def exceeds(self, i: int, j: int, than: float = 0.0) -> float:
+        """p of the one-sided test that i beats j by more than this: the lowest level whose bound says so; 1 if that is
+        none below one half, or if too few seeds are shared."""
+        gap = float(self.difference[i, j]) - than
+        if self.seeds[i, j] < ENOUGH or gap <= 0:
+            return 1.0
+        seeds = float(self.noise[i, j] * (1 / self.seeds[i, j] + self.shared))
+        images, freedom = float(np.nan_to_num(self.images[i, j])), float(self.freedom[i, j])
+        low, high = 0.0, 0.5
+        while high - low > 1e-6:
+            level = (low + high) / 2
+            half = dunnett(1, freedom, level) ** 2 * seeds + dunnett(1, math.inf, level) ** 2 * images
+            low, high = (low, level) if half < gap**2 else (level, high)
+        return high
+
     def needed(self, margin: float) -> tuple[np.ndarray, np.ndarray]:
         """Seeds with which a pair is decided with 80 % probability if it truly differs by 0 or by two margins: after
         Stein, by quantiles of the degrees of freedom at hand, which may ask for too many, but not for more than MOST.
@@ -271,6 +286,15 @@ class Verdicts:
         runs = rows | is_open.any(axis=0) | np.isin(self.names, [str(self.best)])
         who = [name for name, wanted in zip(self.names, runs, strict=True) if wanted]
         return (seeds if seeds <= MOST else math.inf), who, float(times[is_open].max())
+
+
+def holm(found: Sequence[float]) -> list[float]:
+    """p of several tests, made such that in at most a share α of cases any is below α that should not be."""
+    adjusted, reached = [1.0] * len(found), 0.0
+    for rank, i in enumerate(sorted(range(len(found)), key=found.__getitem__)):
+        reached = max(reached, min(1.0, (len(found) - rank) * found[i]))
+        adjusted[i] = reached
+    return adjusted
 
 
 Scores = Mapping[str, Mapping[Any, float]]
