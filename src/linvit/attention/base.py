@@ -204,6 +204,8 @@ def precise(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
     """Fused softmax attention; a row with no key left gives zero."""
+    if mask is None and k.shape[-2] == 1:  # nothing to choose from: v, which the fused backward pass would round
+        return v.expand(*q.shape[:-1], v.shape[-1])
     if mask is None:
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
     keep = mask[:, None, None, :]

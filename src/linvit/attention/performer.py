@@ -33,6 +33,8 @@ class Performer(Attention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         prepared, flat = self.prepare(q, k, mask), v.flatten(0, 1)
+        if v.shape[2] == 1 and mask is None and (prepared.features.exponential or prepared.features.positive):
+            return v  # a token alone: φ(q)·φ(k) v / φ(q)·φ(k), which computing would only round
         if self.plain or tracing():
             out = plain_attention(prepared, flat, self.site.causal)
         else:

@@ -8,8 +8,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 from linvit.attention import attention_options
+from linvit.errors import choices
 from linvit.models.cost import check_fits
-from linvit.registry import check_options, parse_layers
+from linvit.registry import check_options, parse, parse_layers
 
 LONGEST_TRUNK = 64
 OF_STEM: dict[str, dict[str, Any]] = {  # their own options, and what those are if not given
@@ -18,6 +19,7 @@ OF_STEM: dict[str, dict[str, Any]] = {  # their own options, and what those are 
     "resnet": {"trunk": (32, 64, 128)},
     "length-one": {"trunk": (64, 128, 256), "pools": 2},
 }
+ACTIVATIONS: dict[str, set[str]] = {"relu": set(), "gelu": set(), "elu": {"alpha"}}  # with the options they take
 OF_BLOCKS = ("heads", "head_dim", "mlp_dim", "qkv_bias", "dropout", "drop_path", "layer_scale", "prefix")
 
 
@@ -31,6 +33,7 @@ class ModelConfig(BaseModel):
     patch_size: int | None = Field(None, ge=1)
     trunk: tuple[PositiveInt, ...] | None = Field(None, min_length=1)  # widths of a convolutional stem
     pools: int | None = Field(None, ge=0)  # of a conv or length-one stem
+    activation: str = "relu"  # of a convolutional stem: relu, gelu, elu or elu:alpha=0.5
     dim: int = Field(128, ge=1)
     depth: int = Field(6, ge=0, le=10_000)
     heads: int = Field(8, ge=1)
@@ -74,6 +77,7 @@ class ModelConfig(BaseModel):
         for name, why in without_effect(dict(self)).items():
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name}={getattr(self, name)} has no effect: {why}: leave it out")
+        _check_activation(self.activation)
         if len(self.widths) > LONGEST_TRUNK:
             raise ValueError(f"trunk has {len(self.widths):,} widths, more than the {LONGEST_TRUNK} there may be")
         for spec in parse_layers(self.attention, self.depth) or parse_layers(self.attention.split("@")[0], 1):
@@ -90,11 +94,24 @@ class ModelConfig(BaseModel):
         return self
 
 
+def _check_activation(text: str) -> None:
+    spec = parse(text)
+    if spec.name not in ACTIVATIONS:
+        raise ValueError(f"activation={text}" + choices(spec.name, ACTIVATIONS))
+    for name, value in spec.options.items():
+        if name not in ACTIVATIONS[spec.name]:
+            raise ValueError(f"activation={text}: {spec.name} has no option '{name}'")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+            raise ValueError(f"activation={text}: {name} must be a number above 0")
+
+
 def without_effect(options: Mapping[str, Any]) -> dict[str, str]:
     """The options that change nothing beside these, and why."""
     stem, depth = str(options.get("stem", "patch")), str(options.get("depth"))
     own = {name for options in OF_STEM.values() for name in options} - set(OF_STEM.get(stem, {}))
     idle = {name: f"stem={stem} has no {name}" for name in sorted(own)}
+    if stem in ("patch", "pixel"):
+        idle["activation"] = f"stem={stem} has no convolutions"
     if depth == "1":
         idle["drop_path"] = "depth=1 has the first block alone, which is never dropped"
     return idle | (dict.fromkeys(OF_BLOCKS, "depth=0 has no blocks") if depth == "0" else {})
