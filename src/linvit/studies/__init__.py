@@ -142,14 +142,15 @@ class Scale:
     seeds: int = 3
     limit: int | None = None  # images of each split
     folds: int | None = None  # in turn held out, instead of a part for validation
-    options: Mapping[str, Any] = field(default_factory=dict)  # over the study's own and the rows'
+    options: Mapping[str, Any] = field(default_factory=dict)  # over the column's own; rows' are over both
     measured: bool = True  # speed, memory and what else a page has beside accuracy
     text: str = ""  # what gives way, in words
 
 
 ENDS = ("test_accuracy", "diverged", "failed")  # metrics of a run that came to its end
-SMOKE = Scale(seeds=1, limit=40, options={"steps": 1, "batch_size": 8}, measured=False,
-              text="one step of eight images: it runs, and nothing is learned")  # fmt: skip
+TINY = {"dim": 32, "depth": 1, "heads": 2, "mlp_dim": 64}
+SMOKE = Scale(seeds=1, limit=40, options={"steps": 1, "batch_size": 8, **TINY}, measured=False,
+              text="one step of eight images through one narrow layer: it runs, and nothing is learned")  # fmt: skip
 
 
 class Table(Reproduction):
@@ -177,12 +178,12 @@ class Table(Reproduction):
 
     def options(self, column: str, scale: str, row: Row | None = None) -> dict[str, Any]:
         """Of a column, or of what a row has beside that; where steps are given, epochs are not."""
-        own = self.literal if column == "literal" else self.fair
-        if row is not None:
-            own = row.options if column == "literal" else row.fair
         over = self.size(scale, column).options
-        merged = {**own, **({key: value for key, value in over.items() if row is None or key in own})}
-        return {key: value for key, value in merged.items() if key != "epochs" or "steps" not in over}
+        if row is None:
+            found = {**(self.literal if column == "literal" else self.fair), **over}
+        else:
+            found = dict(row.options if column == "literal" else row.fair)
+        return {key: value for key, value in found.items() if key != "epochs" or "steps" not in over}
 
     def variants(self, column: str, scale: str, folder: Path | None = None) -> list[Variant]:
         """Those from nothing; with the folder in which these are trained, those that begin with its softmax model."""
@@ -215,11 +216,12 @@ class Table(Reproduction):
         self, column: str, scale: str, folder: Path, where: Where, variants: list[Variant], last: bool = True
     ) -> None:
         size = self.size(scale, column)
+        one = None if size.measured or where.runner else 1  # what takes seconds is not worth a second process
         compare(
             self.data, variants=variants, controls=column == "fair", start="scratch", seeds=size.seeds,
             image_size=self.literal_side if column == "literal" else None, limit=size.limit, folds=size.folds,
             match=column == "fair", measured=size.measured and last, out=folder, device=where.device,
-            runner=where.runner, jobs=where.jobs, threads=where.threads, data_root=where.data_root,
+            runner=where.runner, jobs=where.jobs or one, threads=where.threads, data_root=where.data_root,
             command=where.command, hear=where.hear, progress=where.progress, **self.options(column, scale),
         )  # fmt: skip
 
