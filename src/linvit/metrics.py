@@ -156,6 +156,8 @@ TABLE = (
            ("from", "to", "heads", "head_dim", "prefix", "batch", "seed", *LAYERS), "break_even_tokens", timed=True),
     Metric("examples", "count", (), "test images with predictions/<variant>, confidence/<variant>, maps/<variant>",
            also=("variants",), artefact=".npz"),
+    Metric("samples", "count", (), "images drawn by next-pixel models: drawn/<variant>, and real ones",
+           also=("variants",), artefact=".npz"),
     Metric("conversion_accuracy", "fraction", CONVERTED, "images right, of a model between teacher and student", 1,
            ("linear", "loss", "mix", "stage", "seed")),
     Metric("conversion_agreement", "fraction", CONVERTED, "images to which it gives the teacher's class", 1,

@@ -59,6 +59,8 @@ class ModelConfig(BaseModel):
 
     @property
     def prefix_tokens(self) -> int:
+        if self.causal:
+            return 0
         return int(self.pool != "mean") if self.prefix is None else self.prefix
 
     @property
@@ -69,12 +71,12 @@ class ModelConfig(BaseModel):
     @property
     def outputs(self) -> int:
         """The width of the logits."""
-        return self.levels or self.classes
+        return (self.levels or 0) if self.causal else self.classes
 
     @property
     def features(self) -> int:
         """The width of what the head sees."""
-        return 2 * self.dim if self.pool == "cls-mean" else self.dim
+        return 2 * self.dim if self.pool == "cls-mean" and not self.causal else self.dim
 
     @model_validator(mode="before")
     @classmethod
