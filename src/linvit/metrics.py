@@ -84,7 +84,7 @@ def percent(value: float) -> str:
 
 FORMS = {
     "fraction": percent, "×": "{:.2f}×".format, "s": seconds, "bytes": size, "count": count, "MAC": count,
-    "images/s": "{:,.0f}/s".format, "tokens": "{:,.0f}".format,
+    "bit": "{:.3f} bits".format, "images/s": "{:,.0f}/s".format, "tokens": "{:,.0f}".format,
 }  # fmt: skip
 
 
@@ -107,6 +107,10 @@ TABLE = (
     Metric("start_accuracy", "fraction", RUN, "validation images right before the first step, of a trained start", 1,
            column="start_accuracy", heading="Before training"),
     Metric("validation_accuracy", "fraction", RUN, "of the model chosen on it", 1),
+    Metric("bits_per_dim", "bit", MODEL, "of test images, by a next-pixel model: −log₂ p of a value, the mean", -1),
+    Metric("half_bits_per_dim", "bit", RUN, "the same after half of the steps, with a schedule of its own", -1),
+    Metric("validation_bits_per_dim", "bit", RUN, "of the model chosen on it", -1),
+    Metric("image_bits", "", MODEL, "bits per dimension of each test image", artefact=".npz: bits"),
     Metric("test_loss", "nat", MODEL, "cross-entropy on test images", -1),
     *(Metric(name, "fraction", (*MODEL, "class"), f"{name} of one class on test images", 1)
       for name in ("precision", "recall", "f1")),
@@ -117,6 +121,7 @@ TABLE = (
     Metric("learning_curve", "", RUN, "how it learned", artefact="log.jsonl, a line per validation"),
     Metric("diverged", "step", RUN, "the step at which a number was not finite", also=("layer",)),
     Metric("failed", "", RUN, "a run whose process ended before it did", also=("why",)),
+    Metric("gradient_norm", "", RUN, "the largest of all steps, before clipping", -1),
     Metric("train_seconds", "s", RUN, "wall time of training", -1, timed=True),
     Metric("test_seconds", "s", RUN, "wall time of testing", -1, timed=True),
     *_race("train_step", "Training speed", "train_step"),
@@ -150,6 +155,8 @@ TABLE = (
            "from so many it is faster than softmax", -1,
            ("from", "to", "heads", "head_dim", "prefix", "batch", "seed", *LAYERS), "break_even_tokens", timed=True),
     Metric("examples", "count", (), "test images with predictions/<variant>, confidence/<variant>, maps/<variant>",
+           also=("variants",), artefact=".npz"),
+    Metric("samples", "count", (), "images drawn by next-pixel models: drawn/<variant>, and real ones",
            also=("variants",), artefact=".npz"),
     Metric("conversion_accuracy", "fraction", CONVERTED, "images right, of a model between teacher and student", 1,
            ("linear", "loss", "mix", "stage", "seed")),

@@ -36,6 +36,7 @@ class Setting:
     heads: int = 8
     head_dim: int = 64
     prefix: int = 0  # how many of the tokens come before the image's
+    causal: bool = False
     batch: int = 1
     rounds: int = ROUNDS
     seed: int = 0
@@ -53,7 +54,14 @@ class Setting:
         rows, columns = squarest(image) if image > 0 else (0, 0)
         grid = (rows, columns) if rows > 1 or image == 1 else None
         return create_attention(
-            spec, heads=self.heads, head_dim=self.head_dim, tokens=tokens, grid=grid, prefix=self.prefix, seed=self.seed
+            spec,
+            heads=self.heads,
+            head_dim=self.head_dim,
+            tokens=tokens,
+            grid=grid,
+            prefix=self.prefix,
+            seed=self.seed,
+            causal=self.causal,
         ).to(self.device)
 
     def shape(self) -> dict[str, Tag]:

@@ -41,7 +41,8 @@ def trained_error(model: nn.Module, x: Tensor) -> dict[str, float]:
     sums: dict[str, float] = dict.fromkeys(("attention_error", "attention_entropy", "attention_error_uniform"), 0.0)
     count = 0
     for attention, q, k, v in (layer for layers in captured(model, x) for layer in layers):
-        uniform = create_attention("uniform", heads=q.shape[1], head_dim=q.shape[3], tokens=q.shape[2])
+        site = {"heads": q.shape[1], "head_dim": q.shape[3], "tokens": q.shape[2], "causal": attention.site.causal}
+        uniform = create_attention("uniform", **site)
         row = attention_error(attention, q, k, v)
         control = attention_error(uniform, *attention.normalised(q.float(), k.float()), v)
         row["attention_error_uniform"] = control["attention_error"]

@@ -151,6 +151,35 @@ class LengthOneStem(ConvStem):
         return self.embed(self.map(x).flatten(1)).unsqueeze(1)
 
 
+class NextPixelStem(Stem):
+    """Every value of every channel is a token, red, green and blue of a pixel after each other. What goes in for one is
+    the level of the token before it, so that its own can be predicted; for the first, zero."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(config)
+        self.config = config
+        self.embed = nn.Embedding(config.outputs, config.dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(self.embed(to_levels(x, self.config)[:, :-1]), (0, 0, 1, 0))
+
+
+def to_levels(x: Tensor, config: ModelConfig) -> Tensor:
+    """Images (B, C, H, W), fractions of white → the levels (B, N) of a next-pixel model's tokens, in its order."""
+    bytes_ = (x * 255).round().long().clamp(0, 255)
+    tokens = (bytes_ * config.outputs // 256).permute(0, 2, 3, 1).flatten(1)
+    return tokens.flip(1) if config.order == "reversed" else tokens
+
+
+def from_levels(levels: Tensor, config: ModelConfig) -> Tensor:
+    """Levels (B, N) → images uint8 (B, C, H, W) that have them, the first black and the last white."""
+    tokens = levels.flip(1) if config.order == "reversed" else levels
+    bytes_ = -(-tokens * 255 // (config.outputs - 1))  # rounded up, which stays in the level's bin
+    side = config.image_size
+    return bytes_.to(torch.uint8).view(-1, side, side, config.channels).permute(0, 3, 1, 2).contiguous()
+
+
 STEMS: dict[str, type[Stem]] = {
     "patch": PatchStem, "conv": ConvStem, "resnet": ResNetStem, "pixel": PixelStem, "length-one": LengthOneStem,
+    "next-pixel": NextPixelStem,
 }  # fmt: skip
