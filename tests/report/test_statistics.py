@@ -12,14 +12,15 @@ import pytest
 from scipy import stats
 
 from linvit.report import statistics
-from linvit.report.statistics import BEST, DIVERGED, MISSING, OPEN, UNKNOWN, WORSE, compare, dunnett, interval, judge
+from linvit.report.merit import ACCURACY
+from linvit.report.statistics import DIVERGED, MISSING, OPEN, UNKNOWN, WORSE, compare, dunnett, interval, judge
 
 spec = importlib.util.spec_from_file_location("decisions", Path(__file__).parents[2] / "benchmarks" / "decisions.py")
 assert spec is not None
 assert spec.loader is not None
 decisions = sys.modules["decisions"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(decisions)
-WITHIN = statistics.within(0.01)
+BEST, WITHIN = ACCURACY.best, ACCURACY.within(0.01)
 
 
 def at_most(rate, studies):

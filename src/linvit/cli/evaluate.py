@@ -35,6 +35,7 @@ def run(
     from linvit.cli import _output
     from linvit.cli._display import Display
     from linvit.measure.accuracy import wilson
+    from linvit.measure.likelihood import Likelihood
     from linvit.train.use import evaluate_folder
 
     with Display(quiet) as display, _output.warnings_in_one_line():
@@ -43,6 +44,17 @@ def run(
             progress=display.progress,
         )  # fmt: skip
     result = done.result
+    if isinstance(result, Likelihood):
+        if json:
+            _output.print_json({
+                "model": str(done.folder), "data": done.data, "split": split, "n": len(result.bits),
+                "bits_per_dim": result.bits_per_dim, "loss": result.loss,
+                "same_data": None if done.changed is None else not done.changed,
+            })  # fmt: skip
+        else:
+            images = f"the {len(result.bits):,} {split} images of {done.data}"
+            print(f"{result.bits_per_dim:.4f}" + ("" if quiet else f" bits per dimension of {images}: {done.folder}"))
+        return
     n = len(result.labels)
     low, high = wilson(result.accuracy, n)
     counts = result.confusion()

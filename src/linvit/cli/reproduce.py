@@ -15,7 +15,7 @@ def run(
     names: Annotated[list[str] | None, typer.Argument(
         metavar="[NAME]…", help="Studies, one after the other; without any, they are listed.")] = None,
     scale: Annotated[Literal["full", "cpu", "smoke"], typer.Option(
-        help="full: the report's own recipe, for a GPU; cpu: real data, an hour on two cores; smoke: it runs.")] = "cpu",
+        help="full: the report's recipe, for a GPU; cpu: real data, an hour on two cores; smoke: it runs.")] = "cpu",
     page: Annotated[bool, typer.Option(
         "--report", help="Write the one page of all of them, from what was run.")] = False,
     out: Annotated[Path, typer.Option(
@@ -57,12 +57,13 @@ def _run(
 ) -> None:  # fmt: skip
     from linvit.cli import _output
     from linvit.cli._display import Display
-    from linvit.studies import Where, reproduce, study
+    from linvit.data import Missing
+    from linvit.studies import Where, reproduce, runnable
 
     again = options.again(ctx)
     for name in names:
-        study(name)  # one that nobody knows is an error before anything is run
-    missing = []
+        runnable(name, scale)  # one that nobody knows, or that cannot be run, is an error before anything is
+    missing: dict[str, list[str]] = {}  # what is not there → for whom
     for name in names:
         with Display(quiet) as display, _output.warnings_in_one_line():
             where = Where(device=device, runner=on, jobs=jobs, threads=threads, data_root=data_root, command=again,
@@ -72,10 +73,10 @@ def _run(
                 print(f"{name}: {reproduce(name, scale, out, where)}")
             except KeyboardInterrupt as stop:
                 raise KeyboardInterrupt(f"nothing that was trained is lost; go on with: {again}") from stop
-            except FileNotFoundError as error:  # images
-                missing.append(f"{name}: {error}")
+            except Missing as error:
+                missing[str(error)] = [*missing.get(str(error), []), name]
     if missing:
-        raise ValueError("; ".join(missing))
+        raise ValueError("; ".join(f"{', '.join(of)} not run: {what}" for what, of in missing.items()))
 
 
 def _about(name: str, scale: str) -> str:

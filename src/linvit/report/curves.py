@@ -124,13 +124,14 @@ def learning(summary: Summary, key: str, over: str = "epoch") -> Rows:
 
 
 def growth(summary: Summary) -> Rows:
-    """Test accuracy after half of the steps and after all, over the seeds that have both."""
-    rows: Rows = []
+    """Merit after half of the steps and after all, over the seeds that have both."""
+    rows, merit = [], summary.merit
     for v in summary.variants:
         if v.both:
             half, whole = (sum(of[seed] for seed in v.both) / len(v.both) for of in (v.half, v.scores))
-            rows += [{"variant": v.label, "share": share, "accuracy": value, "gain": whole - half, "marked": True}
-                     for share, value in ((0.5, half), (1, whole))]  # fmt: skip
+            rows += [{"variant": v.label, "share": share, "merit": merit.sign * score, "marked": True,
+                      "shown": merit.show(merit.sign * score), "gain": f"{merit.signed(whole - half)} {merit.unit}"}
+                     for share, score in ((0.5, half), (1, whole))]  # fmt: skip
     return rows
 
 

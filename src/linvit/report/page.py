@@ -115,7 +115,7 @@ def render(
     return template("page.html").render(
         summary=summary, advice=advice, chosen=chosen, sections=sections, tables=tables,
         breaks=curves.break_even, untimed=curves.not_timed(summary), examples=images.examples(summary),
-        illustration=images.illustration(summary),
+        illustration=images.illustration(summary), samples=images.samples(summary), merit=summary.merit,
         confused={v.label: found for v in summary.variants if (found := curves.confused(summary, v))},
         facts=about, colours=len(theme.PALETTE), shapes=theme.SHAPES, **shell(sections),
     )  # fmt: skip
@@ -164,7 +164,7 @@ def facts(study: Evidence) -> list[tuple[str, str]]:
         ("Device", _all(r.device for r in study.records)),
         ("Trainings", _placing(info.get("placing"))),
         ("Threads", _all(str(r.threads or "") for r in study.records)),
-        ("Precision", _all(r.dtype for r in study.of("test_accuracy"))),
+        ("Precision", _all(r.dtype for r in study.of(study.merit.metric))),
         ("Versions", _all(r.versions for r in study.records)),
         ("Commit", _all(r.commit for r in study.records)),
         ("Started", _when(info.get("started"))),

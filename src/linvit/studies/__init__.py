@@ -17,9 +17,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from linvit.files import slug
 from linvit.progress import Progress, ignore
 from linvit.records import Record, Records
 from linvit.registry import Registry
+from linvit.report import theme
+from linvit.report.draw import draw
 from linvit.study import Study, Variant, compare
 from linvit.study.jobs import Hear
 from linvit.train import start_from
@@ -50,7 +53,7 @@ class Reproduction(ABC):
     report: ClassVar[str]  # which of the five, 000 to 004
     title: ClassVar[str]
     mistakes: ClassVar[tuple[str, ...]] = ()  # of the report, that its literal column inherits
-    takes: ClassVar[Mapping[str, str]]  # scale → how long on two cores, or why not
+    takes: ClassVar[Mapping[str, str]]  # scale → how long; one that is not here cannot be run
 
     @abstractmethod
     def run(self, scale: str, folder: Path, where: Where) -> None:
@@ -58,7 +61,7 @@ class Reproduction(ABC):
 
     @abstractmethod
     def gives_way(self, scale: str) -> str:
-        """What is smaller than in the report, in words; empty for nothing."""
+        """What is smaller than in the report, in words, or why the scale cannot be run; empty for nothing."""
 
     @abstractmethod
     def state(self, folder: Path) -> str:
@@ -77,14 +80,19 @@ def study(name: str) -> Reproduction:
 
 def reproduce(name: str, scale: str = "cpu", home: Path = HOME, where: Where | None = None) -> Path:
     """Run a study at a scale; the folder of its results. The same call again goes on where it stopped."""
+    found, folder = runnable(name, scale), home / name / scale
+    found.run(scale, folder, where or Where())
+    return folder
+
+
+def runnable(name: str, scale: str) -> Reproduction:
+    """The study, if it can be run at this scale; a ValueError says why not."""
     if scale not in SCALES:
         raise ValueError(f"unknown scale '{scale}': full, cpu or smoke")
     found = study(name)
     if scale not in found.takes:
-        raise ValueError(f"{name} has no scale '{scale}': " + ", ".join(found.takes))
-    folder = home / name / scale
-    found.run(scale, folder, where or Where())
-    return folder
+        raise ValueError(f"{name} cannot be run at scale '{scale}': {found.gives_way(scale)}")
+    return found
 
 
 class Printed(NamedTuple):
@@ -133,13 +141,16 @@ class Scale:
 
     seeds: int = 3
     limit: int | None = None  # images of each split
-    options: Mapping[str, Any] = field(default_factory=dict)  # over the study's own and the rows'
+    folds: int | None = None  # in turn held out, instead of a part for validation
+    options: Mapping[str, Any] = field(default_factory=dict)  # over the column's own; rows' are over both
     measured: bool = True  # speed, memory and what else a page has beside accuracy
     text: str = ""  # what gives way, in words
 
 
-SMOKE = Scale(seeds=1, limit=40, options={"steps": 1, "batch_size": 8}, measured=False,
-              text="one step of eight images: it runs, and nothing is learned")  # fmt: skip
+ENDS = ("test_accuracy", "diverged", "failed")  # metrics of a run that came to its end
+TINY = {"dim": 32, "depth": 1, "heads": 2, "mlp_dim": 64}
+SMOKE = Scale(seeds=1, limit=40, options={"steps": 1, "batch_size": 8, **TINY}, measured=False,
+              text="one step of eight images through one narrow layer: it runs, and nothing is learned")  # fmt: skip
 
 
 class Table(Reproduction):
@@ -167,35 +178,30 @@ class Table(Reproduction):
 
     def options(self, column: str, scale: str, row: Row | None = None) -> dict[str, Any]:
         """Of a column, or of what a row has beside that; where steps are given, epochs are not."""
-        own = self.literal if column == "literal" else self.fair
-        if row is not None:
-            own = row.options if column == "literal" else row.fair
         over = self.size(scale, column).options
-        merged = {**own, **({key: value for key, value in over.items() if row is None or key in own})}
-        return {key: value for key, value in merged.items() if key != "epochs" or "steps" not in over}
+        if row is None:
+            found = {**(self.literal if column == "literal" else self.fair), **over}
+        else:
+            found = dict(row.options if column == "literal" else row.fair)
+        return {key: value for key, value in found.items() if key != "epochs" or "steps" not in over}
 
     def variants(self, column: str, scale: str, folder: Path | None = None) -> list[Variant]:
         """Those from nothing; with the folder in which these are trained, those that begin with its softmax model."""
-        found = []
+        trained, found = folder and self.trained(folder), []
         for row in self.of(column):
-            if row.checkpoint == (folder is not None):
+            if row.checkpoint == (trained is not None):
                 spec = (row.literal if column == "literal" else None) or row.attention
                 data = dict(row.data) if column == "literal" else {}
                 found.append(Variant(
                     id=row.name, label=row.name, attention=spec, options=self.options(column, scale, row), data=data,
-                    start=None if folder is None else start_from(self.trained(folder)), column=column,
+                    start=trained and start_from(trained), column=column,
                 ))  # fmt: skip
         return found
 
-    def trained(self, folder: Path) -> Path:
-        """The softmax model of the first seed."""
-        from linvit.files import slug
-
+    def trained(self, folder: Path) -> Path | None:
+        """The softmax model of the first seed; None if it diverged, so that nothing can begin with its weights."""
         name = next(row.name for row in self.rows if row.attention == "softmax")
-        found = sorted(folder.glob(f"{slug(name)}-seed0-*/best"))
-        if not found:
-            raise ValueError(f"{folder}: '{name}' diverged, so that nothing can begin with its weights")
-        return found[0]
+        return next(iter(sorted(folder.glob(f"{slug(name)}-seed0-*/best"))), None)
 
     def run(self, scale: str, folder: Path, where: Where) -> None:
         for column in COLUMNS:
@@ -203,29 +209,36 @@ class Table(Reproduction):
             later = any(row.checkpoint for row in rows)
             if rows:
                 self.compare(column, scale, place, where, self.variants(column, scale), last=not later)
-            if later:
+            if later and self.trained(place):
                 self.compare(column, scale, place, where, self.variants(column, scale, place))
 
     def compare(
         self, column: str, scale: str, folder: Path, where: Where, variants: list[Variant], last: bool = True
     ) -> None:
         size = self.size(scale, column)
+        one = None if size.measured or where.runner else 1  # what takes seconds is not worth a second process
         compare(
             self.data, variants=variants, controls=column == "fair", start="scratch", seeds=size.seeds,
-            image_size=self.literal_side if column == "literal" else None, limit=size.limit, match=column == "fair",
-            measured=size.measured and last, out=folder, device=where.device, runner=where.runner, jobs=where.jobs,
-            threads=where.threads, data_root=where.data_root, command=where.command, hear=where.hear,
-            progress=where.progress, **self.options(column, scale),
+            image_size=self.literal_side if column == "literal" else None, limit=size.limit, folds=size.folds,
+            match=column == "fair", measured=size.measured and last, out=folder, device=where.device,
+            runner=where.runner, jobs=where.jobs or one, threads=where.threads, data_root=where.data_root,
+            command=where.command, hear=where.hear, progress=where.progress, **self.options(column, scale),
         )  # fmt: skip
 
     def state(self, folder: Path) -> str:
-        files = [folder / column / "study.json" for column in COLUMNS if self.of(column)]
-        there = [Study.read(file) for file in files if file.exists()]
-        wanted = {column: {row.name for row in self.of(column)} for column in COLUMNS}
-        whole = len(there) == len(files) and all(
-            one.finished and wanted[file.parent.name] <= set(one.seeds) for file, one in zip(files, there, strict=True)
-        )
-        return "done" if whole else "begun" if there else ""
+        columns = [column for column in COLUMNS if self.of(column)]
+        done = [self._done(column, folder / column) for column in columns]
+        return "done" if all(done) else "begun" if any((folder / column).exists() for column in columns) else ""
+
+    def _done(self, column: str, folder: Path) -> bool:
+        """Whether each of its runs has come to an end, be that a bad one, and the page was written."""
+        if not (folder / "report.html").exists():
+            return False
+        study, found = Study.read(folder / "study.json"), Records(folder / "records.jsonl")
+        ends = {(r.tags.get("variant"), r.tags.get("seed")) for r in found if r.metric in ENDS}
+        rows = {row.name for row in self.of(column) if not row.checkpoint or self.trained(folder)}
+        runs = {(name, seed) for name, seeds in study.seeds.items() for seed in seeds}
+        return study.finished is not None and rows <= set(study.seeds) and runs <= ends
 
 
 class Figure(Reproduction):
@@ -246,13 +259,27 @@ class Figure(Reproduction):
         return self.text.get(scale, "")
 
     def run(self, scale: str, folder: Path, where: Where) -> None:
-        from linvit.report.draw import save
-
         folder.mkdir(parents=True, exist_ok=True)
         if self.state(folder) != "done":
-            found = list(self.measure(scale, where.progress))
-            Records(folder / "records.jsonl").append(found)
-        save(self.draw(list(Records(folder / "records.jsonl"))), folder / "figure")
+            Records(folder / "records.jsonl").append(list(self.measure(scale, where.progress)))
+        chart = self.draw(list(Records(folder / "records.jsonl"))).properties(config=theme.config(page=False))
+        draw({"figure": chart.to_dict()}, folder)
 
     def state(self, folder: Path) -> str:
         return "done" if (folder / "records.jsonl").exists() else ""
+
+
+class NotHere(Reproduction):
+    """A published figure that nothing here can make; its text says why, and what could."""
+
+    takes: ClassVar[Mapping[str, str]] = {}
+    why: ClassVar[str]
+
+    def run(self, scale: str, folder: Path, where: Where) -> None:
+        raise ValueError(f"{self.name} cannot be run: {self.why}")
+
+    def gives_way(self, scale: str) -> str:
+        return self.why
+
+    def state(self, folder: Path) -> str:
+        return ""
