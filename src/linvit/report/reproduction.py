@@ -16,6 +16,7 @@ import altair as alt
 from linvit import metrics
 from linvit.report import tables, theme
 from linvit.report.charts import Chart
+from linvit.report.merit import ACCURACY, Merit
 from linvit.report.page import shell, template
 from linvit.report.statistics import LEVEL
 from linvit.report.summary import Result, count_seeds
@@ -53,7 +54,8 @@ class Column:
 
     scale: str
     smaller: str  # than in the report, in words
-    link: str  # its own page
+    link: str = ""  # its own page
+    merit: Merit = ACCURACY
 
 
 @dataclass(frozen=True)
@@ -214,8 +216,8 @@ def rerun(line: Line, sheet: Sheet, name: str) -> Cell:
     if result.diverged or result.failed:
         bad = [*result.diverged, *result.failed]
         return Cell("diverged" if result.diverged else "failed", [*bad, f"scale {column.scale}"], "bad")
-    last = f"last epoch {metrics.percent(result.final.mean)}" if result.final else ""
-    return Cell(tables.points(result), [f"{count_seeds(result.seeds)}, {column.scale}", *filter(None, [last])])
+    last = [f"last epoch {column.merit.show(result.final.mean)}"] if result.final else []
+    return Cell(tables.points(result, column.merit), [f"{count_seeds(result.seeds)}, {column.scale}", *last])
 
 
 def _time(line: Line, sheet: Sheet) -> Cell:
@@ -250,7 +252,7 @@ def _share(value: float | None) -> Cell:
 
 def chart(sheet: Sheet) -> Chart | None:
     """The three columns, row by row."""
-    rows = []
+    rows, merit = [], next((column.merit for column in sheet.columns.values()), ACCURACY)
     for line in sheet.lines:
         if line.accuracy is not None:
             rows.append({"row": line.name, "column": "published", "value": line.accuracy, "low": line.accuracy,
@@ -259,17 +261,17 @@ def chart(sheet: Sheet) -> Chart | None:
             if (best := result.best) is not None and not result.diverged:
                 low, high = (best.mean if end is None else end for end in (best.low, best.high))
                 rows.append({"row": line.name, "column": name, "value": best.mean, "low": low, "high": high,
-                             "shown": tables.points(result), "of": count_seeds(result.seeds)})  # fmt: skip
+                             "shown": tables.points(result, merit), "of": count_seeds(result.seeds)})  # fmt: skip
     if not sheet.columns or not rows:
         return None
     names = list(dict.fromkeys(row["row"] for row in rows))
-    x = alt.X("value:Q", title="Images right", axis=alt.Axis(format="~%", tickCount=5), scale=alt.Scale(zero=False))
+    x = alt.X("value:Q", title=merit.title, axis=alt.Axis(format=merit.form, tickCount=5), scale=alt.Scale(zero=False))
     y = alt.Y("row:N", title=None, scale=alt.Scale(domain=names), axis=alt.Axis(labelLimit=180, grid=True))
-    tips = ["row:N", "column:N", alt.Tooltip("shown:N", title="accuracy"), alt.Tooltip("of:N", title="from")]
+    tips = ["row:N", "column:N", alt.Tooltip("shown:N", title=merit.title.lower()), alt.Tooltip("of:N", title="from")]
     base = alt.Chart(alt.InlineData(values=rows)).encode(
         y=y, tooltip=tips, color=alt.Color("column:N", scale=alt.Scale(domain=list(COLUMNS))))  # fmt: skip
     layers = [
-        base.mark_rule(strokeWidth=2, strokeOpacity=0.6).encode(x=alt.X("low:Q", title="Images right"), x2="high:Q"),
+        base.mark_rule(strokeWidth=2, strokeOpacity=0.6).encode(x=alt.X("low:Q", title=merit.title), x2="high:Q"),
         base.mark_point(size=110, filled=True, fillOpacity=0.9).encode(
             x=x, shape=alt.Shape("column:N", scale=alt.Scale(domain=list(COLUMNS), range=list(theme.SHAPES[:3])))),
     ]  # fmt: skip

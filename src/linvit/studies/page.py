@@ -48,14 +48,16 @@ def _about(found: Reproduction) -> str:
 
 
 def _table(sheet: Sheet, found: Table, results: Results) -> Sheet:
-    """Published rows first, then those that only we have."""
+    """Published rows first, then those that only we have, and controls that a comparison added."""
     ran = {column: of for column in COLUMNS if (of := results.column(sheet.name, column))}
-    columns = {column: Column(of.scale, found.size(of.scale, column).text, _link(of.folder, results.home))
-               for column, of in ran.items()}  # fmt: skip
+    columns = {
+        column: Column(of.scale, found.size(of.scale, column).text, _link(of.folder, results.home), of.summary.merit)
+        for column, of in ran.items()
+    }
     known, rows, lines = table(sheet.name), {row.name: row for row in found.rows}, []
-    for name in dict.fromkeys([*known, *rows]):
+    for name in dict.fromkeys([*known, *rows, *(name for of in ran.values() for name in of.rows)]):
         mine = {column: of.rows[name] for column, of in ran.items() if name in of.rows}
-        line = Line(name, columns=rows[name].columns, results=mine)
+        line = Line(name, columns=rows[name].columns if name in rows else tuple(mine), results=mine)
         if row := known.get(name):
             line = replace(line, numbers=row.numbers, accuracy=row.accuracy, flags=row.quality, place=row.place)
         lines.append(line)

@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 from linvit.records import Record, Records
 from linvit.report import Result, Summary, read, statistics, summarise
+from linvit.report.merit import ACCURACY, Merit
 from linvit.report.statistics import ENOUGH, LEVEL, Comparison
-from linvit.studies import SCALES
+from linvit.report.summary import count_seeds
+from linvit.studies import ENDS, SCALES
 
 REAL = tuple(scale for scale in SCALES if scale != "smoke")
-ENDS = ("test_accuracy", "diverged", "failed")  # metrics of a run that came to its end
 
 
 class Ref(NamedTuple):
@@ -41,38 +42,34 @@ class Ran:
     @cached_property
     def rows(self) -> dict[str, Result]:
         """Those of which a run came to its end."""
-        ended = {r.tags.get("variant") for metric in ENDS for r in self.summary.study.of(metric)}
+        ends = {*ENDS, self.summary.merit.metric}
+        ended = {r.tags.get("variant") for metric in ends for r in self.summary.study.of(metric)}
         return {v.id: v for v in self.summary.variants if v.id in ended}
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two rows' test accuracies over the seeds that both have: the first less the second."""
+    """Two rows' merits over the seeds that both have: by how much the first is better."""
 
     comparison: Comparison
     i: int
     j: int
     scale: str
+    merit: Merit
 
-    def above(self, points: float) -> float:
-        """p of the one-sided test that the difference is more than this."""
-        return self.comparison.exceeds(self.i, self.j, points)
+    def above(self, difference: float) -> float:
+        """p of the one-sided test that it is better by more than this."""
+        return self.comparison.exceeds(self.i, self.j, difference)
 
-    def below(self, points: float) -> float:
-        return self.comparison.exceeds(self.j, self.i, -points)
+    def below(self, difference: float) -> float:
+        return self.comparison.exceeds(self.j, self.i, -difference)
 
     def __str__(self) -> str:
-        at = self.i, self.j
-        d, seeds = 100 * float(self.comparison.difference[at]), int(self.comparison.seeds[at])
-        count = f"{seeds} seed{'s' * (seeds != 1)}"
-        if seeds < ENOUGH:
-            return f"{_signed(d)} points, {count}, scale {self.scale}"
-        half = 100 * float(self.comparison.half(LEVEL / 2, 1)[at])
-        return f"{_signed(d)} points ({_signed(d - half)} to {_signed(d + half)}), {count}, scale {self.scale}"
-
-
-def _signed(points: float) -> str:
-    return f"{points:+.1f}".replace("-", "−")
+        at, signed = (self.i, self.j), self.merit.signed
+        d, seeds = float(self.comparison.difference[at]), int(self.comparison.seeds[at])
+        half = float(self.comparison.half(LEVEL / 2, 1)[at])
+        span = f" ({signed(d - half)} to {signed(d + half)})" if seeds >= ENOUGH else ""
+        return f"{signed(d)} {self.merit.unit}{span}, {count_seeds(seeds)}, scale {self.scale}"
 
 
 class Results:
@@ -123,15 +120,17 @@ class Results:
         if ran is other:  # the noise of all its rows is known together
             beside = [v for v in ran.rows.values() if not v.control or v.id in (a.row, b.row)]
             verdicts = ran.summary.judge(beside)
-            return Pair(verdicts.comparison, verdicts.names.index(a.row), verdicts.names.index(b.row), ran.scale)
+            i, j = map(verdicts.names.index, (a.row, b.row))
+            return Pair(verdicts.comparison, i, j, ran.scale, ran.summary.merit)
         first, second = ran.summary, other.summary
         if (ran.scale, first.study.dataset.get("identity")) != (other.scale, second.study.dataset.get("identity")):
             return "run on other images or at another scale"
         rows = {str(a): (first, a.row), str(b): (second, b.row)}
         right = {name: of.study.right[row] for name, (of, row) in rows.items() if row in of.study.right}
         scores = {name: of[row].scores for name, (of, row) in rows.items()}
-        verdicts = statistics.judge(scores, right, resolution=1 / max(1, first.images))
-        return Pair(verdicts.comparison, verdicts.names.index(str(a)), verdicts.names.index(str(b)), ran.scale)
+        verdicts = statistics.judge(scores, right, resolution=1 / first.images if first.merit is ACCURACY else 0.0)
+        i, j = map(verdicts.names.index, (str(a), str(b)))
+        return Pair(verdicts.comparison, i, j, ran.scale, first.merit)
 
     def speed(self, ref: Ref, metric: str = "train_step_vs_softmax") -> tuple[float, float, float] | None:
         """Median and quartiles beside softmax; above 1 is faster."""
