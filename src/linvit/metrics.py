@@ -159,6 +159,9 @@ TABLE = (
           ("error", "fraction", "mean row total variation of one head's matrix to the model's own"))),
     Metric("attention_maps", "count", ("attention", "model", "seed"), "matrices of one image, layers × heads",
            also=("image",), artefact=".npz: maps (layers, heads, queries, keys)"),
+    Metric("attention_macs", "MAC", ("attention", "tokens", "heads", "head_dim"), "of one call, all heads", -1),
+    Metric("prefix_sums", "fraction", ("attention", "tokens", "head_dim"), "how far causal attention by prefix sums is "
+           "from the masked matrix, at most", -1, artefact=".npz: sums (step, feature, column), outputs, exact"),
     Metric("attention_time", "s", CURVE, "one call; mode=forward, or both with its backward pass", -1,
            (*TIMED, *LAYERS, "refused"), timed=True),
     Metric("attention_vs_softmax", "×", CURVE, "the same beside softmax", 1, (*TIMED, *LAYERS), timed=True),
