@@ -73,10 +73,12 @@ def summary(model: VisionTransformer) -> list[Layer]:
 def _blocks(rows: list[Layer]) -> list[Layer]:
     """One row for a layer of several blocks after each other that do not differ."""
     blocks = groupby((row for row in rows if row.name.startswith("blocks.")), key=lambda row: row.name.split(".")[1])
-    named = [(int(i), [replace(row, name=row.name.split(".", 2)[-1]) for row in block]) for i, block in blocks]
+    named = [
+        (int(i), [replace(row, name=row.name.removeprefix(f"blocks.{i}")) for row in block]) for i, block in blocks
+    ]
     found = []
     for same, group in groupby(named, key=lambda pair: pair[1]):
         first, *more = [i for i, _ in group]
         place = f"blocks.{first}" if not more else f"blocks.{first}–{more[-1]}"
-        found += [replace(row, name=f"{place}.{row.name}", times=1 + len(more)) for row in same]
+        found += [replace(row, name=place + row.name, times=1 + len(more)) for row in same]
     return found

@@ -135,8 +135,9 @@ def learned(summary: Summary) -> dict[str, Rows]:
                 if (place := number(line.get("epoch"))) is not None and (value := number(line.get(key))) is not None:
                     seen[place].append(value)
             last = max(seen, default=0.0)
-            found[name] += [{"variant": variant.label, "layer": f"layer {layer}", "epoch": place, "marked": place == last,
-                             "value": sum(seen[place]) / len(seen[place])} for place in sorted(seen)]  # fmt: skip
+            found[name] += [{"variant": variant.label, "layer": f"layer {layer}", "epoch": place,
+                             "value": sum(seen[place]) / len(seen[place]), "marked": place == last}
+                            for place in sorted(seen)]  # fmt: skip
     return {name: rows for name, rows in found.items() if len({row["epoch"] for row in rows}) > 1}
 
 

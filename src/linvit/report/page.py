@@ -118,7 +118,8 @@ def render(
         breaks=curves.break_even, untimed=curves.not_timed(summary), examples=images.examples(summary),
         illustration=images.illustration(summary), samples=images.samples(summary), merit=summary.merit,
         confused={v.label: found for v in summary.variants if (found := curves.confused(summary, v))},
-        models=_models(summary), unlearned=curves.unlearned(summary), facts=about, colours=len(theme.PALETTE), shapes=theme.SHAPES, **shell(sections),
+        models=_models(summary), unlearned=curves.unlearned(summary),
+        facts=about, colours=len(theme.PALETTE), shapes=theme.SHAPES, **shell(sections),
     )  # fmt: skip
 
 
