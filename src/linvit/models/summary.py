@@ -73,9 +73,7 @@ def summary(model: VisionTransformer) -> list[Layer]:
 def _blocks(rows: list[Layer]) -> list[Layer]:
     """One row for a layer of several blocks after each other that do not differ."""
     blocks = groupby((row for row in rows if row.name.startswith("blocks.")), key=lambda row: row.name.split(".")[1])
-    named = [
-        (int(i), [replace(row, name=row.name.removeprefix(f"blocks.{i}")) for row in block]) for i, block in blocks
-    ]
+    named = [(i, [replace(row, name=row.name.removeprefix(f"blocks.{i}")) for row in block]) for i, block in blocks]
     found = []
     for same, group in groupby(named, key=lambda pair: pair[1]):
         first, *more = [i for i, _ in group]
