@@ -120,6 +120,7 @@ TABLE = (
     Metric("confusion", "", MODEL, "test images by true (row) and predicted class", artefact='JSON {"matrix": [[…]]}'),
     Metric("predictions", "", MODEL, "the class said of each test image", artefact=".npz: predicted, labels"),
     Metric("learning_curve", "", RUN, "how it learned", artefact="log.jsonl, a line per validation"),
+    Metric("learned_parameter", "", (*RUN, "layer", "name"), "a number that an attention learned, after the last step"),
     Metric("diverged", "step", RUN, "the step at which a number was not finite", also=("layer",)),
     Metric("failed", "", RUN, "a run whose process ended before it did", also=("why",)),
     Metric("gradient_norm", "", RUN, "the largest of all steps, before clipping", -1),
@@ -159,6 +160,9 @@ TABLE = (
           ("error", "fraction", "mean row total variation of one head's matrix to the model's own"))),
     Metric("attention_maps", "count", ("attention", "model", "seed"), "matrices of one image, layers × heads",
            also=("image",), artefact=".npz: maps (layers, heads, queries, keys)"),
+    Metric("attention_macs", "MAC", ("attention", "tokens", "heads", "head_dim"), "of one call, all heads", -1),
+    Metric("prefix_sums", "fraction", ("attention", "tokens", "head_dim"), "how far causal attention by prefix sums is "
+           "from the masked matrix, at most", -1, artefact=".npz: sums (step, feature, column), outputs, exact"),
     Metric("attention_time", "s", CURVE, "one call; mode=forward, or both with its backward pass", -1,
            (*TIMED, *LAYERS, "refused"), timed=True),
     Metric("attention_vs_softmax", "×", CURVE, "the same beside softmax", 1, (*TIMED, *LAYERS), timed=True),
@@ -198,6 +202,8 @@ TABLE = (
     Metric("trial_steps", "count", TRIAL, "steps of a trial's training", also=("seed", "folds")),
     Metric("option_importance", "fraction", ("variant", "option"), "part of the variance of a variant's whole trials "
            "that an option explains (fANOVA)"),
+    Metric("model_summary", "count", (), "layers of each variant's model, with shapes and parameters",
+           also=("variants",), artefact="JSON {variant: [{name, kind, shape, parameters, times}]}"),
     Metric("illustration", "count", (), "one training image: original, grid, augmented", artefact=".npz"),
 )  # fmt: skip
 METRICS = {metric.name: metric for metric in TABLE}

@@ -75,6 +75,22 @@ def test_gradient_norms_are_logged_and_recorded(tmp_path):
     assert trained.value("gradient_norm") == log[-1]["gradient_norm_max"]
 
 
+@pytest.mark.parametrize(("kernel", "names"), [
+    ("theta-mixture", {"alpha", "tau", "eps"}), ("theta:m=8", {"gate", "tau", "alpha"}),
+])  # fmt: skip
+def test_what_attentions_learn_is_logged_and_recorded(tmp_path, kernel, names):
+    options = {"attention": f"softmax@1+performer-{kernel}@1", "epochs": 2, "lr": 0.01}
+    trained = linvit.train(DATA, out=tmp_path / "run", **TINY | options)
+    assert [problem for record in trained.records for problem in metrics.problems(record)] == []
+    found = {(r.tags["layer"], r.tags["name"]): r.value for r in trained.records if r.metric == "learned_parameter"}
+    assert set(found) == {(1, name) for name in names}
+    log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert {(1, name): log[-1][f"learned.1.{name}"] for name in names} == found
+    assert any(log[0][f"learned.1.{name}"] != log[1][f"learned.1.{name}"] for name in names)
+    model = linvit.load(tmp_path / "run" / "last")
+    assert model.learned() == found
+
+
 def test_stopped_and_continued_it_ends_with_the_same_weights(tmp_path):
     options = {"attention": "performer-exp:m=8", "epochs": 2} | TINY
     linvit.train(DATA, out=tmp_path / "whole", **options)

@@ -75,6 +75,10 @@ class Attention(nn.Module, ABC):
     def redraw(self, step: int) -> None:
         """New random features, where there are any; called from the training loop, never from `forward`."""
 
+    def learned(self) -> dict[str, Tensor]:
+        """Single numbers that are learned and mean something, by name: a training logs them."""
+        return {}
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         """Computed in float32 or better, returned in v's dtype."""
         self._check(q, k, v, mask)

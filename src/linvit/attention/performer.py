@@ -54,6 +54,9 @@ class Performer(Attention):
     def redraw(self, step: int) -> None:
         self.kernel.redraw(step)
 
+    def learned(self) -> dict[str, Tensor]:
+        return self.kernel.learned()
+
     def macs(self, tokens: int) -> int:
         d = self.site.head_dim
         return self.site.heads * tokens * (2 * self.kernel.rows * d + 2 * self.kernel.width * d)

@@ -97,10 +97,10 @@ def run(
             folder = compare(
                 data, task=task, controls=controls, with_scratch=with_scratch, with_redrawn=with_redrawn, seeds=seeds,
                 folds=folds, seed=seed, margin=None if margin is None else margin / 100, budget=budget, dry_run=dry_run,
-                out=out, device=device, runner=on, jobs=jobs, threads=threads, data_root=data_root, image_size=image_size,
-                limit=limit, skip_bad=skip_bad, print_config=print_config, jobs_file=jobs_file, track=track or (),
-                command=again, say=print if printed else display.say, hear=display.hear, progress=display.progress,
-                **asked,
+                out=out, device=device, runner=on, jobs=jobs, threads=threads, data_root=data_root,
+                image_size=image_size, limit=limit, skip_bad=skip_bad, print_config=print_config, jobs_file=jobs_file,
+                track=track or (), command=again, say=print if printed else display.say, hear=display.hear,
+                progress=display.progress, **asked,
             )  # fmt: skip
         except KeyboardInterrupt as stop:
             raise KeyboardInterrupt(f"nothing that was trained is lost; go on with: {again}") from stop

@@ -43,6 +43,7 @@ def _differs(found: list[Tensor], oracle: list[Tensor], what: str) -> str | None
     return None
 
 
+@torch.enable_grad()
 def both(
     function: Callable[[Tensor, Tensor, Tensor], Tensor], q: Tensor, k: Tensor, v: Tensor, gradient: Tensor
 ) -> list[Tensor]:

@@ -63,7 +63,8 @@ class Setting:
 
     def as_text(self) -> dict[str, Any]:
         """For another process; `of_text` reads it."""
-        return {**self.shape(), "causal": self.causal, "device": str(self.device), "dtype": str(self.dtype).removeprefix("torch.")}
+        where = {"device": str(self.device), "dtype": str(self.dtype).removeprefix("torch.")}
+        return {**self.shape(), "causal": self.causal, **where}
 
     @classmethod
     def of_text(cls, text: Mapping[str, Any]) -> Setting:

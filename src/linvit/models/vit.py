@@ -151,6 +151,12 @@ class VisionTransformer(nn.Module):
         for attention in self.attentions():
             attention.redraw(step)
 
+    @torch.no_grad()
+    def learned(self) -> dict[tuple[int, str], float]:
+        """Single numbers that attentions have learned, by layer and name."""
+        found = {(i, name): x for i, one in enumerate(self.attentions()) for name, x in one.learned().items()}
+        return dict(zip(found, torch.stack([*found.values()]).tolist(), strict=True)) if found else {}
+
     def parameter_count(self) -> int:
         return sum(p.numel() for p in self.parameters() if p.requires_grad)
 

@@ -196,7 +196,8 @@ def features(records: Iterable[Record]) -> alt.HConcatChart:
         rule = _data([{"value": control.value, "shown": "uniform"}]).encode(y=y)
         label = rule.mark_text(align="right", dy=-7, dx=-2, style="quiet").encode(x=alt.value(300), text="shown:N")
         panels[f"σ = {sigma:g}" if not trained else ""] = alt.layer(
-            rule.mark_rule(strokeDash=[4, 3], strokeWidth=1.5), label, *_bands(rows, x, y, names, "family"),
+            rule.mark_rule(strokeDash=[4, 3], strokeWidth=1.5), label,
+            *_bands(rows, x, None if panels else word, names, "family"),
             *_lines(rows, x, y, names, tips, "family"),
         )  # fmt: skip
     tags = found[0].tags
@@ -227,14 +228,14 @@ def angle(records: Iterable[Record]) -> alt.HConcatChart:
         x=alt.X("left:Q", title="angle φ", scale=reach, axis=turns), x2="right:Q",
         y=alt.Y("low:Q", title="length l", scale=alt.Scale(domain=[cells[0]["low"], cells[-1]["high"]], nice=False)),
         y2="high:Q",
-        color=alt.Color("log:Q", title="log₁₀ r", scale=alt.Scale(
+        color=alt.Color("log:Q", title="log10 r", scale=alt.Scale(
             domain=[-3, 0, 3], range=[ORANGE, theme.INKS["card"], BLUE], clamp=True, interpolate="rgb"),
-            legend=alt.Legend(orient="right", title="log₁₀ r", gradientLength=180)),
+            legend=alt.Legend(orient="right", title="log10 r", gradientLength=180)),
         tooltip=[alt.Tooltip(f"{key}:Q", format=".3g") for key in ("angle", "length", "value")],
     )  # fmt: skip
     names = [f"l = {one:g}" for one in slices]
     x = alt.X("angle:Q", title="angle φ", scale=reach, axis=turns)
-    y = alt.Y("value:Q", title="r (log)", scale=alt.Scale(type="log", domain=[1e-4, 1e4], clamp=True),
+    y = alt.Y("value:Q", title="r (log)", scale=alt.Scale(type="log", domain=[1e-4, 1e4]),
               axis=alt.Axis(values=[10.0**p for p in range(-4, 5, 2)], format="~g"))  # fmt: skip
     tips = [alt.Tooltip(f"{key}:Q", format=".3g") for key in ("angle", "length", "value")]
     lines = [{**row, "slice": f"l = {row['length']:g}"} for row in closed if row["length"] in slices and row["angle"]]
@@ -261,9 +262,10 @@ def depth(records: Iterable[Record]) -> alt.HConcatChart:
     names = list(dict.fromkeys(str(r.tags["attention"]) for r in found))
     layers = sorted({row["layer"] for row in rows})
     x = alt.X("layer:Q", title="layers", scale=alt.Scale(nice=False), axis=alt.Axis(values=layers, grid=False))
-    y = alt.Y("value:Q", title="Relative error of the tokens", scale=alt.Scale(zero=True), axis=alt.Axis(format="~%"))
+    word = "Relative error of the tokens"
+    y = alt.Y("value:Q", title=word, scale=alt.Scale(zero=True), axis=alt.Axis(format="~%"))
     tips = ["attention:N", "layer:Q", *(alt.Tooltip(f"{key}:Q", format=".3g") for key in ("value", "low", "high"))]
-    chart = alt.layer(*_bands(rows, x, y, names), *_lines(rows, x, y, names, tips))
+    chart = alt.layer(*_bands(rows, x, word, names), *_lines(rows, x, y, names, tips))
     tags = found[0].tags
     return _charts_beside(
         {"": chart}, "Error through depth",
@@ -312,7 +314,7 @@ def layers(records: Iterable[Record]) -> alt.HConcatChart:
     ).resolve_scale(color="independent")  # fmt: skip
 
 
-def maps(found: Mapping[str, np.ndarray], records: Iterable[Record]) -> alt.HConcatChart:
+def maps(found: Mapping[str, np.ndarray], records: Iterable[Record]) -> alt.ConcatChart:
     """A picture per layer (row) and head (column) of each attention's matrices, (layers, heads, N, N)."""
     each = [record for record in records if "head" in record.tags]
     told = {(r.metric, r.tags["attention"], r.tags["layer"], r.tags["head"]): r for r in each}
@@ -328,10 +330,9 @@ def maps(found: Mapping[str, np.ndarray], records: Iterable[Record]) -> alt.HCon
                 "layer": layer + 1, "head": head + 1, "picture": picture(weights[layer, head], side),
                 **{name: told[f"map_{name}", *key].value for name in ("entropy", "error")},
             })  # fmt: skip
-        first = not panels
         panels.append(_data(rows).mark_image(width=side, height=side).encode(
             x=alt.X("head:O", title="head", axis=alt.Axis(orient="top", labelAngle=0)),
-            y=alt.Y("layer:O", title="layer" if first else None, axis=alt.Axis(labels=first)),
+            y=alt.Y("layer:O", title="layer"),
             url="picture:N",
             tooltip=["layer:O", "head:O", alt.Tooltip("entropy:Q", format=".3f", title="entropy (nat)"),
                      alt.Tooltip("error:Q", format=".3f", title="total variation to the model's own")],
@@ -342,7 +343,7 @@ def maps(found: Mapping[str, np.ndarray], records: Iterable[Record]) -> alt.HCon
         f"{tokens} tokens: log N = {math.log(tokens):.2f} nat is the entropy of uniform rows; {each[0].versions}",
     ]
     title = alt.TitleParams(f"Attention maps of {each[0].tags['model']}", subtitle=lines)
-    return alt.hconcat(*panels, spacing=24, title=title)
+    return alt.concat(*panels, columns=max(1, 1200 // (heads * (side + 6))), spacing=24, title=title)
 
 
 def picture(weights: np.ndarray, side: int) -> str:
@@ -382,9 +383,9 @@ def _lines(rows: Rows, x: Any, y: Any, names: list[str], tips: list[Any], field:
             base.mark_point(size=45, filled=True, opacity=1).encode(tooltip=tips)]  # fmt: skip
 
 
-def _bands(rows: Rows, x: Any, y: Any, names: list[str], field: str = "attention") -> list[alt.Chart]:
-    low = alt.Y("low:Q", title=y.title) if y.title is not alt.Undefined else alt.Y("low:Q")
-    return [_data(rows).mark_area(fillOpacity=0.13).encode(x=x, y=low, y2="high:Q", color=_colour(names, field))]
+def _bands(rows: Rows, x: Any, title: str | None, names: list[str], field: str = "attention") -> list[alt.Chart]:
+    base = _data(rows).mark_area(fillOpacity=0.13).encode(x=x, y2="high:Q", color=_colour(names, field))
+    return [base.encode(y=alt.Y("low:Q", title=title))]
 
 
 def _charts_beside(panels: Mapping[str, Any], title: str, *lines: str, width: int = 330) -> alt.HConcatChart:

@@ -53,6 +53,7 @@ def build(summary: Summary, chosen: str | None) -> dict[str, list[Chart]]:
         "scaling": [scaling(summary, mode) for mode in ("forward", "both")],
         "growth": [growth(summary)],
         "learning": [learning(summary, *what) for what in _curves(summary)],
+        "learned": [learned(summary, *found) for found in curves.learned(summary).items()],
         "confusion": [confusion(summary, v) for v in summary.variants],
         "classes": [classes(summary), scores(summary, chosen)],
         "error": [error(summary)],
@@ -231,7 +232,9 @@ def _beside(rows: Rows, x: Any, y: Any, tips: list[Any]) -> list[alt.Chart]:
 CURVES = [
     ("train_loss", "Training loss", "Cross-entropy", "~r"),
     ("validation_loss", "Validation loss", "Cross-entropy", "~r"),
+    ("gradient_norm", "Gradient norm before clipping", "Norm", "~r"),
 ]
+LETTERS = {"alpha": "α", "tau": "τ", "eps": "ε"}
 RECOVERY = ("validation_accuracy", "Recovery from the start", "Validation images right", "~%", "step",
             "At step 0: the trained weights under each attention, nothing learned yet; a head for other classes is "
             "made of class means. What begins with nothing has no such point.")  # fmt: skip
@@ -264,6 +267,23 @@ def learning(
         base.mark_line(strokeWidth=2).encode(**_looks(summary, "strokeDash")),
         _nearest(rows, x, y, tips, summary),
     ], note)  # fmt: skip
+
+
+def learned(summary: Summary, name: str, rows: Rows) -> Chart:
+    """One parameter of attentions over training, a line for each layer."""
+    letter = LETTERS.get(name, name)
+    x = alt.X(
+        "epoch:Q", title="Epoch", scale=alt.Scale(nice=False), axis=alt.Axis(format="~f", grid=False, tickCount=6)
+    )
+    y = alt.Y("value:Q", title=letter, axis=alt.Axis(tickCount=5, format="~g"), scale=alt.Scale(zero=False))
+    tips = ["variant:N", "layer:N", "epoch:Q", alt.Tooltip("value:Q", title=letter, format=".4g")]
+    base = _data(rows).encode(x=x, y=y, detail="layer:N", **_looks(summary, "color"))
+    ends = _data(row for row in rows if row["marked"]).encode(x=x, y=y)
+    return Chart(f"learned-{name}", f"{letter} of each layer", 280, [
+        base.mark_line(strokeWidth=2).encode(**_looks(summary, "strokeDash")),
+        _nearest(rows, x, y, tips, summary),
+        ends.mark_text(align="right", dx=-8, dy=-9, style="quiet").encode(text="layer:N"),
+    ])  # fmt: skip
 
 
 def growth(summary: Summary) -> Chart | None:

@@ -108,8 +108,10 @@ class Evidence:
         """variant → seed → whether each test image was right, of runs that were tested on the same images; where bits
         are counted, its score."""
         found: dict[str, dict[int, np.ndarray]] = {}
+        shape = self.arrays("image_bits").get("bits", np.zeros(0)).shape
         for r in self.of("image_bits"):
-            if r.tags.get("selection", "best") == "best" and (bits := _arrays(r).get("bits")) is not None:
+            bits = _arrays(r).get("bits", np.zeros(0))
+            if bits.shape == shape and len(bits) > 1 and r.tags.get("selection", "best") == "best":
                 mine: dict[Any, np.ndarray] = found.setdefault(str(r.tags.get("variant")), {})
                 mine[r.tags.get("seed", 0)] = -bits.astype(float)
         for r in self.of("predictions") if not self.folds else ():

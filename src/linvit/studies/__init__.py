@@ -21,8 +21,7 @@ from linvit.files import slug
 from linvit.progress import Progress, ignore
 from linvit.records import Record, Records
 from linvit.registry import Registry
-from linvit.report import theme
-from linvit.report.draw import draw
+from linvit.report.benchmarks import save
 from linvit.study import Study, Variant, compare
 from linvit.study.jobs import Hear
 from linvit.train import start_from
@@ -147,7 +146,7 @@ class Scale:
     text: str = ""  # what gives way, in words
 
 
-ENDS = ("test_accuracy", "diverged", "failed")  # metrics of a run that came to its end
+ENDS = ("test_accuracy", "bits_per_dim", "diverged", "failed")  # metrics of a run that came to its end
 TINY = {"dim": 32, "depth": 1, "heads": 2, "mlp_dim": 64}
 SMOKE = Scale(seeds=1, limit=40, options={"steps": 1, "batch_size": 8, **TINY}, measured=False,
               text="one step of eight images through one narrow layer: it runs, and nothing is learned")  # fmt: skip
@@ -157,6 +156,7 @@ class Table(Reproduction):
     """A published table of accuracies: rows × (published, literal, fair)."""
 
     data: ClassVar[str]
+    task: ClassVar[str] = "classification"
     rows: ClassVar[Sequence[Row]]
     literal: ClassVar[Mapping[str, Any]]  # options of the report's recipe
     literal_side: ClassVar[int | None] = None  # of the images that it was given; None: as they are
@@ -194,7 +194,7 @@ class Table(Reproduction):
                 data = dict(row.data) if column == "literal" else {}
                 found.append(Variant(
                     id=row.name, label=row.name, attention=spec, options=self.options(column, scale, row), data=data,
-                    start=trained and start_from(trained), column=column,
+                    start=trained and start_from(trained), task=self.task, column=column,
                 ))  # fmt: skip
         return found
 
@@ -218,7 +218,7 @@ class Table(Reproduction):
         size = self.size(scale, column)
         one = None if size.measured or where.runner else 1  # what takes seconds is not worth a second process
         compare(
-            self.data, variants=variants, controls=column == "fair", start="scratch", seeds=size.seeds,
+            self.data, variants=variants, task=self.task, controls=column == "fair", start="scratch", seeds=size.seeds,
             image_size=self.literal_side if column == "literal" else None, limit=size.limit, folds=size.folds,
             match=column == "fair", measured=size.measured and last, out=folder, device=where.device,
             runner=where.runner, jobs=where.jobs or one, threads=where.threads, data_root=where.data_root,
@@ -242,28 +242,28 @@ class Table(Reproduction):
 
 
 class Figure(Reproduction):
-    """A published figure that is measured without training: records, a picture, and a line that says what it shows."""
+    """A published figure that is measured, not trained for: records, and a picture of them."""
 
     scales: ClassVar[Mapping[str, Mapping[str, Any]]]  # scale → arguments of what measures it
     text: ClassVar[Mapping[str, str]] = {}  # scale → what gives way
 
     @abstractmethod
-    def measure(self, scale: str, progress: Progress) -> Iterator[Record]:
-        """The records that the figure is drawn from."""
+    def measure(self, scale: str, folder: Path, where: Where) -> Iterator[Record]:
+        """The records that the figure is drawn from; what one number cannot hold, in files of the folder."""
 
     @abstractmethod
-    def draw(self, records: Sequence[Record]) -> Any:
+    def draw(self, records: Sequence[Record], folder: Path) -> Any:
         """An Altair chart of them."""
 
     def gives_way(self, scale: str) -> str:
         return self.text.get(scale, "")
 
     def run(self, scale: str, folder: Path, where: Where) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        records = Records(folder / "records.jsonl")
         if self.state(folder) != "done":
-            Records(folder / "records.jsonl").append(list(self.measure(scale, where.progress)))
-        chart = self.draw(list(Records(folder / "records.jsonl"))).properties(config=theme.config(page=False))
-        draw({"figure": chart.to_dict()}, folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            records.append(list(self.measure(scale, folder, where)))
+        save(self.draw(list(records), folder), folder / "figure")
 
     def state(self, folder: Path) -> str:
         return "done" if (folder / "records.jsonl").exists() else ""

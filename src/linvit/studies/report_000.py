@@ -11,6 +11,7 @@ from linvit.studies import STUDIES, Row, Scale, Table
 
 ADAM = {"optimizer": "adam", "lr": 1e-3, "schedule": "step", "warmup": 0.0, "clip_norm": 0.0, "label_smoothing": 0.0,
         "weight_decay": 0.0, "redraw": 0}  # fmt: skip
+ALONE = {"depth": 0, "heads": None, "mlp_dim": None}
 KERAS = {"weight_decay": 1e-4, "schedule": "constant"}
 
 
@@ -99,3 +100,29 @@ class Cifar100(Cifar10):
     """
 
     title, data = "Transformer, Linformer and Performers on CIFAR-100", "cifar100"
+
+
+@STUDIES.register("000-hybrid")
+class Hybrid(Table):
+    """The first stages of a ResNet alone, with more of them, and with attention behind them: the report claims that
+    CNN + Performer beats CNN, and prints no number. Expected: blocks help, and no attention differs from another beyond
+    chance; `uniform` shows how much of the help is attention's.
+
+        linvit reproduce 000-hybrid
+    """
+
+    report, title, data = "000", "A ResNet's first stages alone, and before a Transformer or Performers", "cifar10"
+    takes = {"full": "hours on a GPU", "cpu": "60 min", "smoke": "30 s"}
+    rows = [
+        Row("CNN", "softmax", fair=ALONE, columns=("fair",)),
+        Row("CNN, wider", "softmax", fair=ALONE | {"trunk": (20, 40, 96)}, columns=("fair",)),
+        Row("CNN + Transformer", "softmax", columns=("fair",)),
+        Row("CNN + Performer, softmax", "performer-exp:m=32", columns=("fair",)),
+        Row("CNN + Performer, ReLU", "performer-relu:m=32", columns=("fair",)),
+    ]
+    literal = {}
+    fair = {"stem": "resnet", "trunk": (16, 32, 64), "dim": 64, "depth": 2, "heads": 4, "mlp_dim": 128}
+    scales = {
+        "full": {"fair": Scale(seeds=5, options={"epochs": 30})},
+        "cpu": {"fair": Scale(options={"epochs": 2}, text="2 epochs of 30")},
+    }

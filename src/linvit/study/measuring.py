@@ -6,6 +6,7 @@ What cannot be measured is said, and the rest goes on: nothing that was trained 
 from __future__ import annotations
 
 import io
+import json
 import math
 import os
 import statistics
@@ -13,6 +14,7 @@ import time
 from collections.abc import Container, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +33,7 @@ from linvit.models import ModelConfig, VisionTransformer
 from linvit.models.cost import grid
 from linvit.models.sampling import sample
 from linvit.models.stems import from_levels, to_levels
+from linvit.models.summary import summary
 from linvit.progress import Progress, repeated
 from linvit.records import Record, Records, Tag
 from linvit.registry import parse_layers
@@ -74,7 +77,7 @@ class Measuring:
         self.diverged = {(r.tags.get("variant"), r.tags.get("seed")) for r in found if r.metric == "diverged"}
         self.shown = {
             metric: {name for r in found if r.metric == metric for name in str(r.tags.get("variants")).split("\n")}
-            for metric in ("examples", "samples")
+            for metric in ("examples", "samples", "model_summary")
         }
 
     def all(self) -> list[str]:
@@ -87,6 +90,8 @@ class Measuring:
             self.memory()
             with self.attempt("Speed at other sizes"):
                 self.curves()
+            with self.attempt("Layers"):
+                self.summaries()
             self.errors()
             if self.base.model.causal:
                 with self.attempt("Samples"):
@@ -255,6 +260,16 @@ class Measuring:
                     Record(metric, value, "fraction", n=len(some), **common, tags=tags)
                     for metric, value in values.items()
                 ], name)  # fmt: skip
+
+    def summaries(self) -> None:
+        """The layers of every variant's model, with shapes and parameters."""
+        if not set(self.configs) - self.shown["model_summary"]:
+            return
+        told = {name: [asdict(layer) for layer in summary(VisionTransformer(config))]
+                for name, config in self.configs.items()}  # fmt: skip
+        write_atomically(self.folder / "models.json", json.dumps(told, ensure_ascii=False))
+        tags: dict[str, Tag] = {"variants": "\n".join(told)}
+        self.records.append([Record("model_summary", len(told), "count", artefact="models.json", tags=tags)])
 
     def samples(self) -> None:
         """Images that every variant's first model draws, and as many real ones as it sees them."""

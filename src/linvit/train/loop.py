@@ -313,6 +313,7 @@ class Training:
                "train_accuracy": right / max(1, seen), **{f"validation_{name}": value for name, value in found.items()},
                "gradient_norm": tally.norms[0] * self.batch / max(1, seen), "gradient_norm_max": tally.norms[1],
                "learning_rate": rate, "seconds": round(tally.seconds, 3)}  # fmt: skip
+        row |= {f"learned.{layer}.{name}": value for (layer, name), value in self.averaged.learned().items()}
         tally.sums, tally.norms[0] = [0.0, 0.0, 0.0], 0.0
         self.sums.zero_()
         self.norms[0] = 0.0

@@ -89,6 +89,8 @@ def _fitted(training: Training) -> list[Record]:
         replace(base, metric="train_seconds", value=tally.seconds, unit="s"),
         replace(base, metric="gradient_norm", value=tally.norms[1]),
     ]
+    for (layer, name), value in training.averaged.learned().items():
+        found.append(replace(base, metric="learned_parameter", value=value).tagged(layer=layer, name=name))
     if training.diverged is not None:
         step, layer = training.diverged.step, training.diverged.layer
         return [*found, replace(base, metric="diverged", value=step, unit="step").tagged(layer=layer)]
