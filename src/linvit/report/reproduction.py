@@ -185,7 +185,7 @@ def columns(sheet: Sheet) -> dict[str, list[Cell]]:
     """The table of a study, heading by heading; one under which there is nothing is left out."""
     softmax = next((line for line in sheet.lines if line.softmax), None)
     found = {
-        "Published": [printed(line) for line in sheet.lines],
+        "Published": [printed(line) for line in sheet.lines if sheet.printed],
         "Literal": [rerun(line, sheet, "literal") for line in sheet.lines],
         "Fair": [rerun(line, sheet, "fair") for line in sheet.lines],
         "Time, printed": [_time(line, sheet) for line in sheet.lines],
@@ -199,7 +199,7 @@ def columns(sheet: Sheet) -> dict[str, list[Cell]]:
 
 def printed(line: Line) -> Cell:
     if not line.numbers:
-        return Cell("–", ["not in the report"])
+        return Cell()
     if line.accuracy is None:
         return Cell("NaN" if any("NaN" in flag for flag in line.flags) else "–", look="bad")
     last = line.numbers.get("final_accuracy")
@@ -210,7 +210,7 @@ def printed(line: Line) -> Cell:
 def rerun(line: Line, sheet: Sheet, name: str) -> Cell:
     result, column = line.results.get(name), sheet.columns.get(name)
     if name not in line.columns:
-        return Cell("–")
+        return Cell()
     if result is None or column is None:
         return Cell("it runs" if sheet.smoke else "not run")
     if result.diverged or result.failed:

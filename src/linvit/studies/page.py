@@ -61,7 +61,8 @@ def _table(sheet: Sheet, found: Table, results: Results) -> Sheet:
         if row := known.get(name):
             line = replace(line, numbers=row.numbers, accuracy=row.accuracy, flags=row.quality, place=row.place)
         lines.append(line)
-    return replace(sheet, lines=lines, columns=columns)
+    folder = next((of.folder.parent for of in ran.values()), None)
+    return replace(sheet, lines=lines, columns=columns, picture=_picture(folder))
 
 
 def _link(folder: Path, home: Path) -> str:
@@ -71,11 +72,15 @@ def _link(folder: Path, home: Path) -> str:
 
 def _figure(sheet: Sheet, found: Reproduction, results: Results) -> Sheet:
     there = results.figure(sheet.name)
-    picture = there[1] / "figure.png" if there else None
-    if there is None or picture is None or not picture.exists():
+    if there is None:
         return sheet
-    shown = "data:image/png;base64," + base64.b64encode(picture.read_bytes()).decode()
-    return replace(sheet, picture=shown, columns={"": Column(there[0], found.gives_way(there[0]), "")})
+    scale, folder = there
+    return replace(sheet, picture=_picture(folder), columns={"": Column(scale, found.gives_way(scale))})
+
+
+def _picture(folder: Path | None) -> str:
+    file = folder and folder / "figure.png"
+    return "data:image/png;base64," + base64.b64encode(file.read_bytes()).decode() if file and file.exists() else ""
 
 
 def _facts(results: Results, sheets: list[Sheet]) -> list[tuple[str, str]]:
