@@ -103,6 +103,11 @@ class Book:
     def printed(self) -> list[Line]:
         return [line for sheet in self.sheets for line in sheet.printed]
 
+    @property
+    def tabled(self) -> set[str]:
+        """Reports that print tables."""
+        return {sheet.report for sheet in self.sheets if sheet.printed}
+
     def run(self, column: str) -> list[Line]:
         """Printed rows that were run again."""
         return [line for line in self.printed if column in line.results]
@@ -284,7 +289,7 @@ def shown(parts: Sequence[Any]) -> list[tuple[str, str, str]]:
     rows = []
     for part in parts:
         p, word = (part.holds, "yes") if part.holds <= part.fails else (part.fails, "the contrary")
-        sure = "" if p == 0 else f", p = {p:.3f}" if p >= 0.001 else ", p < 0.001"
+        sure = "" if p == 0 else f", p\xa0=\xa0{p:.3f}" if p >= 0.001 else ", p\xa0<\xa00.001"
         rows.append((part.what, part.found, word + sure if p <= LEVEL else "neither"))
     return rows
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import inspect
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,10 +26,15 @@ def write(home: Path) -> Path:
 
 def gather(home: Path) -> Book:
     results = Results(home)
-    names = dict.fromkeys([*(row.study for row in published()), *sorted(STUDIES.names())])
+    names = dict.fromkeys([*(row.study for row in published()), *sorted(STUDIES.names(), key=_in_order)])
     sheets = sorted((_sheet(name, results) for name in names), key=lambda sheet: sheet.report)
     experiments = [(mistake, mistake.show()) for mistake in MISTAKES]
     return Book(sheets, judge(CLAIMS, results), experiments, _facts(results, sheets))
+
+
+def _in_order(name: str) -> list[tuple[int, str]]:
+    """fig5 before fig15."""
+    return [(int(part or 0), word) for word, part in re.findall(r"(\D*)(\d*)", name)]
 
 
 def _sheet(name: str, results: Results) -> Sheet:
@@ -48,14 +54,14 @@ def _about(found: Reproduction) -> str:
 
 
 def _table(sheet: Sheet, found: Table, results: Results) -> Sheet:
-    """Published rows first, then those that only we have, and controls that a comparison added."""
+    """Published rows; and where it was run, those that only we have, and the controls beside them."""
     ran = {column: of for column in COLUMNS if (of := results.column(sheet.name, column))}
     columns = {
         column: Column(of.scale, found.size(of.scale, column).text, _link(of.folder, results.home), of.summary.merit)
         for column, of in ran.items()
     }
     known, rows, lines = table(sheet.name), {row.name: row for row in found.rows}, []
-    for name in dict.fromkeys([*known, *rows, *(name for of in ran.values() for name in of.rows)]):
+    for name in dict.fromkeys([*known, *(rows if ran else ()), *(name for of in ran.values() for name in of.rows)]):
         mine = {column: of.rows[name] for column, of in ran.items() if name in of.rows}
         line = Line(name, columns=rows[name].columns if name in rows else tuple(mine), results=mine)
         if row := known.get(name):

@@ -5,7 +5,7 @@ Of several scales the largest counts. One that is `smoke` shows that a study run
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -65,7 +65,8 @@ class Pair:
         return self.comparison.exceeds(self.j, self.i, -difference)
 
     def __str__(self) -> str:
-        at, signed = (self.i, self.j), self.merit.signed
+        at = self.i, self.j
+        signed = replace(self.merit, digits=self.merit.digits + 1).signed
         d, seeds = float(self.comparison.difference[at]), int(self.comparison.seeds[at])
         half = float(self.comparison.half(LEVEL / 2, 1)[at])
         span = f" ({signed(d - half)} to {signed(d + half)})" if seeds >= ENOUGH else ""
