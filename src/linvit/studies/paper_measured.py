@@ -48,6 +48,7 @@ class Costs(Measured):
         "cpu": {"lengths": (64, 256, 1024, 4096, 16384, 65536)},
         "smoke": {"lengths": (64, 256)},
     }
+    text = {"smoke": "64 and 256 tokens"}
 
     def measure(self, scale: str, folder: Path, where: Where) -> Iterator[Record]:
         common = provenance(torch.device("cpu"), torch.float32)
@@ -165,7 +166,7 @@ class PrefixSums(Measured):
 @STUDIES.register("paper-fig10-11")
 class Maps(Measured):
     """Where a trained model looks: the matrices of every layer and head for one photo, by softmax and by estimates of
-    it on the same q and k. Expected: some heads look near, some at fixed places; `hyp` looks like softmax, ReLU is flat.
+    it on the same q and k. Expected: some heads look near, some at fixed places; `hyp` is like softmax, ReLU is flat.
 
         linvit reproduce paper-fig10-11
     """
