@@ -32,7 +32,9 @@ from linvit.studies.claims import (
     diverges,
     equal,
     faster,
+    grows_with_depth,
     judge,
+    near_the_limit,
     ratio,
     trains,
 )
@@ -189,6 +191,23 @@ def test_the_closed_form_of_the_papers_second_figure():
     assert ratio(np.pi / 2) == pytest.approx(0.43233, abs=1e-5)
     assert ratio(1.7426) == pytest.approx(1, abs=1e-3)
     assert ratio(3 * np.pi / 4) == pytest.approx(17.8, abs=0.05)
+
+
+@pytest.mark.parametrize(("softmax", "so"), [(4.0, True), (1.5, False)])
+def test_near_the_limit_is_nearer_to_it_than_to_softmax(softmax, so):
+    steps = {"identity": 1.0, "softmax": softmax, "performer-exp:m=64": 1.3}
+    found = [record("train_step", value * layers, variant=f"{name}, {layers} layers")
+             for layers in (1, 4) for name, value in steps.items()]  # fmt: skip
+    text = f"a step of 4 layers takes performer-exp:m=64 1.30×, softmax {softmax:.2f}× the time of one that returns v"
+    assert near_the_limit(found) == (so, text)
+
+
+@pytest.mark.parametrize(("last", "so"), [(0.5, True), (0.05, False)])
+def test_errors_grow_with_depth_if_all_do(last, so):
+    ends = {"performer-exp:m=32": (0.1, 0.7), "performer-hyp:m=32": (0.1, last)}
+    found = [record("depth_error", value, attention=name, layer=layer)
+             for name, of in ends.items() for layer, value in zip((1, 12), of, strict=True)]  # fmt: skip
+    assert grows_with_depth(found)[0] is so
 
 
 def test_every_claim_says_what_it_tests_and_which_studies_it_needs(tmp_path):

@@ -222,7 +222,11 @@ def rerun(line: Line, sheet: Sheet, name: str) -> Cell:
         bad = [*result.diverged, *result.failed]
         return Cell("diverged" if result.diverged else "failed", [*bad, f"scale {column.scale}"], "bad")
     last = [f"last epoch {column.merit.show(result.final.mean)}"] if result.final else []
-    return Cell(tables.points(result, column.merit), [f"{count_seeds(result.seeds)}, {column.scale}", *last])
+    return Cell(tables.points(result, column.merit), [f"{_runs(result)}, {column.scale}", *last])
+
+
+def _runs(result: Result) -> str:
+    return (f"{result.folds} folds × " if result.folds else "") + count_seeds(result.seeds)
 
 
 def _time(line: Line, sheet: Sheet) -> Cell:
@@ -266,7 +270,7 @@ def chart(sheet: Sheet) -> Chart | None:
             if (best := result.best) is not None and not result.diverged:
                 low, high = (best.mean if end is None else end for end in (best.low, best.high))
                 rows.append({"row": line.name, "column": name, "value": best.mean, "low": low, "high": high,
-                             "shown": tables.points(result, merit), "of": count_seeds(result.seeds)})  # fmt: skip
+                             "shown": tables.points(result, merit), "of": _runs(result)})  # fmt: skip
     if not sheet.columns or not rows:
         return None
     names = list(dict.fromkeys(row["row"] for row in rows))

@@ -325,7 +325,7 @@ def _positive(results: Results) -> Part:
                         f"features are the better ones", grows)  # fmt: skip
 
 
-def _near_the_limit(records: list[Record]) -> tuple[bool, str]:
+def near_the_limit(records: list[Record]) -> tuple[bool, str]:
     """Steps of whole models with most layers; near: closer to identity's than to softmax's, by ratio."""
     steps: dict[int, dict[str, float]] = {}
     for record in records:
@@ -340,7 +340,7 @@ def _near_the_limit(records: list[Record]) -> tuple[bool, str]:
     )
 
 
-def _grows_with_depth(records: list[Record]) -> tuple[bool, str]:
+def grows_with_depth(records: list[Record]) -> tuple[bool, str]:
     errors: dict[str, dict[int, float]] = {}
     for record in records:
         if record.metric == "depth_error" and record.value is not None:
@@ -439,11 +439,11 @@ CLAIMS = (
           "The closed form of both errors.", [_positive], ("paper-fig2",)),
     Claim("004.2", "A Performer is nearly as fast as attention that only returns its values.",
           "A training step of whole models: nearer to that limit than to softmax, by ratio.",
-          [shows("paper-fig20-21", "Performers are nearer to the limit than to softmax", _near_the_limit)],
+          [shows("paper-fig20-21", "Performers are nearer to the limit than to softmax", near_the_limit)],
           ("paper-fig3", "paper-fig20-21")),
     Claim("004.3", "The error of the approximation grows with depth.",
           "Error of what comes out of the last layer against the first, mean over draws, for every estimate.",
-          [shows("paper-fig14", "the last layer's error is the larger one", _grows_with_depth)], ("paper-fig14",)),
+          [shows("paper-fig14", "the last layer's error is the larger one", grows_with_depth)], ("paper-fig14",)),
     Claim("004.4", "Features must be redrawn.", "New features every 100 steps against those first drawn, 16 of them.",
           [better(Ref("paper-fig15", "exp, redrawn"), Ref("paper-fig15", "exp, fixed"))],
           ("paper-fig15", "paper-fig5")),

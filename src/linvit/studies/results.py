@@ -133,15 +133,13 @@ class Results:
         i, j = map(verdicts.names.index, (str(a), str(b)))
         return Pair(verdicts.comparison, i, j, ran.scale, first.merit)
 
-    def speed(self, ref: Ref, metric: str = "train_step_vs_softmax") -> tuple[float, float, float] | None:
-        """Median and quartiles beside softmax; above 1 is faster."""
+    def speed(self, ref: Ref) -> tuple[float, float, float] | None:
+        """Of training, beside softmax, median and quartiles; above 1 is faster."""
         ran = self.column(ref.study, ref.column)
         if ran is None or ref.row not in ran.rows:
             return None
-        if ran.rows[ref.row].attention == "softmax":
-            return 1.0, 1.0, 1.0
-        found = next(iter(ran.summary.study.of(metric, variant=ref.row)), None)
+        found = next(iter(ran.summary.study.of("train_step_vs_softmax", variant=ref.row)), None)
         if found is None or not found.value:
-            return None
+            return (1.0, 1.0, 1.0) if ran.rows[ref.row].attention == "softmax" else None
         low, high = (float(found.tags.get(end) or found.value) for end in ("low", "high"))
         return float(found.value), low, high
