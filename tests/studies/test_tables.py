@@ -115,14 +115,14 @@ def test_the_row_from_a_checkpoint_begins_with_the_softmax_model(done):
 
 
 def test_killed_and_resumed_it_ends_the_same(done, tmp_path):
-    """Killed in the first column, in the row from a checkpoint, and in the second column."""
+    """Killed in the first column, in the second, and left alone."""
     state = []
-    for turn in (3, 14, 30, 10**9):
+    for turn in (9, 20, 10**9):
         call = [sys.executable, "-W", "ignore", "-c", RUN, str(tmp_path), str(turn)]
         ended = subprocess.run(call, capture_output=True, text=True)
         assert ended.returncode == (0 if turn == 10**9 else -signal.SIGKILL), ended.stderr
         state.append(study("tiny").state(tmp_path / "tiny" / "cpu"))
-    assert state == ["begun", "begun", "begun", "done"]
+    assert state == ["begun", "begun", "done"]
     for column in COLUMNS:
         assert results(tmp_path / "tiny" / "cpu" / column) == results(done / column)
 

@@ -60,7 +60,7 @@ class Reproduction(ABC):
 
     @abstractmethod
     def gives_way(self, scale: str) -> str:
-        """What is smaller than in the report, in words, or why the scale cannot be run; empty for nothing."""
+        """What is smaller than in the report, in words, or why it cannot be run at all; empty for nothing."""
 
     @abstractmethod
     def state(self, folder: Path) -> str:
@@ -77,9 +77,9 @@ def study(name: str) -> Reproduction:
     return found()
 
 
-def reproduce(name: str, scale: str = "cpu", home: Path = HOME, where: Where | None = None) -> Path:
+def reproduce(name: str, scale: str = "cpu", home: str | Path = HOME, where: Where | None = None) -> Path:
     """Run a study at a scale; the folder of its results. The same call again goes on where it stopped."""
-    found, folder = runnable(name, scale), home / name / scale
+    found, folder = runnable(name, scale), Path(home) / name / scale
     found.run(scale, folder, where or Where())
     return folder
 
@@ -90,7 +90,8 @@ def runnable(name: str, scale: str) -> Reproduction:
         raise ValueError(f"unknown scale '{scale}': full, cpu or smoke")
     found = study(name)
     if scale not in found.takes:
-        raise ValueError(f"{name} cannot be run at scale '{scale}': {found.gives_way(scale)}")
+        why = f"it has {', '.join(found.takes)}" if found.takes else found.gives_way(scale)
+        raise ValueError(f"{name} cannot be run at scale '{scale}': {why}")
     return found
 
 
@@ -148,7 +149,7 @@ class Scale:
 
 ENDS = ("test_accuracy", "bits_per_dim", "diverged", "failed")  # metrics of a run that came to its end
 TINY = {"dim": 32, "depth": 1, "heads": 2, "mlp_dim": 64}
-SMOKE = Scale(seeds=1, limit=40, options={"steps": 1, "batch_size": 8, **TINY}, measured=False,
+SMOKE = Scale(seeds=1, limit=200, options={"steps": 1, "batch_size": 8, **TINY}, measured=False,
               text="one step of eight images through one narrow layer: it runs, and nothing is learned")  # fmt: skip
 
 
@@ -201,7 +202,8 @@ class Table(Reproduction):
     def trained(self, folder: Path) -> Path | None:
         """The softmax model of the first seed; None if it diverged, so that nothing can begin with its weights."""
         name = next(row.name for row in self.rows if row.attention == "softmax")
-        return next(iter(sorted(folder.glob(f"{slug(name)}-seed0-*/best"))), None)
+        found = sorted(folder.glob(f"{slug(name)}-seed0-*/best/model.safetensors"))
+        return found[0].parent if found else None
 
     def run(self, scale: str, folder: Path, where: Where) -> None:
         for column in COLUMNS:
