@@ -48,8 +48,9 @@ ROWS = {"transformer": "softmax", "RF16 softmax": "performer-exp:m=16", "RF64 Re
 def made(
     home: Path, accuracies: dict[str, list[float | None]], *, study: str = "000-mnist", column: str = "fair",
     scale: str = "cpu", speeds: dict[str, tuple[float, float, float]] | None = None, identity: str = "images",
+    metric: str = "test_accuracy",
 ) -> Path:  # fmt: skip
-    """A made-up column of a study: the test accuracies of each row's seeds; None diverged."""
+    """A made-up column of a study: the test accuracies, or another metric, of each row's seeds; None diverged."""
     folder = home / study / scale / column
     folder.mkdir(parents=True, exist_ok=True)
     names = list(accuracies)
@@ -66,7 +67,7 @@ def made(
     for name, of in accuracies.items():
         about = {"variant": name, "attention": ROWS.get(name, "softmax")}
         for seed, value in enumerate(of):
-            found.append(record("test_accuracy", value, n=10_000, seed=seed, selection="best", **about))
+            found.append(record(metric, value, n=10_000, seed=seed, selection="best", **about))
             if value is None:
                 found.append(record("diverged", 41, seed=seed, layer="blocks.2", **about))
         if speeds and name in speeds:
@@ -176,6 +177,18 @@ def test_rows_of_two_studies_are_compared_if_their_images_are_the_same(tmp_path)
     assert judge([Claim("001.0", "", "", [better(a, b)], ())], results)[0].word == HOLDS
     found = judge([Claim("001.0", "", "", [better(a, Ref("001-V", "relu"))], ())], results)[0]
     assert (found.word, found.parts[0].found) == (OPEN, "run on other images or at another scale")
+
+
+def test_bits_are_better_if_they_are_fewer(tmp_path):
+    bits = {"Transformer": [1.21, 1.22, 1.2], "Performer-ReLU": [1.31, 1.32, 1.3]}
+    made(tmp_path, bits, study="paper-fig18", metric="bits_per_dim")
+    first, second = (Ref("paper-fig18", row) for row in bits)
+    found = judge([Claim("004.0", "", "", [better(first, second)], ())], Results(tmp_path))[0]
+    assert (found.word, found.parts[0].found[:12]) == (HOLDS, "+0.1000 bits")
+    sheet = next(sheet for sheet in page.gather(tmp_path).sheets if sheet.name == "paper-fig18")
+    assert reproduction.rerun(sheet.lines[0], sheet, "fair").text == "1.210 ± 0.025 bits"
+    assert "Published" not in reproduction.columns(sheet)
+    alt.LayerChart.from_dict(reproduction.chart(sheet).page())
 
 
 def test_runs_that_diverge_are_told_and_compared_with_nothing(tmp_path):
@@ -368,7 +381,9 @@ def test_in_a_browser(home, width, scheme):
         opened.on("request", lambda request: requests.append(request.url))
         opened.goto((home / "report.html").as_uri())
         opened.wait_for_selector("html[data-charts=drawn]", timeout=60_000)
-        opened.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+        opened.locator('.tile[href="#claim-000.1"]').click()
+        assert opened.locator('[id="claim-000.1"]').is_visible()  # one click opens its evidence
+        opened.evaluate("document.querySelectorAll('details').forEach(each => each.open = true); scrollTo(0, 0)")
         assert opened.evaluate("document.documentElement.scrollWidth") <= width
         for part in ("h1", ".stats"):
             box = opened.locator(part).bounding_box()
