@@ -20,6 +20,7 @@ _HOMES = {
     "linearize": "linvit.convert",
     "load": "linvit.train",
     "register_transformers": "linvit.convert",
+    "sample": "linvit.models.sampling",
     "timm_attention": "linvit.convert",
     "train": "linvit.train",  # the package itself, which can be called
     "tune": "linvit.tune",  # likewise
@@ -27,7 +28,7 @@ _HOMES = {
 }
 __all__ = [
     "MultiHead", "__version__", "compare", "convert", "create_attention", "create_kernel", "create_model", "export",
-    "linearize", "load", "register_transformers", "timm_attention", "train", "tune",
+    "linearize", "load", "register_transformers", "sample", "timm_attention", "train", "tune",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from linvit.convert.export import export
     from linvit.kernels import create_kernel
     from linvit.models import create_model
+    from linvit.models.sampling import sample
     from linvit.study import compare
     from linvit.train import load, train
     from linvit.tune import tune

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 VARIANT, RUN, MODEL = ("variant",), ("variant", "seed", "fold"), ("variant", "seed", "fold", "selection")
 CURVE = ("variant", "baseline", "attention", "tokens", "mode", "heads", "head_dim", "prefix", "batch", "seed")
-SYNTHETIC = ("variant", "attention", "sigma", "tokens", "heads", "head_dim", "seed")
+SYNTHETIC = ("variant", "attention", "sigma", "features", "model", "layer", "tokens", "heads", "head_dim", "seed")
 SPREAD = ("low", "high")  # quartiles, or the extremes of a few draws
+ESTIMATED = (*SPREAD, "family", "images", "refused")
 TIMED = (*SPREAD, "clock", "batch")
 GROWN = ("image_size", "patch_size")
 CONVERTED = ("model", "split", *GROWN)
@@ -84,7 +85,7 @@ def percent(value: float) -> str:
 
 FORMS = {
     "fraction": percent, "×": "{:.2f}×".format, "s": seconds, "bytes": size, "count": count, "MAC": count,
-    "images/s": "{:,.0f}/s".format, "tokens": "{:,.0f}".format,
+    "bit": "{:.3f} bits".format, "images/s": "{:,.0f}/s".format, "tokens": "{:,.0f}".format,
 }  # fmt: skip
 
 
@@ -107,6 +108,10 @@ TABLE = (
     Metric("start_accuracy", "fraction", RUN, "validation images right before the first step, of a trained start", 1,
            column="start_accuracy", heading="Before training"),
     Metric("validation_accuracy", "fraction", RUN, "of the model chosen on it", 1),
+    Metric("bits_per_dim", "bit", MODEL, "of test images, by a next-pixel model: −log₂ p of a value, the mean", -1),
+    Metric("half_bits_per_dim", "bit", RUN, "the same after half of the steps, with a schedule of its own", -1),
+    Metric("validation_bits_per_dim", "bit", RUN, "of the model chosen on it", -1),
+    Metric("image_bits", "", MODEL, "bits per dimension of each test image", artefact=".npz: bits"),
     Metric("test_loss", "nat", MODEL, "cross-entropy on test images", -1),
     *(Metric(name, "fraction", (*MODEL, "class"), f"{name} of one class on test images", 1)
       for name in ("precision", "recall", "f1")),
@@ -115,8 +120,10 @@ TABLE = (
     Metric("confusion", "", MODEL, "test images by true (row) and predicted class", artefact='JSON {"matrix": [[…]]}'),
     Metric("predictions", "", MODEL, "the class said of each test image", artefact=".npz: predicted, labels"),
     Metric("learning_curve", "", RUN, "how it learned", artefact="log.jsonl, a line per validation"),
+    Metric("learned_parameter", "", (*RUN, "layer", "name"), "a number that an attention learned, after the last step"),
     Metric("diverged", "step", RUN, "the step at which a number was not finite", also=("layer",)),
     Metric("failed", "", RUN, "a run whose process ended before it did", also=("why",)),
+    Metric("gradient_norm", "", RUN, "the largest of all steps, before clipping", -1),
     Metric("train_seconds", "s", RUN, "wall time of training", -1, timed=True),
     Metric("test_seconds", "s", RUN, "wall time of testing", -1, timed=True),
     *_race("train_step", "Training speed", "train_step"),
@@ -132,24 +139,46 @@ TABLE = (
     Metric("inference_throughput", "images/s", VARIANT, "median, a batch at a time", 1, TIMED, "inference_images_per_s",
            timed=True),
     Metric("inference_latency", "s", VARIANT, "median time of one image", -1, TIMED, "inference_latency_s", timed=True),
-    Metric("attention_error", "fraction", SYNTHETIC, "mean row total variation to softmax", -1, SPREAD,
+    Metric("attention_error", "fraction", SYNTHETIC, "mean row total variation to softmax", -1, ESTIMATED,
            "attention_error"),
     Metric("attention_error_uniform", "fraction", RUN, "the same of uniform attention on the same q and k",
            column="attention_error_uniform"),
-    Metric("attention_entropy", "nat", SYNTHETIC, "of its rows; log N is uniform", also=SPREAD,
+    Metric("attention_entropy", "nat", SYNTHETIC, "of its rows; log N is uniform", also=ESTIMATED,
            column="attention_entropy"),
     Metric("draw_spread", "fraction", RUN, "standard deviation of the accuracy over new draws of random features", -1,
            ("draws",), "draw_spread"),
     Metric("redrawn_accuracy", "fraction", RUN, "mean accuracy over these draws", 1, ("draws",), "redrawn_accuracy"),
-    Metric("output_error", "fraction", SYNTHETIC, "‖Av − softmax v‖ / ‖softmax v‖", -1, SPREAD),
+    Metric("output_error", "fraction", SYNTHETIC, "‖Av − softmax v‖ / ‖softmax v‖", -1, ESTIMATED),
+    Metric("output_mse", "", SYNTHETIC, "mean of (Av − softmax v)²", -1, ESTIMATED),
+    Metric("mse_ratio", "×", ("angle", "length", "by"), "mean squared error of trigonometric features over that of "
+           "positive ones, for vectors of one length at an angle", also=(*SPREAD, "seed")),
+    Metric("depth_error", "fraction", ("attention", "model", "layer", "tokens", "seed"), "‖h − h_softmax‖ / "
+           "‖h_softmax‖ of a model's tokens after so many layers", -1, (*SPREAD, "images")),
+    *(Metric(f"map_{name}", unit, ("attention", "model", "layer", "head", "seed"), what, also=("image",))
+      for name, unit, what in (
+          ("entropy", "nat", "mean over rows of one head's attention matrix"),
+          ("error", "fraction", "mean row total variation of one head's matrix to the model's own"))),
+    Metric("attention_maps", "count", ("attention", "model", "seed"), "matrices of one image, layers × heads",
+           also=("image",), artefact=".npz: maps (layers, heads, queries, keys)"),
+    Metric("attention_macs", "MAC", ("attention", "tokens", "heads", "head_dim"), "of one call, all heads", -1),
+    Metric("prefix_sums", "fraction", ("attention", "tokens", "head_dim"), "how far causal attention by prefix sums is "
+           "from the masked matrix, at most", -1, artefact=".npz: sums (step, feature, column), outputs, exact"),
     Metric("attention_time", "s", CURVE, "one call; mode=forward, or both with its backward pass", -1,
            (*TIMED, *LAYERS, "refused"), timed=True),
     Metric("attention_vs_softmax", "×", CURVE, "the same beside softmax", 1, (*TIMED, *LAYERS), timed=True),
     Metric("attention_vs_identity", "×", CURVE, "the same beside identity", 1, (*TIMED, *LAYERS), timed=True),
+    Metric("attention_memory", "bytes", CURVE, "peak of one call beside its inputs, in a fresh process", -1,
+           ("refused",), timed=True),
+    Metric("memory_vs_softmax", "×", CURVE, "the same over fused softmax's; below 1 is less", -1, timed=True),
+    Metric("largest_tokens", "tokens", ("attention", "mode", "heads", "head_dim", "prefix", "batch", "seed"),
+           "so many fit the limit, if memory grows as it last did; to: the most that was measured", 1,
+           ("limit", "to"), timed=True),
     Metric("break_even_tokens", "tokens", ("variant", "baseline", "attention", "mode"),
            "from so many it is faster than softmax", -1,
            ("from", "to", "heads", "head_dim", "prefix", "batch", "seed", *LAYERS), "break_even_tokens", timed=True),
     Metric("examples", "count", (), "test images with predictions/<variant>, confidence/<variant>, maps/<variant>",
+           also=("variants",), artefact=".npz"),
+    Metric("samples", "count", (), "images drawn by next-pixel models: drawn/<variant>, and real ones",
            also=("variants",), artefact=".npz"),
     Metric("conversion_accuracy", "fraction", CONVERTED, "images right, of a model between teacher and student", 1,
            ("linear", "loss", "mix", "stage", "seed")),
@@ -173,6 +202,8 @@ TABLE = (
     Metric("trial_steps", "count", TRIAL, "steps of a trial's training", also=("seed", "folds")),
     Metric("option_importance", "fraction", ("variant", "option"), "part of the variance of a variant's whole trials "
            "that an option explains (fANOVA)"),
+    Metric("model_summary", "count", (), "layers of each variant's model, with shapes and parameters",
+           also=("variants",), artefact="JSON {variant: [{name, kind, shape, parameters, times}]}"),
     Metric("illustration", "count", (), "one training image: original, grid, augmented", artefact=".npz"),
 )  # fmt: skip
 METRICS = {metric.name: metric for metric in TABLE}

@@ -91,6 +91,11 @@ class Record:
     def tagged(self, **tags: Tag) -> Record:
         return replace(self, tags=self.tags | tags)
 
+    @property
+    def where(self) -> str:
+        """On what it was measured."""
+        return f"{self.device}, {self.threads} thread{'s' * (self.threads != 1)}, {self.dtype}, {self.versions}"
+
 
 OWN = tuple(f.name for f in fields(Record))
 

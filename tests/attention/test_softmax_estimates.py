@@ -142,3 +142,43 @@ def test_oprf_measures_its_spread_without_padding():
     scores = phi[0] @ phi[1].transpose(1, 2)
     expected = scores / scores.sum(-1, keepdim=True)
     torch.testing.assert_close(attention.attention_matrix(q, k, mask)[1, :, :7, :7], expected, rtol=1e-9, atol=1e-9)
+
+
+def test_shrinking_is_softmax_of_shorter_centred_queries_and_keys():
+    """s² = ln F / mean‖x_i + y_j‖², of the features that there are, on what centring leaves alone."""
+    q, k, _ = inputs(sigma=1.3)
+    q, k = q + 0.9, k - 0.4
+    attention = build("performer-hyp:m=3,shrink=true")
+    x, y = (t * 7**-0.25 for t in (q, k))
+    a, b = x - x.mean(2, keepdim=True), y - y.mean(2, keepdim=True)
+    pairs = (a[..., :, None, :] + b[..., None, :, :]).square().sum(-1).mean((2, 3), keepdim=True)
+    s = (math.log(6) / pairs).sqrt()
+    assert float(s.max()) < 1
+    plain = build("performer-hyp:m=3,center=false,scale=1")
+    found = plain.kernel.phi(s * a) @ plain.kernel.phi(s * b).transpose(2, 3)  # type: ignore[union-attr]
+    found = found * (x.mean(2, keepdim=True) @ y.transpose(2, 3)).exp()
+    torch.testing.assert_close(attention.attention_matrix(q, k), found / found.sum(-1, keepdim=True))
+
+
+def test_shrinking_fades_with_enough_features():
+    q, k, _ = inputs(sigma=0.5)
+    shrunk, plain = (build(f"performer-hyp:m=997{end}").attention_matrix(q, k) for end in (",shrink=true", ""))
+    torch.testing.assert_close(shrunk, plain, rtol=0, atol=0)
+
+
+def test_shrinking_comes_nearer_to_sharp_softmax():
+    q, k, _ = inputs(sigma=1.5)
+    q, k = q + 0.5, k + 0.5
+    shrunk, plain = (build(f"performer-hyp:m=8{end}").attention_matrix(q, k) for end in (",shrink=true", ""))
+    assert variation(shrunk, softmax(q, k)) < 0.9 * variation(plain, softmax(q, k))
+
+
+@pytest.mark.parametrize(
+    "spec", ["performer-exp:shrink=true", "performer-hyp:shrink=true,center=false",
+             "performer-hyp:shrink=true,stabilizer=reference"],
+)  # fmt: skip
+def test_shrinking_needs_centring(spec):
+    with pytest.raises(ValueError, match="shrink=true"):
+        build(spec)
+    with pytest.raises(ValueError, match="shrink=true"):
+        build("performer-hyp:shrink=true", causal=True)

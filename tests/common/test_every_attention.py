@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import cases
 import pytest
 import torch
@@ -9,6 +11,7 @@ from cases import build, inputs, is_rms, modes, ragged, rounding
 from torch.func import functional_call
 
 from linvit.attention import attention_names
+from linvit.attention.base import Attention
 from linvit.attention.causal import CHUNK
 from linvit.attention.performer import Performer
 from linvit.registry import parse
@@ -357,3 +360,18 @@ def test_redraw_is_in_place_and_seeded(spec, causal):
     assert all(torch.equal(buffer, start[name]) for name, buffer in attention.named_buffers() if name in drawn)
     for other in (build(spec, causal=causal, layer=1), build(spec, causal=causal, seed=1)):
         assert all(not torch.equal(b, start[n]) for n, b in other.named_buffers() if n in drawn)
+
+
+@every_causal
+def test_steps_give_what_the_whole_gives(spec):
+    """T9, with an attention's own state and with the one that any attention can do with."""
+    attention, (q, k, v) = build(spec, causal=True), inputs()
+    whole, tolerance = attention(q, k, v), rounding(attention, q, k, v)
+    for decode in (attention.decode, partial(Attention.decode, attention)):
+        state, outs = None, []
+        for t in range(0, q.shape[2], 3):
+            out, state = decode(
+                *attention.normalised(q[:, :, t : t + 3], k[:, :, t : t + 3]), v[:, :, t : t + 3], state
+            )
+            outs.append(out)
+        assert (torch.cat(outs, 2) - whole).abs().max() <= tolerance

@@ -179,6 +179,17 @@ def test_cifar(tmp_path, kind, binary, packed):
 
 
 @pytest.mark.usefixtures("small_cifar")
+@pytest.mark.parametrize("kind", ["cifar-10", "cifar-100"])
+def test_grey_cifar_is_as_pillow_makes_it(tmp_path, kind):
+    files, pixels, _ = cifar_files(kind, True)
+    write_cifar(tmp_path, kind, True, False, files)
+    found = data.load_data(kind.replace("-", "") + ":grey=true", root=tmp_path).test.images
+    assert found.shape == (10, 1, 32, 32)
+    for image, colours in zip(found, pixels, strict=True):
+        assert (image[0] == np.asarray(Image.fromarray(colours.transpose(1, 2, 0)).convert("L"))).all()
+
+
+@pytest.mark.usefixtures("small_cifar")
 @pytest.mark.parametrize("binary", [True, False])
 def test_coarse_labels(tmp_path, binary):
     files, _, labels = cifar_files("cifar-100", binary)

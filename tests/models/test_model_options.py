@@ -122,9 +122,11 @@ def test_an_option_without_effect_is_an_error(options, says):
 def test_what_has_no_effect_has_none():
     """Each such option may be changed, behind the back of the check, and the model stays what it was."""
     changed = {"patch_size": 6, "trunk": (3, 4), "pools": 0, "heads": 2, "head_dim": 5, "mlp_dim": 9, "qkv_bias": False,
-               "dropout": 0.5, "drop_path": 0.5, "layer_scale": 0.1, "prefix": None}  # fmt: skip
+               "dropout": 0.5, "drop_path": 0.5, "layer_scale": 0.1, "prefix": None, "levels": 7, "order": "reversed",
+               "pool": "cls-mean", "activation": "elu"}  # fmt: skip
     seen = set()
-    for base in ({"stem": "resnet"}, {"stem": "conv"}, {"stem": "pixel"}, {"depth": 0}, {"depth": 1}):
+    stems = ({"stem": stem} for stem in ("resnet", "conv", "pixel", "next-pixel"))
+    for base in (*stems, {"depth": 0}, {"depth": 1}):
         config = model_config(image_size=12, dim=16, classes=3, **base)
         model = VisionTransformer(config)
         for name in without_effect(dict(config)):

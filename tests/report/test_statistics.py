@@ -12,14 +12,15 @@ import pytest
 from scipy import stats
 
 from linvit.report import statistics
-from linvit.report.statistics import BEST, DIVERGED, MISSING, OPEN, UNKNOWN, WORSE, compare, dunnett, interval, judge
+from linvit.report.merit import ACCURACY
+from linvit.report.statistics import DIVERGED, MISSING, OPEN, UNKNOWN, WORSE, compare, dunnett, interval, judge
 
 spec = importlib.util.spec_from_file_location("decisions", Path(__file__).parents[2] / "benchmarks" / "decisions.py")
 assert spec is not None
 assert spec.loader is not None
 decisions = sys.modules["decisions"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(decisions)
-WITHIN = statistics.within(0.01)
+BEST, WITHIN = ACCURACY.best, ACCURACY.within(0.01)
 
 
 def at_most(rate, studies):
@@ -245,3 +246,26 @@ def test_more_seeds_of_folds_settle_only_so_much():
     assert seeds == math.inf
     assert who == ["a", "b"]
     assert 1 < times < 10
+
+
+@pytest.mark.parametrize("than", [-0.01, 0.0, 0.004])
+def test_a_pair_exceeds_as_a_paired_t_says(than):
+    """Two variants alone: the noise is their own, so it is the textbook's test."""
+    rng = np.random.default_rng(3)
+    a, b = 0.91 + 0.004 * rng.normal(size=(2, 5)) + np.array([[0.012], [0.0]])
+    pair = compare(np.stack([a, b]))
+    expected = stats.ttest_rel(a, b + than, alternative="greater").pvalue
+    assert pair.exceeds(0, 1, than) == pytest.approx(expected, abs=2e-6)
+    assert pair.exceeds(1, 0) == 1.0
+    level = pair.exceeds(0, 1, than)
+    assert pair.half(level, 1)[0, 1] == pytest.approx(pair.difference[0, 1] - than, rel=1e-3)
+
+
+def test_two_seeds_exceed_nothing():
+    assert compare(np.array([[0.99, 0.99], [0.1, 0.1]])).exceeds(0, 1) == 1.0
+
+
+def test_holm():
+    assert statistics.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert statistics.holm([0.6, 0.9]) == [1.0, 1.0]
+    assert statistics.holm([]) == []

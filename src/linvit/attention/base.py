@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -75,6 +75,10 @@ class Attention(nn.Module, ABC):
     def redraw(self, step: int) -> None:
         """New random features, where there are any; called from the training loop, never from `forward`."""
 
+    def learned(self) -> dict[str, Tensor]:
+        """Single numbers that are learned and mean something, by name: a training logs them."""
+        return {}
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         """Computed in float32 or better, returned in v's dtype."""
         self._check(q, k, v, mask)
@@ -85,6 +89,25 @@ class Attention(nn.Module, ABC):
             if self.dwc is not None:
                 out = out + self.dwc(v)
         return out if out.dtype == dtype else out.to(dtype)
+
+    def step(self, q: Tensor, k: Tensor, v: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        """Decode one or a few tokens (B, H, t, D) after those whose `state` is given → their outputs, and the next."""
+        if not self.site.causal:
+            raise ValueError("step() decodes causally: build the attention with causal=True")
+        self._check(q, k, v, None)
+        dtype = v.dtype
+        with full_precision(q):
+            q, k, v = precise(q, k, v)
+            out, state = self.decode(*self.normalised(q, k), v, state)
+        return out.to(dtype), state
+
+    def decode(self, q: Tensor, k: Tensor, v: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """`step` with inputs as `attend` gets them. All earlier ones are kept and attended to once more, which holds
+        for any attention; one that can do with less says how."""
+        new = q.shape[2]
+        if state is not None:
+            q, k, v = (torch.cat(pair, 2) for pair in zip(state, (q, k, v), strict=True))
+        return self.attend(q, k, v, None)[:, :, -new:], (q, k, v)
 
     def attention_matrix(self, q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, H, N, N): what multiplies v. Obtained by attending to v = I, so it holds for any attention."""
@@ -204,6 +227,8 @@ def precise(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
     """Fused softmax attention; a row with no key left gives zero."""
+    if mask is None and k.shape[-2] == 1:  # nothing to choose from: v, which the fused backward pass would round
+        return v.expand(*q.shape[:-1], v.shape[-1])
     if mask is None:
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
     keep = mask[:, None, None, :]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from linvit.attention.base import Attention, register, softmax_attention
@@ -19,6 +22,14 @@ class Softmax(Attention):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         return softmax_attention(q, k, v, mask, self.site.causal)
 
+    def decode(self, q: Tensor, k: Tensor, v: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """The state is all earlier keys and values."""
+        if state is not None:
+            k, v = (torch.cat(pair, 2) for pair in zip(state, (k, v), strict=True))
+        new, every = q.shape[2], k.shape[2]
+        seen = torch.ones(new, every, dtype=torch.bool, device=q.device).tril(every - new)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen), (k, v)
+
     def macs(self, tokens: int) -> int:
         return 2 * tokens**2 * self.site.head_dim * self.site.heads
 
@@ -33,6 +44,9 @@ class Identity(Attention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         return v
+
+    def decode(self, q: Tensor, k: Tensor, v: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return v, ()
 
     def macs(self, tokens: int) -> int:
         return 0
@@ -51,6 +65,13 @@ class Uniform(Attention):
         if self.site.causal:
             return (v * kept).cumsum(2) / kept.cumsum(2).clamp_min(1)
         return ((v * kept).sum(2, keepdim=True) / kept.sum(2, keepdim=True).clamp_min(1)).expand_as(v)
+
+    def decode(self, q: Tensor, k: Tensor, v: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """The state is the sum of v so far, and of how many."""
+        total, count = state or (torch.zeros_like(v[:, :, :1]), 0)
+        sums = total + v.cumsum(2)
+        counts = count + torch.arange(1, v.shape[2] + 1, device=v.device).to(v)[:, None]
+        return sums / counts, (sums[:, :, -1:], count + v.shape[2])
 
     def macs(self, tokens: int) -> int:
         return tokens * self.site.head_dim * self.site.heads

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -61,7 +62,14 @@ class MultiHead(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, N, dim) → (B, N, dim)."""
-        out = self.attention(*self.split(x), mask=mask)
+        return self._joined(self.attention(*self.split(x), mask=mask))
+
+    def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        """One or a few tokens (B, t, dim) after those whose `state` is given, of a causal attention."""
+        out, state = self.attention.step(*self.split(x), state)
+        return self._joined(out), state
+
+    def _joined(self, out: Tensor) -> Tensor:
         return self.dropout(self.proj(out.transpose(1, 2).flatten(2)))
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from linvit.attention.base import Attention, Switches, full_precision, precise
+from linvit.attention.base import Attention, Switches
 from linvit.attention.causal import causal_attention
 from linvit.attention.linear import linear_attention
 from linvit.attention.plain import State, plain_attention, plain_causal
@@ -33,6 +33,8 @@ class Performer(Attention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         prepared, flat = self.prepare(q, k, mask), v.flatten(0, 1)
+        if v.shape[2] == 1 and mask is None and (prepared.features.exponential or prepared.features.positive):
+            return v  # a token alone: φ(q)·φ(k) v / φ(q)·φ(k), which computing would only round
         if self.plain or tracing():
             out = plain_attention(prepared, flat, self.site.causal)
         else:
@@ -41,22 +43,19 @@ class Performer(Attention):
             out = F.rms_norm(out, out.shape[-1:])
         return out.view_as(v)
 
-    def step(self, q: Tensor, k: Tensor, v: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """Decode one or a few tokens (B, H, t, D) after `state`, at a cost independent of how many came before."""
-        if not self.site.causal:
-            raise ValueError("step() decodes causally: build the attention with causal=True")
-        self._check(q, k, v, None)
-        shape, dtype = v.shape, v.dtype
-        with full_precision(q):
-            q, k, v = precise(q, k, v)
-            prepared = self.prepare(*self.normalised(q, k))
-            out, state = plain_causal(prepared, v.reshape(-1, *shape[2:]), state)
-            if not prepared.features.divide:
-                out = F.rms_norm(out, out.shape[-1:])
-        return out.view(shape).to(dtype), state
+    def decode(self, q: Tensor, k: Tensor, v: Tensor, state: State | None) -> tuple[Tensor, State]:
+        """At a cost, and with a state, independent of how many tokens came before."""
+        prepared = self.prepare(q, k)
+        out, state = plain_causal(prepared, v.flatten(0, 1), state)
+        if not prepared.features.divide:
+            out = F.rms_norm(out, out.shape[-1:])
+        return out.view_as(v), state
 
     def redraw(self, step: int) -> None:
         self.kernel.redraw(step)
+
+    def learned(self) -> dict[str, Tensor]:
+        return self.kernel.learned()
 
     def macs(self, tokens: int) -> int:
         d = self.site.head_dim

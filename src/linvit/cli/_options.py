@@ -51,6 +51,9 @@ From = Annotated[
         "'backbones' (those that ship) or 'scratch' (nothing).",
     ),
 ]
+Task = Annotated[
+    str, typer.Option(metavar="NAME", help="What is learned: classification, or next-pixel (the likelihood of images).")
+]
 Steps = Annotated[int | None, typer.Option(help="Steps, instead of epochs.")]
 PatchSize = Annotated[int | None, typer.Option(metavar="PIXELS", help="Side of a patch, of a model that has patches.")]
 BatchSize = Annotated[int | None, typer.Option(help="Images per step.")]

@@ -17,11 +17,6 @@ def rows(records: Iterable[Record]) -> list[dict[str, Any]]:
     return [json.loads(record.line()) for record in records]
 
 
-def where(record: Record) -> str:
-    """On what it was measured."""
-    return f"{record.device}, {record.threads} thread{'s' * (record.threads != 1)}, {record.dtype}, {record.versions}"
-
-
 def print_json(value: Any) -> None:
     print(json.dumps(value, ensure_ascii=False, indent=1))
 

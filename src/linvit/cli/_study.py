@@ -24,13 +24,14 @@ def show(studies: Path | Sequence[Path], folder: Path, as_json: bool, quiet: boo
         })  # fmt: skip
         return
     if not quiet:
+        name = summary.merit.title.lower()
         rows = [
-            {"variant": v.label, "test accuracy": points(v)}
+            {"variant": v.label, name: points(v, summary.merit)}
             | {heading.lower(): shown(v, metric.name) for heading, metric in headings(summary).items()}
             | {"verdict": v.verdict}
             for v in summary.variants
         ]
-        print_table(rows, right=["test accuracy", *map(str.lower, headings(summary))])
+        print_table(rows, right=[name, *map(str.lower, headings(summary))])
     print(f"{advice.headline}. {' '.join(advice.sentences)}")
     if advice.command:
         print(f"  {advice.command}")

@@ -20,14 +20,19 @@ def summary(trained: Trained) -> dict[str, Any]:
         "test_accuracy_final": trained.value("test_accuracy", "final"),
         "validation_accuracy": trained.value("validation_accuracy"),
     }
+    bits = {
+        "bits_per_dim": trained.value("bits_per_dim", "best"),
+        "bits_per_dim_final": trained.value("bits_per_dim", "final"),
+        "validation_bits_per_dim": trained.value("validation_bits_per_dim"),
+    }
     folds = {
         "test_accuracy_interval": interval_of_folds(trained),
         "folds": [one.test_accuracy for one in trained.folds],
     }
     return {
         "folder": str(trained.folder),
-        "test_accuracy": trained.test_accuracy,
-        **(folds if trained.folds else alone),
+        **(bits if trained.experiment.model.causal else {"test_accuracy": trained.test_accuracy}),
+        **(folds if trained.folds else {} if trained.experiment.model.causal else alone),
         "diverged": trained.diverged or None,
         "skipped": trained.data.skipped,
         "records": rows(trained.records),
@@ -45,16 +50,20 @@ def print_summary(trained: Trained, already: bool) -> None:
     if trained.folds:
         print_folds(trained)
         return
-    best, final = trained.find("test_accuracy", "best"), trained.find("test_accuracy", "final")
+    bits = trained.experiment.model.causal
+    best, final = (trained.find("bits_per_dim" if bits else "test_accuracy", which) for which in ("best", "final"))
     if best is None or final is None or best.value is None:
         return
-    low, high = wilson(best.value, best.n)
-    print(f"test accuracy  {best.value:.4f} [{low:.4f}, {high:.4f}], n = {best.n}, one seed: best on validation")
+    if bits:
+        print(f"bits per dim   {best.value:.4f}, {best.n} test images, one seed: best on validation")
+    else:
+        low, high = wilson(best.value, best.n)
+        print(f"test accuracy  {best.value:.4f} [{low:.4f}, {high:.4f}], n = {best.n}, one seed: best on validation")
     print(f"               {final.value:.4f}: after the last step")
     seconds = duration(trained.value("train_seconds") or 0)
     print(f"model          {best.tags['attention']}, {trained.value('parameters'):,} parameters, trained in {seconds}")
     print(f"folder         {folder} (the model: {folder / 'best'})")
-    print(f"use it         linvit predict IMAGE --model {folder}")
+    print(f"use it         linvit {f'sample {folder}' if bits else f'predict IMAGE --model {folder}'}")
     print(f"               linvit evaluate {folder} · linvit.load('{folder}') in Python")
 
 
@@ -146,9 +155,9 @@ def settings(pairs: list[str] | None, **flags: Any) -> dict[str, Any]:
 ELSEWHERE = (
     "data", "attention", "attentions", "seed", "seeds", "image_size", "limit", "skip_bad", "out", "device", "data_root",
     "budget", "match", "jobs", "jobs_file", "threads", "controls", "runner", "with_scratch", "with_redrawn", "folds",
-    "on", "dry_run", "print_config", "track",
+    "on", "dry_run", "print_config", "track", "task",
 )  # fmt: skip
 NOT_OPTIONS = (  # but arguments of the functions
-    "progress", "listeners", "checkpoint_seconds", "command", "hear", "test", "variants", "source", "start", "task",
+    "progress", "listeners", "checkpoint_seconds", "command", "hear", "test", "variants", "source", "start",
     "dataset", "trials", "space", "sampler", "pruner", "storage", "join", "say", "config",
 )  # fmt: skip

@@ -17,6 +17,7 @@ def run(
         "Default: softmax, performer-exp, -relu and -theta with m=32, linformer:k=16.")] = None,
     config: options.Config = None,
     start: options.From = None,
+    task: options.Task = "classification",
     with_scratch: Annotated[bool, typer.Option(
         "--with-scratch", help="With --from: every variant also from nothing, for as many steps.")] = False,
     with_redrawn: Annotated[int | None, typer.Option(
@@ -38,7 +39,8 @@ def run(
         "[default: 3, or what fits the budget; 1 with --folds]")] = None,
     folds: options.Folds = None,
     margin: Annotated[float | None, typer.Option(
-        metavar="POINTS", help="Accuracy that a faster variant may lose, in points. [default: 1]")] = None,
+        metavar="POINTS", help="Accuracy that a faster variant may lose, in points, or hundredths of a bit. "
+        "[default: 1]")] = None,
     seed: options.Seed = 0,
     size: options.Size = None,
     settings: options.Settings = None,
@@ -79,6 +81,8 @@ def run(
         linvit compare cifar10 --epochs 10 --out runs/c10 --jobs-file
 
         linvit compare digits --config runs/tune-digits/best.toml --seeds 5
+
+        linvit compare mnist --task next-pixel -a softmax -a performer-relu:m=64 --set levels=16
     """
     from linvit.cli import _output, _study, _training, _tuning
     from linvit.cli._display import Display
@@ -91,12 +95,12 @@ def run(
     with Display(quiet or json) as display, _output.warnings_in_one_line():
         try:
             folder = compare(
-                data, controls=controls, with_scratch=with_scratch, with_redrawn=with_redrawn, seeds=seeds, folds=folds,
-                seed=seed, margin=None if margin is None else margin / 100, budget=budget, dry_run=dry_run, out=out,
-                device=device, runner=on, jobs=jobs, threads=threads, data_root=data_root, image_size=image_size,
-                limit=limit, skip_bad=skip_bad, print_config=print_config, jobs_file=jobs_file, track=track or (),
-                command=again, say=print if printed else display.say, hear=display.hear, progress=display.progress,
-                **asked,
+                data, task=task, controls=controls, with_scratch=with_scratch, with_redrawn=with_redrawn, seeds=seeds,
+                folds=folds, seed=seed, margin=None if margin is None else margin / 100, budget=budget, dry_run=dry_run,
+                out=out, device=device, runner=on, jobs=jobs, threads=threads, data_root=data_root,
+                image_size=image_size, limit=limit, skip_bad=skip_bad, print_config=print_config, jobs_file=jobs_file,
+                track=track or (), command=again, say=print if printed else display.say, hear=display.hear,
+                progress=display.progress, **asked,
             )  # fmt: skip
         except KeyboardInterrupt as stop:
             raise KeyboardInterrupt(f"nothing that was trained is lost; go on with: {again}") from stop

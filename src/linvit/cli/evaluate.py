@@ -16,6 +16,8 @@ def run(
         metavar="[DATA]", help="A data set's name or a path. [default: as in training]")] = None,
     split: Annotated[Literal["test", "validation"], typer.Option(help="Which images.")] = "test",
     confusion: Annotated[bool, typer.Option("--confusion", help="Show the confusion matrix too.")] = False,
+    summary: Annotated[bool, typer.Option(
+        "--summary", help="Show the model's layers, their shapes and parameters instead; no image is read.")] = False,
     limit: options.Limit = None,
     skip_bad: options.SkipBad = False,
     data_root: options.DataRoot = None,
@@ -31,18 +33,34 @@ def run(
         linvit evaluate runs/photos
         linvit evaluate runs/photos more-photos/ --confusion
         linvit evaluate runs/photos/last --split validation --json
+        linvit evaluate runs/photos --summary
     """
     from linvit.cli import _output
     from linvit.cli._display import Display
     from linvit.measure.accuracy import wilson
+    from linvit.measure.likelihood import Likelihood
     from linvit.train.use import evaluate_folder
 
+    if summary:
+        _print_layers(model, json)
+        return
     with Display(quiet) as display, _output.warnings_in_one_line():
         done = evaluate_folder(
             model, data, split=split, device=device, data_root=data_root, limit=limit, skip_bad=skip_bad,
             progress=display.progress,
         )  # fmt: skip
     result = done.result
+    if isinstance(result, Likelihood):
+        if json:
+            _output.print_json({
+                "model": str(done.folder), "data": done.data, "split": split, "n": len(result.bits),
+                "bits_per_dim": result.bits_per_dim, "loss": result.loss,
+                "same_data": None if done.changed is None else not done.changed,
+            })  # fmt: skip
+        else:
+            images = f"the {len(result.bits):,} {split} images of {done.data}"
+            print(f"{result.bits_per_dim:.4f}" + ("" if quiet else f" bits per dimension of {images}: {done.folder}"))
+        return
     n = len(result.labels)
     low, high = wilson(result.accuracy, n)
     counts = result.confusion()
@@ -74,3 +92,24 @@ def run(
         table = [{"true \\ predicted": name} | dict(zip(names, row, strict=True))
                  for name, row in zip(names, counts.tolist(), strict=True)]  # fmt: skip
         _output.print_table(table, right=names)
+
+
+def _print_layers(folder: Path, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from linvit.cli import _output
+    from linvit.models.summary import summary
+    from linvit.train import load
+
+    model = load(folder)
+    layers = summary(model)
+    if as_json:
+        _output.print_json([asdict(layer) for layer in layers])
+        return
+    rows = [
+        {"layer": layer.name, "kind": layer.kind, "output": " × ".join(map(str, layer.shape)),
+         "parameters": f"{layer.times} × {layer.parameters:,}" if layer.times > 1 else f"{layer.parameters:,}"}
+        for layer in layers
+    ]  # fmt: skip
+    total = f"{model.parameter_count():,} parameters, {model.tokens:,} tokens, {model.macs():,} MACs per image"
+    _output.print_table(rows, notes=[total], right=["output", "parameters"])

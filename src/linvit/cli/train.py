@@ -17,6 +17,7 @@ def run(
         "--attention", "-a", metavar="SPEC", help="One spec, or one per layer: a@2+b@4.")] = None,
     config: options.Config = None,
     start: options.From = None,
+    task: options.Task = "classification",
     epochs: Annotated[float | None, typer.Option(help="Passes over the training images.")] = None,
     steps: options.Steps = None,
     size: options.Size = None,
@@ -67,6 +68,7 @@ def run(
         linvit train digits --folds 5
         torchrun --nproc-per-node 2 -m linvit train photos/ --out runs/photos
         linvit train mnist --config runs/tune-mnist/best.toml --epochs 4
+        linvit train mnist --task next-pixel -a performer-relu:m=64 --set levels=16
     """
     from linvit.cli import _output, _training, _tuning
     from linvit.cli._display import Display
@@ -87,7 +89,7 @@ def run(
     with Display(quiet) as display, _output.warnings_in_one_line(), options.resumable(ctx):
         trained = train(
             data, out=out, seed=seed, device=device, data_root=data_root, image_size=image_size, limit=limit,
-            skip_bad=skip_bad, folds=folds, dry_run=dry_run or print_config, listeners=[display.listen],
+            skip_bad=skip_bad, folds=folds, task=task, dry_run=dry_run or print_config, listeners=[display.listen],
             track=track or (), progress=display.progress, checkpoint_seconds=save_every, **asked,
         )  # fmt: skip
     if ranks.number() > 0:  # what there is to say, the first rank says

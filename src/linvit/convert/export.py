@@ -75,6 +75,8 @@ def export(
     if missing := [name for name in EXTRAS[format] if importlib.util.find_spec(name) is None]:
         raise ValueError(f"format={format} needs {missing[0]}, which is not installed: pip install 'linvit[{format}]'")
     model = load(folder)
+    if model.config.causal:
+        raise ValueError(f"{folder} is a next-pixel model: only models with classes are exported")
     if path.exists():
         raise ValueError(f"{path} is there already: delete it, or give another place with --out")
     with repeated(progress) as tell:

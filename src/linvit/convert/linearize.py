@@ -110,7 +110,8 @@ def _site(model: Any) -> dict[str, Any]:
         grid, prefix = there
     else:
         raise ValueError(f"{type(model).__name__} is not a whole vision transformer: give that")
-    return {"tokens": prefix + grid[0] * grid[1], "grid": tuple(grid), "prefix": prefix}
+    causal = isinstance(model, VisionTransformer) and model.config.causal
+    return {"tokens": prefix + grid[0] * grid[1], "grid": tuple(grid), "prefix": prefix, "causal": causal}
 
 
 def _note(model: Any, changed: list[Spec | None]) -> str:
@@ -143,5 +144,5 @@ def _distances(model: nn.Module, images: Tensor) -> dict[int, dict[str, float]]:
     return dict(sums)
 
 
-def _as_softmax(attention: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-    return softmax_attention(*precise(*inputs[:3]), mask=None).to(output.dtype)  # type: ignore[misc]
+def _as_softmax(attention: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    return softmax_attention(*precise(*inputs[:3]), mask=None, causal=attention.site.causal).to(output.dtype)  # type: ignore[misc]

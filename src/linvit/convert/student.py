@@ -67,6 +67,8 @@ def fitted(
     config = stored.config
     if not config.depth:
         raise ValueError(f"{stored.folder} has depth=0: there is no attention to convert")
+    if config.causal:
+        raise ValueError(f"{stored.folder} is a next-pixel model: only models with classes are converted")
     if dataset.channels != config.channels:
         wanted, found = config.channels, dataset.channels
         raise ValueError(f"the images of {dataset.name} have {found} channels, but {stored.folder} takes {wanted}")

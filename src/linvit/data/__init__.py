@@ -13,11 +13,12 @@ for a file format that any path can have.
 from linvit.data.augment import Augment, normalise
 from linvit.data.dataset import Dataset, Split, alike, folded, load_data, repeats
 from linvit.data.decode import BadImage, read_image
+from linvit.data.download import Missing
 from linvit.data.sources import DATASETS, FORMATS, Arrays, Pictures
 from linvit.data.splits import Fold
 from linvit.data.surveys import Survey, survey
 
 __all__ = [
-    "DATASETS", "FORMATS", "Arrays", "Augment", "BadImage", "Dataset", "Fold", "Pictures", "Split", "Survey", "alike",
-    "folded", "load_data", "normalise", "read_image", "repeats", "survey",
+    "DATASETS", "FORMATS", "Arrays", "Augment", "BadImage", "Dataset", "Fold", "Missing", "Pictures", "Split",
+    "Survey", "alike", "folded", "load_data", "normalise", "read_image", "repeats", "survey",
 ]  # fmt: skip

@@ -1,6 +1,7 @@
 """CIFAR-10 and CIFAR-100: 32×32 colour, 50,000 train and 10,000 test images.
 
 Read from the original binary or Python batches, unpacked or still in their tar.gz; pickles are parsed, never loaded.
+With grey=true images have one channel: 1,024 tokens for stem=pixel, the pixel task of Long Range Arena.
 """
 
 from __future__ import annotations
@@ -42,28 +43,28 @@ class Batches:
 
 
 @DATASETS.register("cifar10")
-def cifar10(root: Path) -> Arrays:
+def cifar10(root: Path, *, grey: bool = False) -> Arrays:
     layout = Batches(
         stem="cifar-10", folders={"binary": "cifar-10-batches-bin", "python": "cifar-10-batches-py"},
         train=tuple(f"data_batch_{i}" for i in range(1, 6)), test="test_batch", classes_file="batches.meta.txt",
         meta="batches.meta", classes_key="label_names", labels_key="labels", label_bytes=1, label_at=0,
         md5_binary="c32a1d4ab5d03f1284b67883e8d87530",
     )  # fmt: skip
-    return _load("cifar10", layout, [*homes(root, "cifar10", "cifar-10", "CIFAR10"), root])
+    return _load("cifar10", layout, [*homes(root, "cifar10", "cifar-10", "CIFAR10"), root], grey)
 
 
 @DATASETS.register("cifar100")
-def cifar100(root: Path, *, labels: Literal["fine", "coarse"] = "fine") -> Arrays:
+def cifar100(root: Path, *, labels: Literal["fine", "coarse"] = "fine", grey: bool = False) -> Arrays:
     layout = Batches(
         stem="cifar-100", folders={"binary": "cifar-100-binary", "python": "cifar-100-python"}, train=("train",),
         test="test", classes_file=f"{labels}_label_names.txt", meta="meta", classes_key=f"{labels}_label_names",
         labels_key=f"{labels}_labels", label_bytes=2, label_at=int(labels == "fine"),
         md5_binary="03b5dce01913d631647c71ecec9e9cb8",
     )  # fmt: skip
-    return _load("cifar100", layout, [*homes(root, "cifar100", "cifar-100", "CIFAR100"), root])
+    return _load("cifar100", layout, [*homes(root, "cifar100", "cifar-100", "CIFAR100"), root], grey)
 
 
-def _load(dataset: str, layout: Batches, places: list[Path]) -> Arrays:
+def _load(dataset: str, layout: Batches, places: list[Path], grey: bool) -> Arrays:
     versions = [
         (path, version)
         for place in places
@@ -87,6 +88,8 @@ def _load(dataset: str, layout: Batches, places: list[Path]) -> Arrays:
         classes = _unpickle(path, files, layout.meta).get(layout.classes_key, [])
         classes = [name.decode() if isinstance(name, bytes) else str(name) for name in classes]
         pieces = [_pickled(path, files, layout, name) for name in names]
+    if grey:
+        pieces = [(luma(images), labels) for images, labels in pieces]
     images, labels = zip(*pieces, strict=True)
     parts = {"train": (np.concatenate(images[:-1]), np.concatenate(labels[:-1])), "test": pieces[-1]}
     for split, (_, found) in parts.items():
@@ -97,6 +100,12 @@ def _load(dataset: str, layout: Batches, places: list[Path]) -> Arrays:
             )
         check_labels(path, found, len(classes))
     return stack(parts, classes)
+
+
+def luma(images: np.ndarray) -> np.ndarray:
+    """uint8 (n, 3, H, W) → (n, 1, H, W), as Pillow makes colour grey (ITU-R 601-2, in whole numbers)."""
+    red, green, blue = (images[:, i : i + 1].astype(np.uint32) for i in range(3))
+    return (19595 * red + 38470 * green + 7471 * blue + 0x8000 >> 16).astype(np.uint8)
 
 
 def _records(path: Path, files: Files, layout: Batches, name: str) -> tuple[np.ndarray, np.ndarray]:

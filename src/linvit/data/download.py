@@ -19,6 +19,10 @@ from filelock import FileLock
 TIMEOUT = 20  # seconds without a byte
 
 
+class Missing(ValueError):
+    """A set's files are not there and cannot be fetched; the text says which to put where."""
+
+
 @dataclass(frozen=True)
 class Remote:
     url: str
@@ -35,7 +39,7 @@ def homes(root: Path, *names: str) -> list[Path]:
 
 
 def fetch(dataset: str, folder: Path, remotes: Sequence[Remote], alternatives: str = "") -> None:
-    """Download what `folder` lacks; a ValueError says what to do by hand."""
+    """Download what `folder` lacks; if that cannot be, `Missing` says what to do by hand."""
     missing = [remote for remote in remotes if not (folder / remote.name).exists()]
     try:
         for remote in missing:
@@ -43,7 +47,7 @@ def fetch(dataset: str, folder: Path, remotes: Sequence[Remote], alternatives: s
     except OSError as error:
         reason = getattr(error, "reason", None) or error
         files = ", ".join(remote.name for remote in missing) + f" from {missing[0].url.rpartition('/')[0]}/"
-        raise ValueError(
+        raise Missing(
             f"{dataset}: its files are not in {folder} and could not be downloaded ({reason}): put there {files}"
             + alternatives
         ) from None

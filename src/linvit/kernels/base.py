@@ -125,6 +125,10 @@ class FeatureMap(nn.Module, ABC):
     def redraw(self, step: int) -> None:
         """New random features for this step, in place; deterministic and learned maps have nothing to draw."""
 
+    def learned(self) -> dict[str, Tensor]:
+        """Single numbers that are learned and mean something, by name: a training logs them."""
+        return {}
+
 
 KERNELS: Registry[type[FeatureMap]] = Registry("kernel", "linvit.kernels")
 register = KERNELS.register

@@ -26,12 +26,15 @@ class Exponential(Projected):
     @dataclass(frozen=True, kw_only=True)
     class Options(Projected.Options):
         center: bool | None = None  # without it, where it is known to help: ±Ω, bidirectional
+        shrink: bool = False  # shorten what centring leaves to what so many features can tell: nearer, but biased
 
     def __init__(self, site: Site, **options):
         super().__init__(site, **options)
         if self.options.center and site.causal:
             raise ValueError("center=true needs the mean over all tokens, which a causal attention may not see")
         self.center = self.symmetric and not site.causal if self.options.center is None else self.options.center
+        if self.options.shrink and not (self.center and self.omega is not None):
+            raise ValueError("shrink=true shortens what center=true leaves of q and k, and needs a random Ω")
         self.rows *= 2 if self.symmetric else 1
         self.width = self.rows or site.head_dim
 
@@ -50,9 +53,18 @@ class Exponential(Projected):
         if self.center:
             q, k, weight = centred(q, k, keep)
             weight = scale**2 * weight
+        if self.options.shrink:
+            q, k = self._shortened(q, k, keep)
         if self.omega is None:  # φ(x) = exp(x)
             return Prepared(q * scale, k * scale, Features(), weight)
         return Prepared(q, k, self.features(q), weight)
+
+    def _shortened(self, q: Tensor, k: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Centred q and k times s, s² = min(1, ln F / mean‖x_i + y_j‖²): the variance of F features relative to what
+        they estimate is about e^{s²‖x+y‖²}/F, and is one at this s. With F → ∞ nothing is shortened."""
+        squares = self.scale**2 * masked_mean(square_norm(q) + square_norm(k), keep)
+        s = (math.log(self.width) / squares.clamp_min(1e-6)).clamp_max(1.0).sqrt()
+        return q * s, k * s
 
     def make_features(self, x: Tensor) -> Features:
         omega = self.matrix()
@@ -88,6 +100,8 @@ class Favor(Exponential):
             self.no_effect("stabilizer=exact needs no ε", "eps")
         elif self.options.center or self.omega is None:
             raise ValueError("stabilizer=reference goes with neither center=true nor projection=none")
+        elif self.options.shrink:
+            raise ValueError("stabilizer=reference is not centred, and shrink=true shortens what centring leaves")
         elif site.causal:
             raise ValueError("stabilizer=reference needs a maximum over all keys, which a causal attention may not see")
         self.center = self.center and not self.reference

@@ -89,6 +89,9 @@ class ThetaMixture(Learned):
         u = (_run(self.mlp, x) / self.tau).clamp(-self.options.clamp, self.options.clamp)
         return self.alpha * u.exp() + (1 - self.alpha) * u.relu() + self.eps
 
+    def learned(self) -> dict[str, Tensor]:
+        return {"alpha": self.alpha, "tau": self.tau, "eps": self.eps}
+
 
 @register("theta-mlp")
 class ThetaMlp(Learned):
@@ -161,9 +164,16 @@ class Theta(Exponential):
         self.temperature = nn.Parameter(torch.tensor(math.log(math.expm1(1 - 1e-3))))  # τ = softplus(·) + 10⁻³
         self.width, self.rows = 2 * m, m + 2 * d + 2 * m
 
+    @property
+    def tau(self) -> Tensor:
+        return F.softplus(self.temperature) + 1e-3
+
+    def learned(self) -> dict[str, Tensor]:
+        """α is one for each row of Ω: its mean."""
+        return {"gate": self.gate, "tau": self.tau, "alpha": self.mix.sigmoid().mean()}
+
     def log_parts(self, x: Tensor) -> Tensor:
-        tau = F.softplus(self.temperature) + 1e-3
-        u = x @ self.omega.to(x).t() / tau.to(x) + self.gate * _run(self.mlp, x)
+        u = x @ self.omega.to(x).t() / self.tau.to(x) + self.gate * _run(self.mlp, x)
         return torch.cat([u, -u], -1)
 
     def phi(self, x: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""How far an attention is from exact softmax, on the same queries and keys.
+"""How far an attention is from exact softmax, on the same queries and keys: random ones (`measure`), also with more and
+more features (`over_features`). `measure.trained` has those of a trained model.
 
 Every comparison needs two controls: `uniform`, which ignores q and k, and softmax's own entropy. With sharp or long
 queries a random-feature estimate can be further from softmax than uniform attention is, which an error of the output
@@ -11,18 +12,27 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from linvit.attention import Attention, create_attention
+from linvit.attention import Attention
+from linvit.attention.performer import Performer
 from linvit.measure.cost import squarest
-from linvit.measure.provenance import provenance
+from linvit.measure.gate import wrong
+from linvit.measure.peers import Peer, create
+from linvit.measure.provenance import Provenance, provenance
 from linvit.progress import Progress, ignore
 from linvit.randomness import generator
-from linvit.records import Record
+from linvit.records import Record, Tag
+from linvit.registry import Spec, parse
 
 CONTROL = "uniform"
+UNITS = {"attention_entropy": "nat", "output_mse": ""}  # of all else: fraction
+FAMILIES = ("performer-exp", "performer-exp:projection=iid", "performer-trig", "performer-trig:projection=iid",
+            "performer-hyp")  # fmt: skip
 
 
 @torch.no_grad()
@@ -63,30 +73,115 @@ def measure(
 
     A record's value is the mean over draws, `low` and `high` its extremes. The control is measured always.
     """
-    if tokens < 2 or draws < 1:
-        raise ValueError(f"tokens={tokens} must be at least 2, and draws={draws} at least 1")
-    if bad := [sigma for sigma in sigmas if not (math.isfinite(sigma) and sigma > 0)]:
-        raise ValueError(f"sigma={bad[0]} must be a positive number")
+    _check(sigmas, tokens=(tokens, 2), heads=(heads, 1), head_dim=(head_dim, 1), draws=(draws, 1))
     specs = list(dict.fromkeys([*specs, CONTROL]))
-
-    def build(spec: str, draw: int) -> Attention:
-        grid = squarest(tokens)
-        return create_attention(spec, heads=heads, head_dim=head_dim, tokens=tokens, grid=grid, seed=seed + draw).eval()
-
-    for spec in specs:
-        build(spec, 0)  # a bad spec is an error before anything is measured
+    site = {"heads": heads, "head_dim": head_dim, "tokens": tokens, "grid": squarest(tokens)}
+    common = provenance(torch.device("cpu"), torch.float64)
+    tags: dict[str, Tag] = {"tokens": tokens, "heads": heads, "head_dim": head_dim, "seed": seed}
+    wrong_ones = refusals(specs, seed, site)
+    for spec, why in wrong_ones.items():
+        yield refused(spec, why, common, tags)
+    specs = [spec for spec in specs if spec not in wrong_ones]
     q, k, v = torch.randn(3, 1, heads, tokens, head_dim, generator=generator("error", seed), dtype=torch.float64)
-    common = provenance(q.device, q.dtype)
     total = len(sigmas) * len(specs)
     for i, (sigma, spec) in enumerate(itertools.product(sigmas, specs)):
         progress(i, total, f"{spec} at σ = {sigma:g}")
-        found = [attention_error(build(spec, draw), sigma * q, sigma * k, v) for draw in range(draws)]
+        found = [attention_error(drawn(spec, seed + draw, site), sigma * q, sigma * k, v) for draw in range(draws)]
         for metric in found[0]:
-            values = [one[metric] for one in found]
-            unit = "nat" if metric == "attention_entropy" else "fraction"
-            yield Record(
-                metric, statistics.fmean(values), unit, n=draws, **common,
-                tags={"attention": spec, "sigma": sigma, "tokens": tokens, "heads": heads, "head_dim": head_dim,
-                      "seed": seed, "low": min(values), "high": max(values)},
-            )  # fmt: skip
+            own: dict[str, Tag] = {"attention": spec, "sigma": sigma}
+            yield over_draws(metric, [one[metric] for one in found], common, own | tags)
     progress(total, total, "done")
+
+
+def over_draws(metric: str, values: Sequence[float], common: Provenance, tags: dict[str, Tag]) -> Record:
+    """A record of the mean, with the extremes as tags."""
+    spread = {"low": min(values), "high": max(values)}
+    return Record(metric, statistics.fmean(values), UNITS.get(metric, "fraction"), len(values), **common,
+                  tags=tags | spread)  # fmt: skip
+
+
+def _check(sigmas: Sequence[float] = (), **sizes: tuple[int, int]) -> None:
+    for name, (size, least) in sizes.items():
+        if size < least:
+            raise ValueError(f"{name}={size} must be at least {least}")
+    if bad := [sigma for sigma in sigmas if not (math.isfinite(sigma) and sigma > 0)]:
+        raise ValueError(f"sigma={bad[0]} must be a positive number")
+
+
+def drawn(spec: str, seed: int, site: dict[str, Any]) -> Attention:
+    """The attention in float64, its random features by the seed."""
+    return create(spec, **site, seed=seed).eval().double()
+
+
+def refusals(specs: Iterable[str], seed: int, site: dict[str, Any]) -> dict[str, str]:
+    """The peers that do not compute what they say, and why. A bad spec is an error."""
+    found = {}
+    for spec in specs:
+        attention = drawn(spec, seed, site)
+        shape = 4, 1, site["heads"], min(64, site["tokens"]), site["head_dim"]
+        inputs = torch.randn(shape, generator=generator("gate", seed), dtype=torch.float64)
+        if isinstance(attention, Peer) and (why := wrong(attention, *inputs)):
+            found[spec] = why
+    return found
+
+
+def refused(spec: str, why: str, common: Provenance, tags: dict[str, Tag]) -> Record:
+    """A record that says so."""
+    told: dict[str, Tag] = {"attention": spec, "refused": why}
+    return Record("attention_error", None, "fraction", 0, **common, tags=tags | told)
+
+
+def with_features(spec: str, features: int, **site: Any) -> str:
+    """The spec with so many features: m where a row of Ω makes one, half as many where it makes two (hyp, trig)."""
+    given = parse(spec)
+    for size in ("m", "k"):
+        try:
+            probe = create(Spec(given.name, {**given.options, size: 2}), **site)
+        except ValueError as error:
+            if f"has no option '{size}'" not in str(error):
+                raise
+            continue
+        each = probe.kernel.width // 2 if isinstance(probe, Performer) else 1
+        if features % each:
+            raise ValueError(f"features={features} is not a multiple of {each}, which a row of {spec} makes")
+        return str(Spec(given.name, {**given.options, size: features // each}))
+    raise ValueError(f"'{spec}' has no number of features: neither m nor k is an option of it")
+
+
+@torch.no_grad()
+def over_features(
+    specs: Iterable[str] = FAMILIES, *, features: Sequence[int] = (16, 32, 64, 128, 256),
+    sigmas: Sequence[float] = (0.5, 1.0), tokens: int = 4096, heads: int = 1, head_dim: int = 16, draws: int = 15,
+    seed: int = 0, progress: Progress = ignore,
+) -> Iterator[Record]:  # fmt: skip
+    """`output_mse`, the mean of (Av − softmax v)² over the output, and `output_error`, against the number of features.
+
+    Each draw is a new q, k ~ N(0, σ²), v ~ N(0, 1) and a new Ω, the same inputs for all. The control has no features,
+    and one record a σ. The paper's figure 4 is this with its sizes, which are the defaults.
+    """
+    _check(sigmas, tokens=(tokens, 2), heads=(heads, 1), head_dim=(head_dim, 1), draws=(draws, 1))
+    _check(features=(min(features, default=0), 1))
+    site = {"heads": heads, "head_dim": head_dim, "tokens": tokens, "grid": squarest(tokens)}
+    rows: list[tuple[str, str, int | None]] = [(CONTROL, CONTROL, None)]  # family, spec, features
+    rows += [(family, with_features(family, count, **site), count) for family in specs for count in features]
+    common = provenance(torch.device("cpu"), torch.float64)
+    tags: dict[str, Tag] = {"tokens": tokens, "heads": heads, "head_dim": head_dim, "seed": seed}
+    wrong_ones = refusals([spec for _, spec, _ in rows], seed, site)
+    for spec, why in wrong_ones.items():
+        yield refused(spec, why, common, tags)
+    rows = [row for row in rows if row[1] not in wrong_ones]
+    found: dict[tuple[str, float, str], list[float]] = {}
+    for i, (sigma, draw) in enumerate(itertools.product(sigmas, range(draws))):
+        source = generator("features", seed, draw)
+        q, k, v = torch.randn(3, 1, heads, tokens, head_dim, generator=source, dtype=torch.float64)
+        q, k = sigma * q, sigma * k
+        exact = F.scaled_dot_product_attention(q, k, v)
+        for j, (_, spec, _) in enumerate(rows):
+            progress(i * len(rows) + j, len(sigmas) * draws * len(rows), f"{spec} at σ = {sigma:g}, draw {draw + 1}")
+            off = drawn(spec, seed + draw, site)(q, k, v) - exact
+            found.setdefault((spec, sigma, "output_mse"), []).append(off.square().mean().item())
+            found.setdefault((spec, sigma, "output_error"), []).append((off.norm() / exact.norm()).item())
+    for sigma, (family, spec, count), metric in itertools.product(sigmas, rows, ("output_mse", "output_error")):
+        own: dict[str, Tag] = {"attention": spec, "family": family, "features": count, "sigma": sigma}
+        yield over_draws(metric, found[spec, sigma, metric], common, own | tags)
+    progress(1, 1, "done")

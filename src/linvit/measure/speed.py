@@ -5,59 +5,36 @@ No op is timed whose output or gradients are wrong: they must be finite and matc
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from linvit.attention import Attention, create_attention
-from linvit.measure.cost import squarest
+from linvit.measure.gate import both, wrong
+from linvit.measure.memory import Forecast, bounded, doubled, extra_memory_on, free_memory, is_out_of_memory, refusal
 from linvit.measure.provenance import provenance
-from linvit.measure.race import BASELINES, FEWEST, ROUNDS, Call, Times, over_rounds, quartiles, race, ratios
+from linvit.measure.race import BASELINES, FEWEST, Call, Times, over_rounds, quartiles, race, ratios
+from linvit.measure.setting import MODES, Setting
 from linvit.progress import Progress, ignore
-from linvit.randomness import generator
 from linvit.records import Record, Tag
 
-MODES = ("forward", "both")  # both: forward and backward
-TOLERANCE = 1e-3  # of the norm
+LADDER = (64, 256, 1024, 4096, 16384, 65536)  # lengths at which what is asked for at a greater one is tried first
 
 
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """Where attentions are timed: all but the number of tokens."""
+@dataclass(frozen=True)
+class Limits:
+    """Beyond which an attention is not tried: bytes and seconds of one check of it (`measure.gate`), which calls it
+    forward and backward, and once more in float64. Lengths may go on until nothing is within them."""
 
-    heads: int = 8
-    head_dim: int = 64
-    prefix: int = 0  # how many of the tokens come before the image's
-    batch: int = 1
-    rounds: int = ROUNDS
-    seed: int = 0
-    device: torch.device | str = "cpu"
-    dtype: torch.dtype = torch.float32
-
-    def __post_init__(self) -> None:
-        for name, least in {"heads": 1, "head_dim": 1, "prefix": 0, "batch": 1, "rounds": 1}.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
-
-    def attention(self, spec: str, tokens: int) -> Attention:
-        """With the grid that is nearest to a square, if the tokens after the prefix make one of several rows."""
-        image = tokens - self.prefix
-        rows, columns = squarest(image) if image > 0 else (0, 0)
-        grid = (rows, columns) if rows > 1 or image == 1 else None
-        return create_attention(
-            spec, heads=self.heads, head_dim=self.head_dim, tokens=tokens, grid=grid, prefix=self.prefix, seed=self.seed
-        ).to(self.device)
-
-    def shape(self) -> dict[str, Tag]:
-        return {name: getattr(self, name) for name in ("heads", "head_dim", "prefix", "batch", "seed")}
+    memory: int
+    seconds: float
+    go_on: bool = False
 
 
 # tags that name it, the specs of its layers, and where they are timed
@@ -66,18 +43,24 @@ Timed = tuple[str, Setting, str]  # a layer's spec, where it is timed, and the m
 
 
 def measure(
-    specs: Iterable[str], *, tokens: Sequence[int] = (64, 256, 1024, 4096), progress: Progress = ignore, **where: Any
-) -> Iterator[Record]:
+    specs: Iterable[str], *, tokens: Sequence[int] = (64, 256, 1024, 4096), until_limit: bool = False,
+    most_memory: int | None = None, most_seconds: float = 60.0, progress: Progress = ignore, **where: Any,
+) -> Iterator[Record]:  # fmt: skip
     """One layer of each attention and of the baselines: times and ratios at each length (its prefix included), then
     from which on it is faster than softmax. Each record carries its spec as the tag `attention`; what cannot be timed
     at a length gets one that says why. What cannot be built at the greatest is an error before anything is measured.
-    `where` are the fields of a Setting.
+
+    What would take more than `most_memory` bytes (half of what is free without it), or more than `most_seconds` to be
+    checked, is refused. `until_limit` doubles the lengths until all is. `where` are the fields of a Setting.
     """
     setting = Setting(**where)
     specs = list(dict.fromkeys([*BASELINES, *specs]))
     for spec in specs:
         setting.attention(spec, max(tokens, default=1))
-    yield from _records([({"attention": spec}, [spec], setting) for spec in specs], tokens, setting, progress)
+    memory = free_memory(torch.device(setting.device)) // 2 if most_memory is None else most_memory
+    limits = Limits(memory, most_seconds, until_limit)
+    yield from _records([({"attention": spec}, [spec], setting) for spec in specs], tokens, setting, progress,
+                        limits=limits)  # fmt: skip
 
 
 def curve(
@@ -108,13 +91,14 @@ def curve(
 
 
 def _records(
-    subjects: list[Subject], tokens: Sequence[int], setting: Setting, progress: Progress, deadline: float | None = None
-) -> Iterator[Record]:
+    subjects: list[Subject], tokens: Sequence[int], setting: Setting, progress: Progress, deadline: float | None = None,
+    limits: Limits | None = None,
+) -> Iterator[Record]:  # fmt: skip
     common = provenance(torch.device(setting.device), setting.dtype)
     faster: dict[tuple[int, str], dict[int, float]] = {}  # subject, mode → tokens → how many times, than softmax
     rounds = setting.rounds
     every = dict.fromkeys((spec, where) for _, specs, where in subjects for spec in specs)
-    for n, times, refused in _lengths(every, tokens, setting, progress, deadline):
+    for n, times, refused in _lengths(every, tokens, setting, progress, deadline, limits):
         for (i, (names, specs, where)), mode in itertools.product(enumerate(subjects), MODES):
             mine = n - setting.prefix + where.prefix
             tags: dict[str, Tag] = {**names, "mode": mode, "tokens": mine, **where.shape()}
@@ -125,6 +109,8 @@ def _records(
             yield over_rounds("attention_time", times.of(*keys), "s", common, tags | {"clock": times.clock})
             by = times.ratio_clock
             for base in BASELINES:
+                if (base, setting) in refused:
+                    continue
                 found = ratios(times.of(*[(base, setting, mode)] * len(keys), by=by), times.of(*keys, by=by))
                 rounds = min(rounds, len(found))
                 if base == "softmax":
@@ -140,78 +126,95 @@ def _records(
 
 def _lengths(
     layers: Iterable[tuple[str, Setting]], tokens: Sequence[int], setting: Setting, progress: Progress,
-    deadline: float | None,
+    deadline: float | None, limits: Limits | None,
 ) -> Iterator[tuple[int, Times[Timed], dict[tuple[str, Setting], str]]]:  # fmt: skip
     """At each length: the times of every layer and mode, side by side, and why other layers are refused."""
-    lengths, expected = sorted(set(tokens)), 0.0
-    if min(lengths, default=0) < 1:
-        raise ValueError(f"tokens={list(tokens)} must be at least 1")
+    on = limits is not None and limits.go_on
+    lengths, expected = doubled(tokens, on), 0.0
+    layers = dict.fromkeys([*((name, setting) for name in BASELINES), *layers])
+    checks = {layer: _Check(*layer, limits) for layer in layers}
+    weights = [1 if on else n for n in lengths]  # with a limit of time, one length takes as long as another
+    for n in [n for n in LADDER if n < lengths[0]] if limits else []:
+        for (spec, where), check in checks.items():
+            progress(0, 100, f"trying {spec} at N = {n:,}")
+            check.refused(n - setting.prefix + where.prefix, where.inputs)
     for i, n in enumerate(lengths):
         begun = time.monotonic()
         if deadline is not None and begun + expected >= deadline:
             return
 
         def show(done: int, total: int, what: str, i: int = i, n: int = n) -> None:
-            progress(int(100 * (sum(lengths[:i]) + n * done / total) / sum(lengths)), 100, f"N = {n}: {what}")
-
-        @cache
-        def inputs(heads: int, n: int, head_dim: int) -> Tensor:
-            shape = 4, setting.batch, heads, n, head_dim
-            made = torch.randn(shape, generator=generator("speed", setting.seed, n))
-            return made.to(setting.device, setting.dtype)
+            share = (sum(weights[:i]) + weights[i] * done / total) / sum(weights)
+            progress(int(100 * share), 100, f"N = {n:,}: {what}")
 
         calls: dict[Timed, Call] = {}
         refused: dict[tuple[str, Setting], str] = {}
-        for spec, where in dict.fromkeys([*((name, setting) for name in BASELINES), *layers]):
+        made: dict[tuple[int, int, int], Tensor] = {}  # shared by those that have the same
+        for (spec, where), check in checks.items():
             show(0, 1, f"checking {spec}")
             mine = n - setting.prefix + where.prefix
-            try:
-                attention = where.attention(spec, mine)
-                q, k, v, gradient = inputs(where.heads, mine, where.head_dim)
-                why = wrong(attention, q, k, v, gradient)
-            except ValueError as error:
-                why = str(error)
-            if why:
+            inputs = made.get(shape := (where.heads, where.head_dim, mine))
+            if why := check.refused(mine, where.inputs if inputs is None else lambda _, made=inputs: made):
                 refused[spec, where] = why
-            else:
-                calls[spec, where, "forward"] = torch.no_grad()(partial(attention, q, k, v))
-                calls[spec, where, "both"] = partial(_both, attention, q, k, v, gradient)
-        if lost := [spec for spec in BASELINES if (spec, setting) in refused]:
-            why = refused[lost[0], setting]
-            raise ValueError(f"nothing to compare with at N = {n}: {lost[0]} is refused ({why})")
+                continue
+            made[shape] = q, k, v, gradient = where.inputs(mine) if inputs is None else inputs
+            attention = where.attention(spec, mine)
+            calls[spec, where, "forward"] = torch.no_grad()(partial(attention, q, k, v))
+            calls[spec, where, "both"] = partial(both, attention, q, k, v, gradient)
+        bad = [spec for spec in BASELINES if (spec, setting) in refused and not (i and checks[spec, setting].ended)]
+        if bad:
+            why = refused[bad[0], setting]
+            raise ValueError(f"nothing to compare with at N = {n}: {bad[0]} is refused ({why})")
         until = None if deadline is None else begun + (deadline - begun) * n / sum(lengths[i:])
+        until = begun + 10 * limits.seconds if on and limits is not None else until
         times = race(calls, device=torch.device(setting.device), rounds=setting.rounds, progress=show, deadline=until)
         yield n, times, refused
-        if i + 1 < len(lengths):  # of the fewest rounds, if time grows as N²
+        if on and all(check.ended for (spec, _), check in checks.items() if spec != "identity"):
+            return
+        if i + 1 < len(lengths) and calls:  # of the fewest rounds, if time grows as N²
             spent, rounds = time.monotonic() - begun, len(times.of(next(iter(calls))))
             expected = spent * min(1.0, (FEWEST + 3) / (rounds + 3)) * (lengths[i + 1] / n) ** 2
 
 
-def wrong(attention: Attention, q: Tensor, k: Tensor, v: Tensor, gradient: Tensor) -> str | None:
-    """Why this attention must not be timed, or None: output and gradients are compared with itself in float64."""
-    found = _both(attention, q, k, v, gradient)
-    if q.device.type == "mps":  # has no float64
-        return None if all(bool(x.isfinite().all()) for x in found) else "not finite"
-    oracle = _both(copy.deepcopy(attention).double(), q.double(), k.double(), v.double(), gradient.double())
-    allowed = TOLERANCE + 8 * torch.finfo(q.dtype).eps
-    for name, x, exact in zip(("output", "∂q", "∂k", "∂v"), found, oracle, strict=True):
-        if not x.isfinite().all():
-            return f"its {name} is not finite"
-        # rounding may move an element across a kink of relu, which shows in one row of a gradient
-        rows = (x.double() - exact).norm(dim=-1).flatten().sort().values[: None if name == "output" else -1]
-        error = (rows.norm() / exact.norm().clamp_min(1e-6)).item()
-        if not error <= allowed:
-            return f"its {name} differs from float64 by {error:.1e} of its norm (allowed {allowed:.1e})"
-    return None
+class _Check:
+    """Of one layer at one length after the other: whether it is right and, if there are limits, within them."""
 
+    def __init__(self, spec: str, setting: Setting, limits: Limits | None):
+        self.spec, self.setting, self.limits = spec, setting, limits
+        self.memory, self.seconds = Forecast(), Forecast()
+        self.ended = ""  # why it is tried at no greater length
 
-def _both(attention: Attention, q: Tensor, k: Tensor, v: Tensor, gradient: Tensor) -> list[Tensor]:
-    """The output and its gradients by q, k and v; parameters get theirs too."""
-    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-    weights = [weight for weight in attention.parameters() if weight.requires_grad]
-    out = attention(q, k, v)
-    found = torch.autograd.grad(out, [q, k, v, *weights], gradient, allow_unused=True, materialize_grads=True)
-    return [out.detach(), *found[:3]]
+    def refused(self, tokens: int, inputs: Callable[[int], Tensor]) -> str:
+        """Why it is not timed at this length; empty if it may be."""
+        found: list[str | None] = []
+
+        def check() -> None:
+            found.append(wrong(self.setting.attention(self.spec, tokens), *inputs(tokens)))
+
+        try:
+            if self.limits is None:
+                check()
+            else:
+                self._within(self.limits, tokens, check)
+        except ValueError as error:
+            return str(error)
+        return self.ended or found[0] or ""
+
+    def _within(self, limits: Limits, tokens: int, check: Callable[[], None]) -> None:
+        if not self.ended:
+            memory = self.setting.input_bytes(tokens) + self.memory.at(tokens)
+            self.ended = refusal(memory, self.seconds.at(tokens), limits.memory, limits.seconds)
+        if self.ended:
+            return
+        begun = time.monotonic()
+        try:
+            with bounded(limits.memory):
+                self.memory.add(tokens, extra_memory_on(torch.device(self.setting.device), check))
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self.ended = f"it takes more than {limits.memory / 1e9:.1f} GB"
+        self.seconds.add(tokens, time.monotonic() - begun)
 
 
 def break_even(faster: Mapping[int, float]) -> float | None:

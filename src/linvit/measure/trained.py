@@ -3,7 +3,11 @@ much of its accuracy is chance in drawing its random features."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +15,11 @@ from torch import Tensor, nn
 from linvit.attention import Attention, create_attention
 from linvit.data import Split
 from linvit.measure.accuracy import evaluate
-from linvit.measure.error import attention_error
+from linvit.measure.error import CONTROL, attention_error, drawn, over_draws, refusals, refused, with_features
+from linvit.measure.provenance import provenance
 from linvit.models import VisionTransformer
+from linvit.progress import Progress, ignore
+from linvit.records import Record, Tag
 
 PAIRS = 2**24  # of tokens, over all heads, whose matrices are made at once: some 100 MB
 DRAWS = 5
@@ -41,13 +48,82 @@ def trained_error(model: nn.Module, x: Tensor) -> dict[str, float]:
     sums: dict[str, float] = dict.fromkeys(("attention_error", "attention_entropy", "attention_error_uniform"), 0.0)
     count = 0
     for attention, q, k, v in (layer for layers in captured(model, x) for layer in layers):
-        uniform = create_attention("uniform", heads=q.shape[1], head_dim=q.shape[3], tokens=q.shape[2])
+        site = {"heads": q.shape[1], "head_dim": q.shape[3], "tokens": q.shape[2], "causal": attention.site.causal}
+        uniform = create_attention("uniform", **site)
         row = attention_error(attention, q, k, v)
         control = attention_error(uniform, *attention.normalised(q.float(), k.float()), v)
         row["attention_error_uniform"] = control["attention_error"]
         sums = {name: total + row[name] * len(q) for name, total in sums.items()}
         count += len(q)
     return {name: total / count for name, total in sums.items()} if count else {}
+
+
+def over_layers(
+    model: nn.Module, images: Tensor, specs: Iterable[str], *, name: str, draws: int = 4, seed: int = 0,
+    progress: Progress = ignore,
+) -> Iterator[Record]:  # fmt: skip
+    """Errors on the q, k and v that a trained model has in each of its layers for these images (normalised, as the
+    model takes them): records of each layer (tag `layer`, from 1) and, without that tag, of the mean over layers.
+
+    q and k are the model's own, with the attention that it was trained with; another one is put beside it, not in its
+    place (`measure.depth` does that).
+    """
+    if draws < 1:
+        raise ValueError(f"draws={draws} must be at least 1")
+    specs = list(dict.fromkeys([*specs, CONTROL]))
+    batches = captured(model, images)  # few images at a time
+    layers = next(batches, [])
+    if not layers:
+        raise ValueError(f"{name} has no attention that could be looked into")
+    first, seen = layers[0][0].site, 0
+    common = provenance(torch.device("cpu"), torch.float64)
+    tags: dict[str, Tag] = {"model": name, "images": len(images), "tokens": first.tokens, "heads": first.heads,
+                            "head_dim": first.head_dim, "seed": seed}  # fmt: skip
+    wrong_ones = {spec: why for a, *_ in layers for spec, why in refusals(specs, seed, _site(a)).items()}
+    for spec, why in wrong_ones.items():
+        yield refused(spec, why, common, tags)
+    specs = [spec for spec in specs if spec not in wrong_ones]
+    sums: dict[tuple[str, int, str], list[float]] = {}
+    for batch in itertools.chain([layers], batches):
+        count = len(batch[0][1])
+        for (i, (attention, q, k, v)), (j, spec) in itertools.product(enumerate(batch), enumerate(specs)):
+            done = seen + count * (i + j / len(specs)) / len(batch)
+            progress(int(100 * done / len(images)), 100, f"{spec} in layer {i + 1} of {len(batch)}")
+            queries, keys = attention.normalised(q.float(), k.float())
+            for draw in range(draws):
+                other = drawn(spec, seed + draw, _site(attention))
+                for metric, value in attention_error(other, queries, keys, v).items():
+                    sums.setdefault((spec, i, metric), [0.0] * draws)[draw] += value * count
+        seen += count
+    for spec, metric in itertools.product(specs, ("attention_error", "attention_entropy", "output_error")):
+        each = [[total / seen for total in sums[spec, layer, metric]] for layer in range(len(layers))]
+        mine = {"attention": spec} | tags
+        yield over_draws(metric, [statistics.fmean(draw) for draw in zip(*each, strict=True)], common, mine)
+        for layer, values in enumerate(each, 1):
+            yield over_draws(metric, values, common, mine | {"layer": layer})
+    progress(1, 1, "done")
+
+
+def over_features(
+    model: nn.Module, images: Tensor, specs: Iterable[str], *, name: str, features: Sequence[int] = (16, 32, 64),
+    draws: int = 4, seed: int = 0, progress: Progress = ignore,
+) -> Iterator[Record]:  # fmt: skip
+    """`over_layers` of each spec with so many features, tagged with its `family` (the spec) and their number."""
+    layers = next(captured(model, images[:1]), [])
+    if not layers or min(features, default=0) < 1:
+        raise ValueError(f"{name} must have attention to look into, and features={list(features)} be at least 1")
+    site = _site(layers[0][0])
+    made = {with_features(spec, count, **site): (spec, count) for spec in specs for count in features}
+    for record in over_layers(model, images, made, name=name, draws=draws, seed=seed, progress=progress):
+        family, count = made.get(str(record.tags["attention"]), (CONTROL, None))
+        yield record.tagged(family=family, features=count)
+
+
+def _site(attention: Attention) -> dict[str, Any]:
+    """Where another one would stand in its place, but for its seed."""
+    site = asdict(attention.site)
+    del site["seed"]
+    return site
 
 
 @torch.no_grad()

@@ -64,8 +64,8 @@ def frame(config: ModelConfig) -> Cost:
     for a, b in ((inner, dim), (dim, config.mlp_dim), (config.mlp_dim, dim)):
         block += _linear(a, b, tokens)
     hidden = (2048, 1024) if config.head == "wide" else ()
-    widths = (config.features, *hidden, config.classes) if config.classes else ()
-    head = sum((_linear(a, b) for a, b in pairwise(widths)), Cost())
+    widths = (config.features, *hidden, config.outputs) if config.outputs else ()
+    head = sum((_linear(a, b, tokens if config.causal else 1) for a, b in pairwise(widths)), Cost())
     rest = Cost((config.prefix_tokens + positions + 2) * dim, alive=2 * tokens * dim)
     return _stem(config) + rest + block * config.depth + head
 
@@ -85,6 +85,8 @@ def grid(config: ModelConfig) -> tuple[int, int]:
     match config.stem:
         case "pixel":
             return config.channels * size, size
+        case "next-pixel":
+            return size, config.channels * size
         case "length-one":
             return 1, 1
         case "resnet":
@@ -114,6 +116,8 @@ def _stem(config: ModelConfig) -> Cost:
     if config.stem == "pixel":
         positions = side**2 * dim if config.positions == "learned" else 0
         return Cost(2 * channels * dim + positions, rows * columns * dim, 2 * rows * columns * dim)
+    if config.stem == "next-pixel":
+        return Cost(config.outputs * dim, alive=2 * max(config.outputs, rows * columns) * dim)
     widths, total = config.widths, Cost()
     if config.stem == "resnet":
         total, channels = _convolution(channels, widths[0], side), widths[0]

@@ -6,6 +6,7 @@ A convolutional map stays a grid: collapsing it to one token, as one report did,
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from linvit.models.config import ModelConfig
 from linvit.models.cost import grid
+from linvit.registry import parse
 
 
 class Stem(nn.Module):
@@ -37,24 +39,31 @@ class PatchStem(Stem):
         return self.embed(patches)
 
 
-class _Convolution(nn.Sequential):
-    """3 × 3 convolution, batch norm, and ReLU unless a residual is to be added first."""
+def _activation(text: str) -> nn.Module:
+    spec = parse(text)
+    return {"relu": partial(nn.ReLU, inplace=True), "gelu": nn.GELU, "elu": nn.ELU}[spec.name](**spec.options)
 
-    def __init__(self, inputs: int, outputs: int, stride: int = 1, relu: bool = True):
+
+class _Convolution(nn.Sequential):
+    """3 × 3 convolution, batch norm, and an activation unless a residual is to be added first."""
+
+    def __init__(self, inputs: int, outputs: int, activation: str | None, stride: int = 1):
         layers = [nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs)]
-        super().__init__(*layers, *([nn.ReLU(inplace=True)] if relu else []))
+        super().__init__(*layers, *([_activation(activation)] if activation else []))
 
 
 class ConvStem(Stem):
-    """3 × 3 convolutions with batch norm and ReLU, the first `pools` of them with max-pooling, then a linear map.
+    """3 × 3 convolutions with batch norm and activation, the first `pools` of them with max-pooling, then a linear map.
 
-    Pooling comes before batch norm and ReLU: they hardly change which value is the largest, and then see a quarter.
+    Pooling comes before norm and activation: they hardly change which value is the largest, and then see a quarter.
     """
 
     def __init__(self, config: ModelConfig):
         super().__init__(config)
         self.pools, widths = config.pools or 0, config.widths
-        self.layers = nn.ModuleList(_Convolution(a, b) for a, b in pairwise((config.channels, *widths)))
+        self.layers = nn.ModuleList(
+            _Convolution(a, b, config.activation) for a, b in pairwise((config.channels, *widths))
+        )
         self.embed = nn.Linear(widths[-1], config.dim)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -63,20 +72,21 @@ class ConvStem(Stem):
     def map(self, x: Tensor) -> Tensor:
         if x.device.type == "cpu":
             x = x.to(memory_format=torch.channels_last)
-        for i, (convolution, norm, relu) in enumerate(self.layers):  # type: ignore[misc]
+        for i, (convolution, norm, activation) in enumerate(self.layers):  # type: ignore[misc]
             x = convolution(x)
             if i < self.pools:
                 x = F.max_pool2d(x, 2)
-            x = relu(norm(x))
+            x = activation(norm(x))
         return x
 
 
 class _Residual(nn.Module):
-    def __init__(self, inputs: int, outputs: int, stride: int):
+    def __init__(self, inputs: int, outputs: int, activation: str, stride: int):
         super().__init__()
         self.stride = stride
-        self.first = _Convolution(inputs, outputs, stride)
-        self.second = _Convolution(outputs, outputs, relu=False)
+        self.first = _Convolution(inputs, outputs, activation, stride)
+        self.second = _Convolution(outputs, outputs, None)
+        self.last = _activation(activation)
         self.shortcut = nn.Identity()
         if stride != 1 or inputs != outputs:
             self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, bias=False), nn.BatchNorm2d(outputs))
@@ -85,7 +95,7 @@ class _Residual(nn.Module):
         # the shortcut's stride is a slice: the backward pass of oneDNN's own strided 1 × 1 convolution writes out of
         # bounds on processors with AVX2 alone
         kept = x[:, :, :: self.stride, :: self.stride]
-        return F.relu(self.second(self.first(x)) + self.shortcut(kept))
+        return self.last(self.second(self.first(x)) + self.shortcut(kept))
 
 
 class ResNetStem(Stem):
@@ -93,9 +103,9 @@ class ResNetStem(Stem):
 
     def __init__(self, config: ModelConfig):
         super().__init__(config)
-        widths = config.widths
-        stages = [_Residual(a, b, 1 if i == 0 else 2) for i, (a, b) in enumerate(pairwise((widths[0], *widths)))]
-        self.layers = nn.Sequential(_Convolution(config.channels, widths[0]), *stages)
+        widths, f = config.widths, config.activation
+        stages = [_Residual(a, b, f, 1 if i == 0 else 2) for i, (a, b) in enumerate(pairwise((widths[0], *widths)))]
+        self.layers = nn.Sequential(_Convolution(config.channels, widths[0], f), *stages)
         self.embed = nn.Linear(widths[-1], config.dim)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -141,6 +151,35 @@ class LengthOneStem(ConvStem):
         return self.embed(self.map(x).flatten(1)).unsqueeze(1)
 
 
+class NextPixelStem(Stem):
+    """Every value of every channel is a token, red, green and blue of a pixel after each other. What goes in for one is
+    the level of the token before it, so that its own can be predicted; for the first, zero."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(config)
+        self.config = config
+        self.embed = nn.Embedding(config.outputs, config.dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(self.embed(to_levels(x, self.config)[:, :-1]), (0, 0, 1, 0))
+
+
+def to_levels(x: Tensor, config: ModelConfig) -> Tensor:
+    """Images (B, C, H, W), fractions of white → the levels (B, N) of a next-pixel model's tokens, in its order."""
+    bytes_ = (x * 255).round().long().clamp(0, 255)
+    tokens = (bytes_ * config.outputs // 256).permute(0, 2, 3, 1).flatten(1)
+    return tokens.flip(1) if config.order == "reversed" else tokens
+
+
+def from_levels(levels: Tensor, config: ModelConfig) -> Tensor:
+    """Levels (B, N) → images uint8 (B, C, H, W) that have them, the first black and the last white."""
+    tokens = levels.flip(1) if config.order == "reversed" else levels
+    bytes_ = -(-tokens * 255 // (config.outputs - 1))  # rounded up, which stays in the level's bin
+    side = config.image_size
+    return bytes_.to(torch.uint8).view(-1, side, side, config.channels).permute(0, 3, 1, 2).contiguous()
+
+
 STEMS: dict[str, type[Stem]] = {
     "patch": PatchStem, "conv": ConvStem, "resnet": ResNetStem, "pixel": PixelStem, "length-one": LengthOneStem,
+    "next-pixel": NextPixelStem,
 }  # fmt: skip

@@ -7,6 +7,7 @@ two variants with one seed start from the same weights wherever they have weight
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ from linvit.models.cost import check_fits, frame
 from linvit.models.stems import STEMS, PixelStem
 from linvit.randomness import generator
 from linvit.registry import parse_layers
+
+LOUD = 0.7  # deviation of positions at the start, as loud as content: mean pooling forgets quiet ones
 
 
 class Block(nn.Module):
@@ -42,7 +45,15 @@ class Block(nn.Module):
             self.scale1, self.scale2 = (nn.Parameter(torch.full((config.dim,), config.layer_scale)) for _ in "12")
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.branch(self.attn(self.norm1(x)), self.scale1)
+        return self._after(x, self.attn(self.norm1(x)))
+
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """A few tokens after those whose `state` is given."""
+        out, state = self.attn.step(self.norm1(x), state)
+        return self._after(x, out), state
+
+    def _after(self, x: Tensor, attended: Tensor) -> Tensor:
+        x = x + self.branch(attended, self.scale1)
         return x + self.branch(self.mlp(self.norm2(x)), self.scale2)
 
     def branch(self, branch: Tensor, scale: Tensor | None) -> Tensor:
@@ -78,7 +89,7 @@ class VisionTransformer(nn.Module):
             attention = MultiHead(
                 config.dim, heads=config.heads, head_dim=config.head_dim, tokens=tokens, attention=spec,
                 grid=self.stem.grid, prefix=prefix, layer=i, seed=config.seed, qkv_bias=config.qkv_bias,
-                dropout=config.dropout,
+                causal=config.causal, dropout=config.dropout,
             )  # fmt: skip
             self.blocks.append(Block(config, attention, config.drop_path * i / max(1, config.depth - 1)))
         self.norm = nn.LayerNorm(config.dim, config.norm_eps)
@@ -88,7 +99,8 @@ class VisionTransformer(nn.Module):
         share_layerwise(self.attentions())
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) → logits (B, classes), or features where there are no classes."""
+        """(B, C, H, W) → logits (B, classes), or features where there are no classes; of a next-pixel model, whose
+        images are fractions of white, (B, N, levels), those of a token from the ones before it."""
         config = self.config
         if x.shape[1:] != (config.channels, config.image_size, config.image_size):
             wanted = f"({config.channels}, {config.image_size}, {config.image_size})"
@@ -108,8 +120,20 @@ class VisionTransformer(nn.Module):
         return self.dropout(x)
 
     def classify(self, x: Tensor) -> Tensor:
-        """Tokens after the last block → logits (B, classes)."""
-        return self.head(self.pooled(x))
+        """Tokens after the last block → logits."""
+        return self.head(self.norm(x) if self.config.causal else self.pooled(x))
+
+    def step(self, level: Tensor, place: int, states: Sequence[Any] | None = None) -> tuple[Tensor, list[Any]]:
+        """Of a next-pixel model: the level (B,) of the token before the one at this place (at place 0, any), and the
+        states after those before it → the logits (B, levels) of the token at this place, and the next states."""
+        x = self.stem.embed(level)[:, None] * (place > 0)  # type: ignore[operator]
+        if self.position is not None:
+            x = x + self.position[:, place : place + 1]
+        after = []
+        for block, state in zip(self.blocks, states or [None] * len(self.blocks), strict=True):
+            x, state = block.step(x, state)  # type: ignore[operator]
+            after.append(state)
+        return self.classify(x)[:, 0], after
 
     def pooled(self, x: Tensor) -> Tensor:
         """(B, N, dim) → what the head sees, (B, features). One vector is normalised once it is pooled, two before."""
@@ -127,6 +151,12 @@ class VisionTransformer(nn.Module):
         for attention in self.attentions():
             attention.redraw(step)
 
+    @torch.no_grad()
+    def learned(self) -> dict[tuple[int, str], float]:
+        """Single numbers that attentions have learned, by layer and name."""
+        found = {(i, name): x for i, one in enumerate(self.attentions()) for name, x in one.learned().items()}
+        return dict(zip(found, torch.stack([*found.values()]).tolist(), strict=True)) if found else {}
+
     def parameter_count(self) -> int:
         return sum(p.numel() for p in self.parameters() if p.requires_grad)
 
@@ -136,13 +166,13 @@ class VisionTransformer(nn.Module):
 
 
 def _head(config: ModelConfig) -> nn.Module:
-    if not config.classes:
+    if not config.outputs:
         return nn.Identity()
     if config.head == "linear":
-        return nn.Linear(config.features, config.classes)
+        return nn.Linear(config.features, config.outputs)
     widths = (config.features, 2048), (2048, 1024)
     layers = [m for a, b in widths for m in (nn.Linear(a, b), nn.GELU(), nn.Dropout(0.5))]
-    return nn.Sequential(*layers, nn.Linear(1024, config.classes))
+    return nn.Sequential(*layers, nn.Linear(1024, config.outputs))
 
 
 def _sincos(grid: tuple[int, int], dim: int, prefix: int) -> Tensor:
@@ -170,6 +200,8 @@ def initialise(model: VisionTransformer, seed: int) -> None:
             module.weight.copy_(torch.randn(module.weight.shape, generator=source) * (gain / math.sqrt(fan)))
             if module.bias is not None:
                 module.bias.zero_()
+        elif isinstance(module, nn.Embedding):
+            module.weight.copy_(LOUD * torch.randn(module.weight.shape, generator=source))
         elif isinstance(module, PixelStem):
             module.weight.copy_(torch.randn(module.weight.shape, generator=source))
             if module.position is not None:
@@ -177,7 +209,7 @@ def initialise(model: VisionTransformer, seed: int) -> None:
     for name in ("cls", "position"):
         value = getattr(model, name)
         if isinstance(value, nn.Parameter):
-            spread = 0.7 if name == "position" else 0.02  # as loud as content: mean pooling forgets quiet positions
+            spread = LOUD if name == "position" else 0.02
             value.copy_(spread * torch.randn(value.shape, generator=generator("init", seed, name)))
     if isinstance(model.head, nn.Linear):
         model.head.weight.mul_(0.1)  # first predictions near uniform

@@ -16,6 +16,7 @@ from linvit import metrics
 from linvit.metrics import Metric
 from linvit.report import curves, tables, theme
 from linvit.report.curves import Rows
+from linvit.report.merit import ACCURACY
 from linvit.report.summary import Result, Summary
 
 
@@ -52,6 +53,7 @@ def build(summary: Summary, chosen: str | None) -> dict[str, list[Chart]]:
         "scaling": [scaling(summary, mode) for mode in ("forward", "both")],
         "growth": [growth(summary)],
         "learning": [learning(summary, *what) for what in _curves(summary)],
+        "learned": [learned(summary, *found) for found in curves.learned(summary).items()],
         "confusion": [confusion(summary, v) for v in summary.variants],
         "classes": [classes(summary), scores(summary, chosen)],
         "error": [error(summary)],
@@ -95,7 +97,7 @@ def _decades(values: list[float]) -> list[float]:
 
 def pareto(summary: Summary, chosen: str | None) -> Chart | None:
     """Accuracy × inference speed; the dashed front joins the variants that no other beats in both."""
-    able = [v for v in summary.variants if v.best]
+    able, merit = [v for v in summary.variants if v.best], summary.merit
     beside = sum(v.get("inference_vs_softmax") is not None for v in able) >= max(1, len(able) - 1)
     metric = "inference_vs_softmax" if beside else "inference_throughput"
     rows = []
@@ -104,8 +106,9 @@ def pareto(summary: Summary, chosen: str | None) -> Chart | None:
         if v.best is None or speed is None:
             continue
         low, high = (v.best.mean if end is None else end for end in (v.best.low, v.best.high))
-        rows.append({"variant": v.label, "speed": speed, "accuracy": v.best.mean, "low": low, "high": high,
-                     "shown": tables.points(v), "pace": metrics.METRICS[metric].show(speed),
+        rows.append({"variant": v.label, "speed": speed, "merit": v.best.mean, "low": low, "high": high,
+                     "score": merit.sign * v.best.mean, "shown": tables.points(v, merit),
+                     "pace": metrics.METRICS[metric].show(speed),
                      "verdict": v.verdict, "chosen": v.id == chosen, "sound": not v.diverged})  # fmt: skip
     if not rows:
         return None
@@ -113,11 +116,13 @@ def pareto(summary: Summary, chosen: str | None) -> Chart | None:
     title = "Inference speed, softmax = 1 (faster →)" if beside else "Inference, images per second (faster →)"
     x = alt.X("speed:Q", title=title, scale=alt.Scale(domain=_span([r["speed"] for r in rows]), nice=False, zero=False),
               axis=alt.Axis(tickCount=6, format="~r" if beside else "~s"))  # fmt: skip
-    y = alt.Y("accuracy:Q", title="Test accuracy", axis=alt.Axis(format="~%", tickCount=6),
-              scale=alt.Scale(domain=[max(0, ends[0]), min(1, ends[1])], nice=False, zero=False))  # fmt: skip
+    top = min(1, ends[1]) if merit is ACCURACY else ends[1]
+    scale = alt.Scale(domain=[max(0, ends[0]), top], nice=False, zero=False, reverse=merit.sign < 0)  # better is higher
+    upward = merit.title if merit.sign > 0 else f"{merit.title} (fewer ↑)"
+    y = alt.Y("merit:Q", title=upward, axis=alt.Axis(format=merit.form, tickCount=6), scale=scale)
     tips = [
         "variant:N",
-        alt.Tooltip("shown:N", title="test accuracy"),
+        alt.Tooltip("shown:N", title=merit.title.lower()),
         alt.Tooltip("pace:N", title="inference"),
         "verdict:N",
     ]
@@ -126,24 +131,24 @@ def pareto(summary: Summary, chosen: str | None) -> Chart | None:
         _data(_front(rows)).mark_line(strokeDash=[4, 4], strokeWidth=1.5, strokeOpacity=0.7, style="quiet").encode(
             x=x, y=y, order="speed:Q"),
         base.mark_rule(strokeWidth=2, strokeOpacity=0.55).encode(
-            y=alt.Y("low:Q", title="Test accuracy"), y2="high:Q", **_looks(summary, "color"), tooltip=tips),
+            y=alt.Y("low:Q", title=upward), y2="high:Q", **_looks(summary, "color"), tooltip=tips),
         base.mark_point(size=620, strokeWidth=1.5, style="quiet", filled=False).transform_filter(
             "datum.chosen"),
         base.mark_point(size=170, filled=True).encode(
             **_looks(summary, "color", "shape"), tooltip=tips,
             opacity=alt.when("datum.sound").then(alt.value(1)).otherwise(alt.value(0.35))),
     ]  # fmt: skip
-    return Chart("pareto", "Accuracy and inference speed", 340, layers,
+    return Chart("pareto", f"{merit.title.removeprefix('Test ').capitalize()} and inference speed", 340, layers,
                  "Bars are 95 % intervals over seeds; the dashed line joins variants that none beats in both; "
                  "the ring marks the recommendation.")  # fmt: skip
 
 
 def _front(rows: Rows) -> Rows:
     front: Rows = []
-    for row in sorted((row for row in rows if row["sound"]), key=lambda r: (-r["speed"], -r["accuracy"])):
-        if not front or row["accuracy"] > front[-1]["accuracy"]:
+    for row in sorted((row for row in rows if row["sound"]), key=lambda r: (-r["speed"], -r["score"])):
+        if not front or row["score"] > front[-1]["score"]:
             front.append(row)
-    return [{"speed": row["speed"], "accuracy": row["accuracy"]} for row in front]
+    return [{"speed": row["speed"], "merit": row["merit"]} for row in front]
 
 
 def bars(summary: Summary, metric: Metric) -> Chart | None:
@@ -228,11 +233,12 @@ def _beside(rows: Rows, x: Any, y: Any, tips: list[Any]) -> list[alt.Chart]:
     ]
 
 
-ACCURACY = ("validation_accuracy", "Validation accuracy", "Images right", "~%")
 CURVES = [
     ("train_loss", "Training loss", "Cross-entropy", "~r"),
     ("validation_loss", "Validation loss", "Cross-entropy", "~r"),
+    ("gradient_norm", "Gradient norm before clipping", "Norm", "~r"),
 ]
+LETTERS = {"alpha": "α", "tau": "τ", "eps": "ε"}
 RECOVERY = ("validation_accuracy", "Recovery from the start", "Validation images right", "~%", "step",
             "At step 0: the trained weights under each attention, nothing learned yet; a head for other classes is "
             "made of class means. What begins with nothing has no such point.")  # fmt: skip
@@ -241,7 +247,7 @@ RECOVERY = ("validation_accuracy", "Recovery from the start", "Validation images
 def _curves(summary: Summary) -> list[tuple[str, ...]]:
     """Accuracy over steps where there were trained weights to begin with: how soon each attention is at home there."""
     started = any(v.get("start_accuracy") is not None for v in summary.variants)
-    return [RECOVERY if started else ACCURACY, *CURVES]
+    return [RECOVERY if started else summary.merit.curve, *CURVES]
 
 
 def learning(
@@ -267,20 +273,36 @@ def learning(
     ], note)  # fmt: skip
 
 
+def learned(summary: Summary, name: str, rows: Rows) -> Chart:
+    """One parameter of attentions over training, a line for each layer."""
+    letter = LETTERS.get(name, name)
+    x = alt.X(
+        "epoch:Q", title="Epoch", scale=alt.Scale(nice=False), axis=alt.Axis(format="~f", grid=False, tickCount=6)
+    )
+    y = alt.Y("value:Q", title=letter, axis=alt.Axis(tickCount=5, format="~g"), scale=alt.Scale(zero=False))
+    tips = ["variant:N", "layer:N", "epoch:Q", alt.Tooltip("value:Q", title=letter, format=".4g")]
+    base = _data(rows).encode(x=x, y=y, detail="layer:N", **_looks(summary, "color"))
+    ends = _data(row for row in rows if row["marked"]).encode(x=x, y=y)
+    return Chart(f"learned-{name}", f"{letter} of each layer", 280, [
+        base.mark_line(strokeWidth=2).encode(**_looks(summary, "strokeDash")),
+        _nearest(rows, x, y, tips, summary),
+        ends.mark_text(align="right", dx=-8, dy=-9, style="quiet").encode(text="layer:N"),
+    ])  # fmt: skip
+
+
 def growth(summary: Summary) -> Chart | None:
-    """Accuracy after half of the steps and after all, of the seeds that have both."""
-    rows = curves.growth(summary)
+    """Merit after half of the steps and after all, of the seeds that have both."""
+    rows, merit = curves.growth(summary), summary.merit
     if not rows:
         return None
     scale = alt.Scale(type="log", base=2, domain=[0.45, 1.1], nice=False)
     x = alt.X("share:Q", title="Share of the steps (log)", scale=scale,
               axis=alt.Axis(values=[0.5, 1], labelExpr="datum.value < 1 ? 'half' : 'all'", grid=False))  # fmt: skip
-    y = alt.Y("accuracy:Q", title="Test images right", axis=alt.Axis(format="~%", tickCount=5),
-              scale=alt.Scale(zero=False))  # fmt: skip
-    tips = ["variant:N", alt.Tooltip("accuracy:Q", title="test accuracy", format=".1%"),
-            alt.Tooltip("gain:Q", title="gained", format="+.1%")]  # fmt: skip
+    title = "Test images right" if merit is ACCURACY else merit.title
+    y = alt.Y("merit:Q", title=title, axis=alt.Axis(format=merit.form, tickCount=5), scale=alt.Scale(zero=False))
+    tips = ["variant:N", alt.Tooltip("shown:N", title=merit.title.lower()), alt.Tooltip("gain:N", title="gained")]
     lines = _data(rows).mark_line(strokeWidth=2).encode(x=x, y=y, **_looks(summary, "color", "strokeDash"))
-    return Chart("growth", "Test accuracy after half and after all of the training", 280,
+    return Chart("growth", f"{merit.title} after half and after all of the training", 280,
                  [lines, _nearest(rows, x, y, tips, summary)])  # fmt: skip
 
 

@@ -123,14 +123,39 @@ def learning(summary: Summary, key: str, over: str = "epoch") -> Rows:
     return rows
 
 
+def learned(summary: Summary) -> dict[str, Rows]:
+    """Parameters of attentions, by name: the mean over seeds at each epoch, of each variant and layer."""
+    found: dict[str, Rows] = defaultdict(list)
+    for variant in summary.variants:
+        lines = [line for record in _whole(summary, variant) for line in summary.study.logs[record.artefact]]
+        for key in dict.fromkeys(key for line in lines for key in line if key.startswith("learned.")):
+            _, layer, name = key.split(".", 2)
+            seen: dict[float, list[float]] = defaultdict(list)
+            for line in lines:
+                if (place := number(line.get("epoch"))) is not None and (value := number(line.get(key))) is not None:
+                    seen[place].append(value)
+            last = max(seen, default=0.0)
+            found[name] += [{"variant": variant.label, "layer": f"layer {layer}", "epoch": place,
+                             "value": sum(seen[place]) / len(seen[place]), "marked": place == last}
+                            for place in sorted(seen)]  # fmt: skip
+    return {name: rows for name, rows in found.items() if len({row["epoch"] for row in rows}) > 1}
+
+
+def unlearned(summary: Summary) -> list[str]:
+    """Variants whose attentions have no such parameters."""
+    have = {row["variant"] for rows in learned(summary).values() for row in rows}
+    return [v.label for v in summary.variants if v.label not in have]
+
+
 def growth(summary: Summary) -> Rows:
-    """Test accuracy after half of the steps and after all, over the seeds that have both."""
-    rows: Rows = []
+    """Merit after half of the steps and after all, over the seeds that have both."""
+    rows, merit = [], summary.merit
     for v in summary.variants:
         if v.both:
             half, whole = (sum(of[seed] for seed in v.both) / len(v.both) for of in (v.half, v.scores))
-            rows += [{"variant": v.label, "share": share, "accuracy": value, "gain": whole - half, "marked": True}
-                     for share, value in ((0.5, half), (1, whole))]  # fmt: skip
+            rows += [{"variant": v.label, "share": share, "merit": merit.sign * score, "marked": True,
+                      "shown": merit.show(merit.sign * score), "gain": f"{merit.signed(whole - half)} {merit.unit}"}
+                     for share, score in ((0.5, half), (1, whole))]  # fmt: skip
     return rows
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from linvit import metrics
 from linvit.files import read_lines
 from linvit.records import Record, Records
+from linvit.report.merit import ACCURACY, BITS, Merit
 
 FORMAT = 3  # of study.json
 
@@ -98,14 +99,26 @@ class Evidence:
         return found if found.ndim == 1 and found.dtype.kind in "iu" and (found >= 0).all() else np.zeros(0, int)
 
     @cached_property
+    def merit(self) -> Merit:
+        """What its variants are compared by."""
+        return BITS if self.of(BITS.metric) else ACCURACY
+
+    @cached_property
     def right(self) -> dict[str, dict[int, np.ndarray]]:
-        """variant → seed → whether each test image was right, of runs that were tested on the same images."""
+        """variant → seed → whether each test image was right, of runs that were tested on the same images; where bits
+        are counted, its score."""
         found: dict[str, dict[int, np.ndarray]] = {}
+        shape = self.arrays("image_bits").get("bits", np.zeros(0)).shape
+        for r in self.of("image_bits"):
+            bits = _arrays(r).get("bits", np.zeros(0))
+            if bits.shape == shape and len(bits) > 1 and r.tags.get("selection", "best") == "best":
+                mine: dict[Any, np.ndarray] = found.setdefault(str(r.tags.get("variant")), {})
+                mine[r.tags.get("seed", 0)] = -bits.astype(float)
         for r in self.of("predictions") if not self.folds else ():
             file = _arrays(r) if r.tags.get("selection", "best") == "best" else {}
             said, labels = (file.get(name, np.zeros(0)) for name in ("predicted", "labels"))
             if len(labels) > 1 and np.array_equal(labels, self.labels) and said.shape == labels.shape:
-                mine: dict[Any, np.ndarray] = found.setdefault(str(r.tags.get("variant")), {})
+                mine = found.setdefault(str(r.tags.get("variant")), {})
                 mine[r.tags.get("seed", 0)] = said == labels
         return found
 

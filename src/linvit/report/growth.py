@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from linvit.report.merit import ACCURACY
 from linvit.report.summary import Result, Summary, number
 
 GAIN = 0.05  # from half to whole: with more, nobody has learned what it can
@@ -30,21 +31,22 @@ def growth(summary: Summary, best: Result, deciding: Sequence[Result]) -> Growth
     why = _why(summary, best, whole - half, deciding)
     if not why:
         return None
-    left = max(1 - whole, 1e-9)
-    ratio = min(1.0, left / max(1 - half, 1e-9))  # a doubling leaves this share of the error: a power law
+    most = 1.0 if summary.merit is ACCURACY else 0.0  # the score of one that makes no error
+    left = max(most - whole, 1e-9)
+    ratio = min(1.0, left / max(most - half, 1e-9))  # a doubling leaves this share of the error: a power law
     after = [left * ratio**k * (1 - ratio) for k in range(1, MOST + 1)]  # what one more doubling would gain
     doublings = next((k for k, more in enumerate(after, 1) if more <= GAIN), MOST)
     return Growth(why, doublings, after[-1] > GAIN, _budget(summary, doublings))
 
 
 def _why(summary: Summary, best: Result, gain: float, deciding: Sequence[Result]) -> str:
-    when = "between half and all of the training"
+    when, merit = "between half and all of the training", summary.merit
     if gain > GAIN:
-        return f"{best.label} still gained {100 * gain:.1f} points {when}: more may change the order."
+        return f"{best.label} still gained {merit.plain(gain)} {merit.unit} {when}: more may change the order."
     for other in deciding:
         moved, allowed = _moved(summary, best, other)
         if abs(moved) > allowed:
-            how = f"{'gained' if moved > 0 else 'lost'} {100 * abs(moved):.1f} points on"
+            how = f"{'gained' if moved > 0 else 'lost'} {merit.plain(abs(moved))} {merit.unit} on"
             return f"{other.label} {how} {best.label} {when}: their order is not settled."
     return ""
 

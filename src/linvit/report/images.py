@@ -69,6 +69,15 @@ def examples(summary: Summary) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def samples(summary: Summary) -> list[dict[str, Any]]:
+    """Images that variants drew, and beside them real ones as they see them."""
+    arrays = summary.study.arrays("samples")
+    found = [{"variant": v, "images": arrays.get(f"drawn/{v.id}")} for v in summary.variants]
+    rows = [{"variant": None, "images": arrays.get("real")}, *found]
+    return [row | {"images": [uri(picture) for picture in pictures]}
+            for row in rows if (pictures := _pictures(row["images"], 4)) is not None]  # fmt: skip
+
+
 def _name(summary: Summary, label: Any) -> str:
     names, label = summary.study.classes, int(label)
     return names[label] if 0 <= label < len(names) else str(label)

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from linvit.report import charts, curves, images, tables, theme
 from linvit.report.charts import Chart
 from linvit.report.evidence import Evidence, as_paths, read
 from linvit.report.recommendation import Recommendation, recommend
-from linvit.report.summary import Summary, number, summarise
+from linvit.report.summary import Result, Summary, number, summarise
 
 HERE = Path(__file__).parent
 
@@ -115,10 +116,21 @@ def render(
     return template("page.html").render(
         summary=summary, advice=advice, chosen=chosen, sections=sections, tables=tables,
         breaks=curves.break_even, untimed=curves.not_timed(summary), examples=images.examples(summary),
-        illustration=images.illustration(summary),
+        illustration=images.illustration(summary), samples=images.samples(summary), merit=summary.merit,
         confused={v.label: found for v in summary.variants if (found := curves.confused(summary, v))},
+        models=_models(summary), unlearned=curves.unlearned(summary),
         facts=about, colours=len(theme.PALETTE), shapes=theme.SHAPES, **shell(sections),
     )  # fmt: skip
+
+
+def _models(summary: Summary) -> list[tuple[Result, list[dict[str, Any]]]]:
+    """The layers of each variant's model, from the file that says them; none if it cannot be read."""
+    for record in summary.study.of("model_summary"):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            told = json.loads(Path(record.artefact).read_bytes())
+            return [(v, [row | {"total": row["times"] * row["parameters"]} for row in told[v.id]])
+                    for v in summary.variants if v.id in told]  # fmt: skip
+    return []
 
 
 def breakable(spec: str) -> Markup:
@@ -164,7 +176,7 @@ def facts(study: Evidence) -> list[tuple[str, str]]:
         ("Device", _all(r.device for r in study.records)),
         ("Trainings", _placing(info.get("placing"))),
         ("Threads", _all(str(r.threads or "") for r in study.records)),
-        ("Precision", _all(r.dtype for r in study.of("test_accuracy"))),
+        ("Precision", _all(r.dtype for r in study.of(study.merit.metric))),
         ("Versions", _all(r.versions for r in study.records)),
         ("Commit", _all(r.commit for r in study.records)),
         ("Started", _when(info.get("started"))),

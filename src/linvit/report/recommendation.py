@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from linvit.files import slug
-from linvit.metrics import percent
 from linvit.report import statistics
-from linvit.report.growth import Growth, growth
-from linvit.report.statistics import ENOUGH, MOST, in_points
+from linvit.report.growth import GAIN, Growth, growth
+from linvit.report.merit import ACCURACY, Merit
+from linvit.report.statistics import ENOUGH, MOST
 from linvit.report.summary import Result, Summary
 
 TIE = 1.05  # a speed difference below 5 % is no reason
@@ -37,14 +37,15 @@ def recommend(summary: Summary) -> Recommendation:
     able = {v.id: v for v in summary.variants
             if v.best and not v.diverged and not v.control and v.column != "published"}  # fmt: skip
     if not able:
-        why = "every variant diverged" if any(v.diverged for v in summary.variants) else "no test accuracy was measured"
+        nothing = f"no {summary.merit.title.lower()} was measured"
+        why = "every variant diverged" if any(v.diverged for v in summary.variants) else nothing
         return Recommendation(
             None, "Nothing to recommend",
             (f"No attention can be recommended: {why}.", "Run the comparison to its end, then rebuild this page."),
             "nothing to judge", "A recommendation needs at least one variant that trained to its end.",
         )  # fmt: skip
     verdicts = summary.verdicts
-    best = able[verdicts.best] if verdicts.best in able else max(able.values(), key=_accuracy)
+    best = able[verdicts.best] if verdicts.best in able else max(able.values(), key=_score)
     speed = next((m for m in SPEEDS if all(v.get(m) for v in able.values())), None)
     found = _advice(summary, able, best, speed)
     if early := growth(summary, best, _deciding(able, best, found.variant, speed)):
@@ -56,7 +57,7 @@ def _advice(summary: Summary, able: dict[str, Result], best: Result, speed: str 
     if len(able) == 1 and any(not (v.best or v.diverged or v.failed or v.control) for v in summary.variants):
         return Recommendation(
             None, "Not finished",
-            (f"Only {best.label} is trained so far: it is {_right(best)} in {_seeds(best, summary)}.",
+            (f"Only {best.label} is trained so far: it is {_right(best, summary)} in {_seeds(best, summary)}.",
              "The others are not: run the rest, then rebuild this page."),
             "not compared", "It is the only variant that was trained.",
         )  # fmt: skip
@@ -64,20 +65,22 @@ def _advice(summary: Summary, able: dict[str, Result], best: Result, speed: str 
         beside = "Beside it there were only controls and runs that diverged" if len(summary.variants) > 1 else ""
         return Recommendation(
             best.id, "The only one that can be used",
-            (f"{best.label} is {_right(best)}{_speed(best)}.",
+            (f"{best.label} is {_right(best, summary)}{_speed(best)}.",
              f"{beside or 'No other variant was trained'}: it was compared with none."),
             "not compared", "It is the only variant that can be recommended.",
         )  # fmt: skip
+    lead = (f"{best.label} {_has_best(summary)} so far, {_right(best, summary)} in {_seeds(best, summary)}"
+            f"{_speed(best)}.")  # fmt: skip
     few = [v for v in able.values() if v.verdict == statistics.UNKNOWN]
     if few or len(best.scores) < ENOUGH:
         who = able.values() if len(best.scores) < ENOUGH else [best, *few]
         what = "folds" if summary.folds else "seeds"
         return Recommendation(
-            best.id, "Most accurate so far",
-            (f"{best.label} is the most accurate so far, {_right(best)} in {_seeds(best, summary)}{_speed(best)}.",
+            best.id, f"{summary.merit.best.capitalize()} so far",
+            (lead,
              f"Whether another is as good cannot be told yet: every variant needs the same three {what} or more."),
             statistics.UNKNOWN,
-            f"With fewer than three shared {what} the most accurate is named, and nothing is claimed of the others.",
+            f"With fewer than three shared {what} the best is named, and nothing is claimed of the others.",
             again(summary, who, _in_seeds(max(ENOUGH, *(len(v.scores) for v in who)), summary)),
         )  # fmt: skip
     shown = [v for v in able.values() if v.standing.shown]
@@ -85,24 +88,23 @@ def _advice(summary: Summary, able: dict[str, Result], best: Result, speed: str 
     faster = [v for v in able.values() if v.standing.undecided and v is not chosen and _is_faster(v, chosen, speed)]
     if shown:
         open_ones, text, command = _undecided(summary, faster, [])
-        sentences = (_what(chosen, best), _how_sure(chosen, summary), *open_ones, *text)
-        return Recommendation(chosen.id, "Recommendation", sentences, f"within {in_points(summary.margin)}",
+        sentences = (_what(chosen, best, summary), _how_sure(chosen, summary), *open_ones, *text)
+        return Recommendation(chosen.id, "Recommendation", sentences, summary.merit.within(summary.margin),
                               _reason(speed, len(shown), summary), command)  # fmt: skip
     open_ones, text, command = _undecided(summary, faster, [best])
-    lead = f"{best.label} is the most accurate so far, {_right(best)} in {_seeds(best, summary)}{_speed(best)}."
+    margin = summary.merit.amount(summary.margin)
     return Recommendation(
-        best.id, "Most accurate so far",
-        (lead, *(open_ones or (f"It may still lose {in_points(summary.margin)} or more to another.",)), *text),
-        statistics.OPEN,
-        f"None is shown to lose less than {in_points(summary.margin)} to every other, so the most accurate is named.",
+        best.id, f"{summary.merit.best.capitalize()} so far",
+        (lead, *(open_ones or (f"It may still lose {margin} or more to another.",)), *text),
+        statistics.OPEN, f"None is shown to lose less than {margin} to every other, so the best is named.",
         command,
     )  # fmt: skip
 
 
 def _fastest(variants: Sequence[Result], speed: str | None) -> Result:
-    """Of those within 5 % of the fastest, the most accurate."""
+    """Of those within 5 % of the fastest, the best."""
     top = max(v.numbers[speed] for v in variants) if speed else 0.0
-    return max((v for v in variants if not speed or v.numbers[speed] * TIE >= top), key=_accuracy)
+    return max((v for v in variants if not speed or v.numbers[speed] * TIE >= top), key=_score)
 
 
 def _is_faster(variant: Result, than: Result, speed: str | None) -> bool:
@@ -125,8 +127,8 @@ def _undecided(
     best = summary[summary.verdicts.best or who[0]]
     are = "is faster, but it is" if len(faster) == 1 else "are faster, but it is"
     whether = "loses" if len(faster) == 1 else "lose"
-    margin = in_points(summary.margin)
-    names = _and(f"{v.label} ({_behind(v, best)})" for v in faster)
+    margin = summary.merit.amount(summary.margin)
+    names = _and(f"{v.label} ({_behind(v, best, summary.merit)})" for v in faster)
     lead = (f"{names} {are} undecided whether {'it' if len(faster) == 1 else 'they'} {whether} {margin} or more.",)
     lead = lead if faster else ()
     if len(summary.study.info.get("commands") or []) > 1 and summary.seeds > (1 if summary.folds else ENOUGH):
@@ -146,8 +148,8 @@ def _in_seeds(runs: float, summary: Summary) -> int:
     return math.ceil(runs / max(1, summary.folds))
 
 
-def _behind(variant: Result, best: Result) -> str:
-    return f"{100 * (_accuracy(variant) - _accuracy(best)):+.1f} points".replace("-", "−")
+def _behind(variant: Result, best: Result, merit: Merit) -> str:
+    return f"{merit.signed(merit.sign * (_score(variant) - _score(best)))} {merit.unit}"
 
 
 def _rounded(value: float) -> int:
@@ -177,8 +179,8 @@ def _too_early(summary: Summary, best: Result, early: Growth) -> Recommendation:
         command = f'linvit.compare(…, {name}={quote}{value}{quote}, out="…")'
     return Recommendation(
         None, "Too early to tell", (early.why, f"Try {times}{time} before choosing:"), "too early",
-        "A choice is made only when the best gains at most 5 points from twice the training, and differences that "
-        "decide stay as they are.", command, growth=early,
+        f"A choice is made only when the best gains at most {summary.merit.amount(GAIN)} from twice the training, and "
+        "differences that decide stay as they are.", command, growth=early,
     )  # fmt: skip
 
 
@@ -187,20 +189,22 @@ def _with_control(found: Recommendation, summary: Summary, best: Result) -> Reco
     controls = [v for v in summary.variants if v.control and v.best and not v.diverged]
     if not controls:
         return found
-    control = max(controls, key=_accuracy)
+    control, merit = max(controls, key=_score), summary.merit
     name = control.attention.partition(":")[0]
-    what = f"{control.label}, {LOOKS.get(name, 'a control')}, is right on {_percent(control)}"
+    on = "on" if merit is ACCURACY else "at"
+    is_ = f"is {'right ' * (merit is ACCURACY)}{on} {_number(control, summary)}"
+    what = f"{control.label}, {LOOKS.get(name, 'a control')}, {is_}"
     if control.id not in summary.worth:
-        gain = f"{100 * (_accuracy(best) - _accuracy(control)):.1f}".replace("-", "−")
-        worth = f"In {_seeds(control, summary)}, attention was worth {gain} points here: {what}."
-        return replace(found, attention_worth=worth)
-    gain, low, high = (100 * value for value in summary.worth[control.id])
-    span = f"({low:.1f} to {high:.1f})".replace("-", "−")
+        gain = f"{merit.plain(_score(best) - _score(control))} {merit.unit}"
+        return replace(
+            found, attention_worth=f"In {_seeds(control, summary)}, attention was worth {gain} here: {what}."
+        )
+    gain, low, high = map(merit.plain, summary.worth[control.id])
     if control.standing.shown:
-        text = f"These images hardly need attention: {what}, {best.label} on {_percent(best)}."
+        text = f"These images hardly need attention: {what}, {best.label} {on} {_number(best, summary)}."
         return replace(found, sentences=(text, *found.sentences))
-    worth = f"{gain:.1f}".replace("-", "−")
-    return replace(found, attention_worth=f"Attention is worth {worth} points here {span}: {what}.")
+    worth = f"Attention is worth {gain} {merit.unit} here ({low} to {high}): {what}."
+    return replace(found, attention_worth=worth)
 
 
 def _words(summary: Summary) -> list[str]:
@@ -230,7 +234,8 @@ def again(summary: Summary, variants: Iterable[Result], seeds: int) -> str:
     """What trains these variants, and no other, with so many seeds."""
     specs = {v.id: v.attention for v in variants}
     words = _words(summary)
-    usual = all(name.partition(", from ")[0] == spec for name, spec in specs.items())  # a start is the command's own
+    names = [name.removesuffix(", next-pixel").partition(", from ")[0] for name in specs]
+    usual = names == list(specs.values())  # start and task are the command's own
     if not words or not usual:
         what = "attentions" if all(name == spec for name, spec in specs.items()) else "variants"
         quoted = ", ".join(f'"{name}"' for name in specs)
@@ -240,16 +245,21 @@ def again(summary: Summary, variants: Iterable[Result], seeds: int) -> str:
     return _joined(words, [*chosen, "--seeds", str(seeds), "--no-controls"])
 
 
-def _accuracy(variant: Result) -> float:
-    return variant.best.mean if variant.best else -1.0
+def _score(variant: Result) -> float:
+    return sum(variant.scores.values()) / len(variant.scores) if variant.scores else -math.inf
 
 
-def _percent(variant: Result) -> str:
-    return percent(_accuracy(variant))
+def _number(variant: Result, summary: Summary) -> str:
+    return summary.merit.show(variant.best and variant.best.mean)
 
 
-def _right(variant: Result) -> str:
-    return f"right on {_percent(variant)} of the test images"
+def _right(variant: Result, summary: Summary) -> str:
+    return summary.merit.says.format(_number(variant, summary))
+
+
+def _has_best(summary: Summary) -> str:
+    """The verb for the one that is best."""
+    return f"{'is' if summary.merit is ACCURACY else 'needs'} the {summary.merit.best}"
 
 
 def _seeds(variant: Result, summary: Summary) -> str:
@@ -269,13 +279,15 @@ def _speed(variant: Result) -> str:
     return ", at softmax's speed" if 1 / TIE < ratio < TIE else f", at {ratio:.2g}× softmax's speed"
 
 
-def _what(chosen: Result, best: Result) -> str:
-    behind = chosen.standing.behind
+def _what(chosen: Result, best: Result, summary: Summary) -> str:
+    behind, merit = chosen.standing.behind, summary.merit
+    mine = f"Use {chosen.label}: {_right(chosen, summary)}"
     if chosen is best or behind is None:
-        return f"Use {chosen.label}: {_right(chosen)}, more than any other{_speed(chosen)}."
-    other = f"the most accurate, {best.label} ({_percent(best)})"
-    near = f"as many as {other}" if round(-100 * behind, 1) == 0 else f"{-100 * behind:.1f} points behind {other}"
-    return f"Use {chosen.label}: {_right(chosen)}, {near}{_speed(chosen)}."
+        return f"{mine}, {'more' if merit is ACCURACY else 'fewer'} than any other{_speed(chosen)}."
+    other = f"the {merit.best}, {best.label} ({_number(best, summary)})"
+    level = round(merit.scale * behind, merit.digits) == 0
+    near = f"as many as {other}" if level else f"{merit.plain(-behind)} {merit.unit} behind {other}"
+    return f"{mine}, {near}{_speed(chosen)}."
 
 
 def _how_sure(chosen: Result, summary: Summary) -> str:
@@ -284,16 +296,17 @@ def _how_sure(chosen: Result, summary: Summary) -> str:
     sure = f"At 95\N{NO-BREAK SPACE}% confidence ({over})"
     loss = chosen.standing.loses_at_most or 0.0
     if loss <= 0:
-        return f"{sure} it is more accurate than every other."
+        return f"{sure} it is {summary.merit.more} than every other."
     rounded = min(summary.margin, math.ceil(1000 * loss - 1e-9) / 1000)
-    return f"{sure} it loses less than {in_points(rounded)} to any other."
+    return f"{sure} it loses less than {summary.merit.amount(rounded)} to any other."
 
 
 def _reason(speed: str | None, shown: int, summary: Summary) -> str:
-    margin = in_points(summary.margin)
+    margin = summary.merit.amount(summary.margin)
     if shown == 1:
         return f"It is the only one that is shown to lose less than {margin} to every other."
     rule = f"Among the variants that are shown to lose less than {margin} to every other"
     if speed is None:
-        return f"{rule}, the most accurate; there was no speed to decide between them."
-    return f"{rule}, the one with the highest {SPEEDS[speed]}; within 5\N{NO-BREAK SPACE}% of it, the more accurate."
+        return f"{rule}, the best; there was no speed to decide between them."
+    near = f"within 5\N{NO-BREAK SPACE}% of it, the {summary.merit.more}"
+    return f"{rule}, the one with the highest {SPEEDS[speed]}; {near}."

@@ -38,6 +38,8 @@ from typing import Any
 import numpy as np
 from scipy.special import gammaincinv, ndtr, stdtrit  # scipy.stats takes a second to import
 
+from linvit.report.merit import ACCURACY, Merit
+
 LEVEL = 0.05  # of both looks together, and of intervals
 LOOK = 0.0225  # of each of two looks, one-sided; Pocock's 2.94 % are of looks with known noise, and gave 5.9 %
 POWER = 0.8  # with which the seeds that are named decide
@@ -45,16 +47,8 @@ ENOUGH = 3  # shared seeds without which nothing is claimed
 MOST = 30  # seeds that may be asked for
 MARGIN = 0.01
 
-BEST, WORSE, OPEN = "most accurate", "worse", "undecided"
+WORSE, OPEN = "worse", "undecided"
 UNKNOWN, DIVERGED, MISSING, PUBLISHED = "not enough seeds to tell", "diverged", "no result", "published"
-
-
-def within(margin: float) -> str:
-    return f"within {in_points(margin)}"
-
-
-def in_points(fraction: float) -> str:
-    return "1 point" if round(100 * fraction, 9) == 1 else f"{100 * fraction:.3g} points"
 
 
 @dataclass(frozen=True)
@@ -135,6 +129,21 @@ class Comparison:
         np.fill_diagonal(found, 0)
         return found
 
+    def exceeds(self, i: int, j: int, than: float = 0.0) -> float:
+        """p of the one-sided test that i beats j by more than this: the lowest level whose bound says so; 1 if that is
+        none below one half, or if too few seeds are shared."""
+        gap = float(self.difference[i, j]) - than
+        if self.seeds[i, j] < ENOUGH or gap <= 0:
+            return 1.0
+        seeds = float(self.noise[i, j] * (1 / self.seeds[i, j] + self.shared))
+        images, freedom = float(np.nan_to_num(self.images[i, j])), float(self.freedom[i, j])
+        low, high = 0.0, 0.5
+        while high - low > 1e-6:
+            level = (low + high) / 2
+            half = dunnett(1, freedom, level) ** 2 * seeds + dunnett(1, math.inf, level) ** 2 * images
+            low, high = (low, level) if half < gap**2 else (level, high)
+        return high
+
     def needed(self, margin: float) -> tuple[np.ndarray, np.ndarray]:
         """Seeds with which a pair is decided with 80 % probability if it truly differs by 0 or by two margins: after
         Stein, by quantiles of the degrees of freedom at hand, which may ask for too many, but not for more than MOST.
@@ -154,8 +163,8 @@ def compare(
     scores: np.ndarray, right: Sequence[np.ndarray | None] = (), resolution: float = 0.0, shared: float = 0.0
 ) -> Comparison:
     """`scores` is (variants, seeds), NaN where a seed is missing; `right` has for each variant whether an image was
-    right, (seeds, images), where that is known. No deviation between seeds below `resolution`, one image, is believed.
-    """
+    right, or its own score, (seeds, images), where that is known. No deviation between seeds below `resolution`, one
+    image, is believed."""
     k, there = len(scores), np.isfinite(scores)
     mean = np.array([row[known].mean() if known.any() else np.nan for row, known in zip(scores, there, strict=True)])
     difference = mean[:, None] - mean if k else np.zeros((0, 0))
@@ -186,7 +195,8 @@ def _images(scores: np.ndarray, right: Mapping[int, np.ndarray]) -> dict[tuple[i
     """Of each pair with known images, the variance of its difference that their choice makes, beside seeds."""
     if len(right) < 2:
         return {}
-    rows, table = list(right), np.stack(list(right.values())).astype(np.float32)  # variants, seeds, images
+    rows, table = list(right), np.stack(list(right.values()))  # variants, seeds, images
+    table = table.astype(np.float32 if table.dtype == bool else np.float64)
     _, n, count = table.shape
     flat, means = table.reshape(len(rows), -1), table.mean(axis=1, dtype=np.float64)
     both, same = flat @ flat.T, means @ means.T
@@ -273,12 +283,21 @@ class Verdicts:
         return (seeds if seeds <= MOST else math.inf), who, float(times[is_open].max())
 
 
+def holm(found: Sequence[float]) -> list[float]:
+    """p of several tests, made such that in at most a share α of cases any is below α that should not be."""
+    adjusted, reached = [1.0] * len(found), 0.0
+    for rank, i in enumerate(sorted(range(len(found)), key=found.__getitem__)):
+        reached = max(reached, min(1.0, (len(found) - rank) * found[i]))
+        adjusted[i] = reached
+    return adjusted
+
+
 Scores = Mapping[str, Mapping[Any, float]]
 
 
 def judge(
     scores: Scores, right: Mapping[str, Mapping[int, np.ndarray]] | None = None, diverged: Sequence[str] = (),
-    resolution: float = 0.0, margin: float = MARGIN, shared: float = 0.0,
+    resolution: float = 0.0, margin: float = MARGIN, shared: float = 0.0, merit: Merit = ACCURACY,
 ) -> Verdicts:  # fmt: skip
     """`scores[variant][seed]` and, where it is known, `right[variant][seed]`, image by image → a verdict each.
     A variant with a diverged seed is only flagged. Of folds, a seed stands for one fold of one, as in `Comparison`."""
@@ -297,9 +316,9 @@ def judge(
     for i, name in enumerate(names):
         known = len(names) > 1 and (found.seeds[i, top] >= ENOUGH or i == top)
         shown, worse = bool(known and low[i] > -margin), bool(known and high[i] < -margin)
-        word = within(margin) if shown else WORSE if worse else OPEN if known else UNKNOWN
+        word = merit.within(margin) if shown else WORSE if worse else OPEN if known else UNKNOWN
         of[name] = Standing(
-            BEST if i == top else word, **(_against(found, i, top) if i != top else {}),
+            merit.best if i == top else word, **(_against(found, i, top) if i != top else {}),
             loses_at_most=-float(low[i]) if np.isfinite(low[i]) else None,
             loses_at_least=-float(high[i]) if np.isfinite(high[i]) else None,
             shown=shown, undecided=known and not (shown or worse),

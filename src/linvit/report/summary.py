@@ -13,6 +13,7 @@ from linvit import metrics
 from linvit.records import Record
 from linvit.report import statistics
 from linvit.report.evidence import Asked, Evidence, run_of
+from linvit.report.merit import ACCURACY, BITS, Merit
 from linvit.report.statistics import Interval, Standing, Verdicts
 
 
@@ -22,7 +23,7 @@ class Result(Asked):
 
     index: int = 0  # its place decides colour, shape and dash in every chart
     folds: int = 0
-    scores: dict[Any, float] = field(default_factory=dict)  # run → test accuracy of the validation-selected model
+    scores: dict[Any, float] = field(default_factory=dict)  # run → merit of the validation-selected model, as a score
     half: dict[Any, float] = field(default_factory=dict)  # the same after half of the steps
     best: Interval | None = None
     final: Interval | None = None
@@ -76,6 +77,10 @@ class Summary:
         """Of each variant."""
         return self.seeds * max(1, self.folds)
 
+    @property
+    def merit(self) -> Merit:
+        return self.study.merit
+
     def repeated(self, seeds: int) -> str:
         """How often a variant was trained, in words."""
         if not self.folds:
@@ -84,13 +89,14 @@ class Summary:
 
     @property
     def images(self) -> int:
-        return max((r.n for r in self.study.of("test_accuracy")), default=1)
+        return max((r.n for r in self.study.of(self.merit.metric)), default=1)
 
     def judge(self, variants: list[Result]) -> Verdicts:
         """What these variants are among themselves."""
+        image = max(1, self.folds) / self.images if self.images > 1 and self.merit is ACCURACY else 0.0
         return statistics.judge(
-            {v.id: v.scores for v in variants}, self.study.right, [v.id for v in variants if v.diverged],
-            max(1, self.folds) / self.images if self.images > 1 else 0.0, self.margin, _shared(self.study),
+            {v.id: v.scores for v in variants}, self.study.right, [v.id for v in variants if v.diverged], image,
+            self.margin, _shared(self.study), self.merit,
         )  # fmt: skip
 
     @property
@@ -116,7 +122,8 @@ def number(value: Any) -> float | None:
 
 
 def summarise(study: Evidence, margin: float | None = None) -> Summary:
-    """`margin` is the accuracy that may be given up for speed; default: the study's, or 0.01, which is one point."""
+    """`margin` is the accuracy that may be given up for speed; default: the study's, or 0.01, which is one point, or a
+    hundredth of a bit."""
     margin = float(study.info.get("margin") or statistics.MARGIN) if margin is None else margin
     if not 0 < margin <= 0.2:
         raise ValueError(f"a margin of {100 * margin:g} points is not above 0 and at most 20")
@@ -133,9 +140,9 @@ def summarise(study: Evidence, margin: float | None = None) -> Summary:
         else:  # a control: noise of its own must not blur what is said of the others
             beside = summary.judge([*real, variant])
             variant.standing = mine = beside.of[variant.id]
-            if mine.word == statistics.BEST:
+            if mine.word == summary.merit.best:
                 word = statistics.OPEN if mine.undecided else statistics.UNKNOWN
-                variant.standing = replace(mine, word=statistics.within(margin) if mine.shown else word)
+                variant.standing = replace(mine, word=summary.merit.within(margin) if mine.shown else word)
             pair = {verdicts.best, variant.id} & set(beside.names)
             if verdicts.best and len(pair) == 2 and (found := beside.between(verdicts.best, variant.id)):
                 summary.worth[variant.id] = found
@@ -144,12 +151,12 @@ def summarise(study: Evidence, margin: float | None = None) -> Summary:
 
 
 def _result(study: Evidence, asked: Asked, index: int) -> Result:
-    mine = study.of_variant(asked.id)
-    accuracies: dict[Any, dict[Any, float]] = defaultdict(dict)  # selection → seed → accuracy
+    mine, merit = study.of_variant(asked.id), study.merit
+    found: dict[Any, dict[Any, float]] = defaultdict(dict)  # selection → run → score
     seen: dict[str, list[float]] = defaultdict(list)
     together: dict[str, list[float]] = defaultdict(list)
     half: dict[Any, float] = {}
-    diverged: dict[Any, str] = {}  # run → what happened, from its own record or from an accuracy that is no number
+    diverged: dict[Any, str] = {}  # run → what happened, from its own record or from a merit that is no number
     for r in mine:
         run, value = run_of(r), number(r.value)
         whole = bool(study.folds) and "seed" in r.tags and "fold" not in r.tags  # of all images, each when held out
@@ -158,21 +165,21 @@ def _result(study: Evidence, asked: Asked, index: int) -> Result:
         if r.metric == "diverged":
             where = f" in {r.tags['layer']}" if r.tags.get("layer") else ""
             diverged[run] = f"{_name(run)} diverged{where}" + (f" at step {value:.0f}" if value is not None else "")
-        elif r.metric == "test_accuracy" and whole:
+        elif r.metric == merit.metric and whole:
             continue
-        elif r.metric == "test_accuracy" and value is not None:
-            accuracies[r.tags.get("selection", "best")][run] = value
-        elif r.metric == "test_accuracy":
-            diverged.setdefault(run, f"{_name(run)} has no finite accuracy")
-        elif r.metric == "half_accuracy" and value is not None:
-            half[run] = value
-    scores, final = accuracies["best"], accuracies["final"]
+        elif r.metric == merit.metric and value is not None:
+            found[r.tags.get("selection", "best")][run] = merit.sign * value
+        elif r.metric == merit.metric:
+            diverged.setdefault(run, f"{_name(run)} has no finite {merit.title.removeprefix('Test ').lower()}")
+        elif r.metric == merit.half and value is not None:
+            half[run] = merit.sign * value
+    scores, final = found["best"], found["final"]
     failed = {run_of(r): r.tags.get("why") for r in mine if r.metric == "failed"}
     numbers = {metric: sum(values) / len(values) for metric, values in (seen | together).items()}
     every = len(together["test_accuracy"]) * study.folds == len(scores) > 0
     return Result(
-        **vars(asked), index=index, folds=study.folds, scores=scores, half=half, final=_fraction(study, final),
-        best=_fraction(study, scores, numbers["test_accuracy"] if every else None), numbers=numbers,
+        **vars(asked), index=index, folds=study.folds, scores=scores, half=half, final=_interval(study, final),
+        best=_interval(study, scores, numbers["test_accuracy"] if every else None), numbers=numbers,
         diverged=list(diverged.values()),
         failed=[f"{_name(run)}: {why}" for run, why in failed.items() if run not in scores | diverged],
     )  # fmt: skip
@@ -187,13 +194,15 @@ def _shared(study: Evidence) -> float:
     return 1 / (study.folds - 1) if study.folds > 1 else 0.0
 
 
-def _fraction(study: Evidence, scores: dict[Any, float], mean: float | None = None) -> Interval | None:
-    """Around another mean, if that is given: folds may differ by an image."""
-    found = statistics.interval(scores.values(), _shared(study))
+def _interval(study: Evidence, scores: dict[Any, float], mean: float | None = None) -> Interval | None:
+    """Of the numbers that the scores are of; around another mean, if that is given: folds may differ by an image."""
+    merit = study.merit
+    found = statistics.interval((merit.sign * score for score in scores.values()), _shared(study))
     if found is None or found.low is None or found.high is None:
         return found
     shift = 0.0 if mean is None else mean - found.mean
-    return Interval(found.mean + shift, max(0.0, found.low + shift), min(1.0, found.high + shift), found.n)
+    high = min(1.0, found.high + shift) if merit is ACCURACY else found.high
+    return Interval(found.mean + shift, max(0.0, found.low + shift), high, found.n)
 
 
 def _doubts(summary: Summary) -> list[str]:
@@ -204,7 +213,7 @@ def _doubts(summary: Summary) -> list[str]:
         if v.diverged:
             found.append(f"{v.label}: {'; '.join(v.diverged)}. It is listed, but never recommended.")
         elif not v.scores and not v.failed:
-            found.append(f"{v.label} was requested, but has no test accuracy yet.")
+            found.append(f"{v.label} was requested, but has no {summary.merit.title.lower()} yet.")
         if v.failed:
             found.append(f"{v.label} failed: {'; '.join(v.failed)}. The same command tries it again.")
     if measured and (most := max(len(v.scores) for v in measured)) < statistics.ENOUGH:
@@ -227,7 +236,8 @@ def _doubts(summary: Summary) -> list[str]:
     if measured and not any(v.half for v in measured):
         found.append("It was not checked whether more training would change the order.")
     if len(summary.verdicts.names) > 1 and not summary.sampled and not summary.folds:
-        found.append("Not every run says which test images it got right: verdicts hold for these test images only.")
+        what = "how many bits each test image took" if summary.merit is BITS else "which test images it got right"
+        found.append(f"Not every run says {what}: verdicts hold for these test images only.")
     return found
 
 

@@ -10,22 +10,23 @@ from pathlib import Path
 from linvit.files import write_atomically
 from linvit.metrics import METRICS, TABLE, Metric, percent
 from linvit.report import statistics
+from linvit.report.merit import ACCURACY, Merit
 from linvit.report.recommendation import Recommendation
 from linvit.report.summary import Result, Summary
 
 HEADINGS = {metric.heading: metric for metric in TABLE if metric.heading}
 
 
-def row(variant: Result) -> dict[str, object]:
-    best, final = variant.best, variant.final
+def row(variant: Result, merit: Merit) -> dict[str, object]:
+    best, final, name = variant.best, variant.final, merit.metric
     standing, none = variant.standing, (None, None)
     seeds, images = standing.over_seeds or none, standing.over_images or none
     return {
-        "attention": variant.attention, "test_accuracy": best and best.mean, "test_accuracy_low": best and best.low,
-        "test_accuracy_high": best and best.high, "seeds": variant.seeds,
-        "final_accuracy": final and final.mean, "verdict": variant.verdict, "behind_best": standing.behind,
-        "behind_low_seeds": seeds[0], "behind_high_seeds": seeds[1], "behind_low_images": images[0],
-        "behind_high_images": images[1], "loses_at_most": standing.loses_at_most,
+        "attention": variant.attention, name: best and best.mean, f"{name}_low": best and best.low,
+        f"{name}_high": best and best.high, "seeds": variant.seeds,
+        f"final_{name.removeprefix('test_')}": final and final.mean, "verdict": variant.verdict,
+        "behind_best": standing.behind, "behind_low_seeds": seeds[0], "behind_high_seeds": seeds[1],
+        "behind_low_images": images[0], "behind_high_images": images[1], "loses_at_most": standing.loses_at_most,
         "loses_at_least": standing.loses_at_least,
         **{metric.column: variant.get(metric.name) for metric in TABLE if metric.column},
         "folds": variant.folds or None, "variant": variant.id, "label": variant.label, "column": variant.column,
@@ -37,8 +38,8 @@ def write_csv(summary: Summary, path: Path) -> None:
     """One row per variant. A text that a spreadsheet would run as a formula gets a leading apostrophe."""
     file = io.StringIO(newline="")
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(row(Result("", "", "")))
-    writer.writerows(map(cell, row(variant).values()) for variant in summary.variants)
+    writer.writerow(row(Result("", "", ""), summary.merit))
+    writer.writerows(map(cell, row(variant, summary.merit).values()) for variant in summary.variants)
     write_atomically(path, file.getvalue())
 
 
@@ -52,32 +53,28 @@ def cell(value: object) -> str:
     return "'" + text if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
-def points(variant: Result, which: str = "best") -> str:
+def points(variant: Result, merit: Merit, which: str = "best") -> str:
     """`97.8 ± 0.4 %`, the sign never alone on a line."""
     found = variant.best if which == "best" else variant.final
     if found is None or found.low is None or found.high is None:
-        return METRICS["test_accuracy"].show(found and found.mean)
+        return merit.show(found and found.mean)
     half = max(found.high - found.mean, found.mean - found.low)  # the interval is cut at 0 and 1; show the wider side
-    return f"{100 * found.mean:.1f} ± {percent(half)}"
+    return f"{merit.plain(found.mean)} ± {merit.show(half)}"
 
 
-def behind(variant: Result) -> list[str]:
-    """The difference to the most accurate in points, its intervals, and the bound that decides."""
+def behind(variant: Result, merit: Merit) -> list[str]:
+    """The difference to the best in its unit, its intervals, and the bound that decides."""
     found, lines = variant.standing, []
     if found.behind is not None:
-        lines.append(f"{_signed(found.behind)} points")
+        lines.append(f"{merit.signed(merit.sign * found.behind)} {merit.unit}")
     runs = "folds" if variant.folds else "seeds"
-    lines += [f"{name} {_signed(span[0])} to {_signed(span[1])}"
+    lines += [f"{name} {' to '.join(map(merit.signed, sorted(merit.sign * end for end in span)))}"
               for name, span in ((runs, found.over_seeds), ("images", found.over_images)) if span]  # fmt: skip
     if found.loses_at_most is not None and found.loses_at_least is not None:
         worse = variant.verdict == statistics.WORSE
         loss, how = (found.loses_at_least, "least") if worse else (found.loses_at_most, "most")
-        lines.append(f"loses at {how} {max(0.0, 100 * loss):.1f}")
+        lines.append(f"loses at {how} {merit.plain(max(0.0, loss))}")
     return lines
-
-
-def _signed(fraction: float) -> str:
-    return f"{100 * fraction:+.1f}".replace("-", "−")
 
 
 def small(variant: Result, summary: Summary) -> list[str]:
@@ -98,17 +95,19 @@ def small(variant: Result, summary: Summary) -> list[str]:
 
 def rule(summary: Summary) -> str:
     """How the table's verdicts are to be read."""
-    margin = statistics.in_points(summary.margin)
+    merit, margin = summary.merit, summary.merit.amount(summary.margin)
     over = "seeds and test images are" if summary.sampled else "only seeds are"
     of, sample = "mean and 95 % interval over seeds", f"Here {over} taken for a sample."
     if summary.folds:
         of = (f"out of fold, each image judged by models that were not trained on it, with the corrected resampled "
               f"95 % t-interval (Nadeau and Bengio) over {summary.repeated(summary.seeds)}")  # fmt: skip
         sample = "Folds share most of their training images, which this correction allows for, in verdicts too."
-    text = (f"Accuracies: {of}. Verdicts: “within {margin}” is shown to lose less than "
+    what = "Accuracies" if merit is ACCURACY else "Bits per dimension, fewer are better"
+    text = (f"{what}: {of}. Verdicts: “within {margin}” is shown to lose less than "
             f"{margin} to every other variant, “worse” to lose more to some; at most 5 % of studies say the first of "
             f"one that does not, with a second look at the seeds this page names included. {sample} Below: the "
-            f"difference to the most accurate in points, its 95 % intervals, and the bound that decides.")  # fmt: skip
+            f"difference to the {merit.best} in {merit.unit}, its 95 % intervals, and the bound that "
+            f"decides.")  # fmt: skip
     if summary.classes:
         least, most = summary.classes
         text += (f" The test classes are unequal ({least:,} to {most:,} images): balanced accuracy counts each class "
@@ -150,19 +149,20 @@ def write_markdown(
     lines += [f"*{escape(advice.confidence)}.* {escape(advice.reason)}", ""]
     if summary.warnings:
         lines += ["## Where this comparison is weak", "", *(f"- {escape(text)}" for text in summary.warnings), ""]
-    head = ("variant", "test accuracy", "final epoch", "seeds", *(name.lower() for name in headings(summary)),
-            "verdict", "points to the best")  # fmt: skip
+    merit = summary.merit
+    head = ("variant", merit.title.lower(), "final epoch", "seeds", *(name.lower() for name in headings(summary)),
+            "verdict", f"{merit.unit} to the best")  # fmt: skip
     lines += ["## Results", "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for v in summary.variants:
         numbers = (shown(v, metric.name) for metric in headings(summary).values())
         cells = (
             escape(v.label),
-            points(v),
-            points(v, "final"),
+            points(v, merit),
+            points(v, merit, "final"),
             summary.repeated(v.seeds) if summary.folds else v.seeds,
             *numbers,
             v.verdict,
-            "; ".join(behind(v)),
+            "; ".join(behind(v, merit)),
         )
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     lines += ["", f"{rule(summary)} Speeds are beside softmax, above 1 is faster.", ""]

@@ -22,6 +22,7 @@ from linvit.study.jobs import Job, finished
 from linvit.train.folds import out_of_fold
 
 FILE = "jobs.jsonl"
+HALF = {"test_accuracy": "half_accuracy", "bits_per_dim": "half_bits_per_dim"}
 
 
 def write_jobs(folder: Path, jobs: Sequence[Job]) -> Path:
@@ -65,10 +66,10 @@ def assemble(folder: Path) -> None:
 
 def of_study(found: Iterable[Record], place: str, variant: str, half: bool, fold: int | None) -> list[Record]:
     """A run's records as the study has them; what they name lies in the run's folder."""
-    if half:  # its accuracy is all that is asked of it
+    if half:  # its accuracy, or its bits, are all that is asked of it
         found = [
-            replace(r, metric="half_accuracy", tags={k: v for k, v in r.tags.items() if k != "selection"})
-            for r in found if r.metric == "test_accuracy" and r.tags["selection"] == "best"
+            replace(r, metric=HALF[r.metric], tags={k: v for k, v in r.tags.items() if k != "selection"})
+            for r in found if r.metric in HALF and r.tags["selection"] == "best"
         ]  # fmt: skip
     held: dict[str, Tag] = {} if fold is None else {"fold": fold}
     return [

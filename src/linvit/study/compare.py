@@ -35,12 +35,13 @@ from linvit.study.protocol import Protocol
 from linvit.study.runners import runner_of
 from linvit.toml import to_toml
 from linvit.train import Start, architecture, backbones, open_data, pick_device
-from linvit.train.defaults import TUNED
+from linvit.train.defaults import OF_TASK, TUNED
 from linvit.train.run import how_far
 from linvit.train.tasks import TASKS
 from linvit.train.trackers import tracking
 
 ATTENTIONS = ("softmax", "performer-exp:m=32", "performer-relu:m=32", "performer-theta:m=32", "linformer:k=16")
+CAUSAL_ATTENTIONS = ATTENTIONS[:4]  # a Linformer cannot be
 CONTROL = "uniform"
 SEEDS = 3
 PAGE = 10.0  # seconds to write the report
@@ -51,6 +52,7 @@ def compare(
     *,
     attentions: Sequence[str] | None = None,
     variants: Sequence[Variant] = (),
+    task: str | None = None,
     controls: bool = True,
     start: str | Path | None = None,
     with_scratch: bool = False,
@@ -74,6 +76,7 @@ def compare(
     dry_run: bool = False,
     print_config: bool = False,
     jobs_file: bool = False,
+    measured: bool = True,
     track: Sequence[str] = (),
     command: str = "",
     say: planning.Say = lambda text: None,
@@ -84,6 +87,8 @@ def compare(
     """Train and measure every variant with every seed, write the report; the study's folder.
 
     attentions: one variant each; variants: whatever differs in more. controls: `uniform` is trained beside them.
+    task: what attentions learn, "classification" or "next-pixel" (default: what `variants` do); with the latter, the
+    margin is in bits per dimension.
     start: a trained model's folder: every variant begins with its weights; "backbones": with those that ship, which is
     usual for photos; "scratch": with nothing. with_scratch: and once more without. with_redrawn: variants with random
     features once more, with new ones every so many steps.
@@ -94,16 +99,21 @@ def compare(
     trainings at a time, each in a process with `threads` threads (1), or as another registered `runner` has it ("ray"
     and "ray://HOST:PORT": on a cluster); without any of them the machine's faster way is measured. jobs_file writes the
     jobs to jobs.jsonl instead, for a scheduler: `linvit job` does one, `linvit report` shows what is there, the same
-    call without it measures the rest. hear(job, event) is told of every training, as are trackers (track:
+    call without it measures the rest. measured=False leaves out all but
+    accuracy. hear(job, event) is told of every training, as are trackers (track:
     "tensorboard", "mlflow"), progress(done, total, what) of all else.
     """
     begun = time.perf_counter()
     _check(seeds, epochs, budget, jobs, margin, options)
     kinds = tracking(track)
-    wanted = [Variant(attention=spec) for spec in attentions or (() if variants else ATTENTIONS)]
+    task = task or (variants[0].task if variants else "classification")
+    causal = TASKS[task].causal
+    usual = () if variants else CAUSAL_ATTENTIONS if causal else ATTENTIONS
+    wanted = [Variant(attention=spec, task=task) for spec in attentions or usual]
     wanted += variants
     if controls and not any(variant.control for variant in wanted):
-        wanted.append(Variant(attention=CONTROL))
+        wanted.append(Variant(attention=CONTROL, task=task))
+    _check_task(task, wanted, folds, budget)
     if with_redrawn is not None:
         wanted += _redrawn(wanted, with_redrawn)
     for variant in wanted:
@@ -122,10 +132,11 @@ def compare(
     folder = Path(out) if out is not None else Path("runs") / f"compare-{slug(images.name)}"
     earlier = Study.read(folder / "study.json") if (folder / "study.json").exists() else None
     known = [(v.attention, v.start) for v in earlier.variants if v.start] if earlier else []
-    starts = backbones.chosen(start, bare, images, image_size, options | shaped, known)
+    begins = start or (backbones.SCRATCH if causal else None)
+    starts = backbones.chosen(begins, bare, images, image_size, options | shaped, known)
     begin = backbones.first(starts)
     wanted = _with_starts(wanted, starts, with_scratch)
-    if budget is None and epochs is None and options.get("steps") is None and images.name not in TUNED:
+    if budget is None and epochs is None and options.get("steps") is None and not (causal or images.name in TUNED):
         budget = planning.BUDGET
     trained = sum(not v.published for v in wanted)
     at_once = at_once or (cores() if place.type == "cpu" else 1)
@@ -145,7 +156,7 @@ def compare(
     if jobs_file and source is None:
         raise ValueError("jobs_file needs images that other processes can find: give a name or a path, not a Dataset")
     chosen = (plan.options if plan else {}) | options | ({"epochs": epochs} if epochs is not None else {})
-    protocol = Protocol(dataset, source, seed, chosen, match, begin, folds)
+    protocol = Protocol(dataset, source, seed, chosen, match, begin, folds, task)
     facts, dataset = Facts.of(protocol.dataset).model_copy(update={"identity": dataset.identity}), protocol.dataset
     every = named(wanted)
     each = list(range(seed, seed + (seeds or (plan.seeds if plan else 1 if folds else SEEDS))))
@@ -156,7 +167,6 @@ def compare(
         machine=machine(),
     )  # fmt: skip
     for variant in every:
-        TASKS[variant.task]
         protocol.config(variant)  # a bad option is an error before anything is written
     study = _with_earlier(folder, study, margin)
     crew, before = Crew(protocol, study, place, runner, jobs, threads), torch.get_num_threads()
@@ -196,10 +206,10 @@ def compare(
             if plan is not None and study.finished is None:
                 jobs_left = _with_deadline(jobs_left, plan, study, time.time() - (time.perf_counter() - begun))
             _train(records, jobs_left, crew, tracked(hear, kinds, folder))
-            _measure(folder, records, study, protocol, jobs_left, crew, begun, progress, limit)
+            _measure(folder, records, study, protocol, jobs_left, crew, begun, progress, limit, measured)
             with repeated(progress) as tell:
                 tell(0, 1, "writing the report")
-                report.build(folder)
+                report.build(folder, figures=measured)
     finally:
         crew.close()
         torch.set_num_threads(before)
@@ -259,6 +269,19 @@ def _check(
         raise ValueError("give steps or a budget, not both")
     if budget is not None:
         seconds(budget)  # a wrong one is an error before anything is done
+
+
+def _check_task(task: str, wanted: Sequence[Variant], folds: int | None, budget: str | None) -> None:
+    """What one task measures cannot be held against what another does."""
+    causal = TASKS[task].causal
+    if others := [v.task for v in wanted if not v.published and TASKS[v.task].causal != causal]:
+        raise ValueError(f"variants of the tasks {task} and {others[0]} cannot be compared: make a study of each")
+    for name, value, why in (
+        ("folds", folds, "folds are dealt, and scored, by class"),
+        ("budget", budget, "its plans are for classification: give epochs, or steps"),
+    ):
+        if causal and value is not None:
+            raise ValueError(f"{name}={value} does not go with task {task}: {why}")
 
 
 def _settled(
@@ -325,7 +348,7 @@ def _configuration(study: Study, protocol: Protocol) -> dict[str, Any]:
 
 def _measure(
     folder: Path, records: Records, study: Study, protocol: Protocol, jobs: list[Job], crew: Crew,
-    begun: float, progress: Progress, limit: int | None,
+    begun: float, progress: Progress, limit: int | None, measured: bool,
 ) -> None:  # fmt: skip
     """Everything beside accuracy, and what the page says of the whole."""
     start, before = time.perf_counter(), records.path.stat().st_size if records.path.exists() else 0
@@ -336,7 +359,7 @@ def _measure(
         left = begun + study.plan.seconds - start - PAGE
         deadline = time.monotonic() + max(planning.measuring(study.plan.seconds) / 4, left)
     work = Measuring(folder, records, protocol.dataset, study, jobs, protocol.base, crew.device, progress, deadline)
-    failed, elsewhere = crew.measure(work)
+    failed, elsewhere = crew.measure(work) if measured else ([], {})
     study.machine = elsewhere or study.machine
     if study.finished is None or records.path.stat().st_size != before:
         study.finished, now = time.time(), time.perf_counter()
@@ -362,7 +385,8 @@ def _published(study: Study) -> list[Record]:
 def _warnings(study: Study, protocol: Protocol, limit: int | None) -> list[str]:
     """What a reader must know before trusting the comparison, and the records cannot tell."""
     found, data, recipe = [], protocol.dataset, study.recipe
-    whole = TUNED.get(data.name, {}).get("epochs")
+    causal = study.model.causal
+    whole = (OF_TASK["next-pixel"] if causal else TUNED.get(data.name, {})).get("epochs")
     done = study.epochs or 0.0
     if done < 1:
         found.append(f"{study.steps} steps are {done:.2g} of an epoch: nobody has learned much yet.")
@@ -376,7 +400,7 @@ def _warnings(study: Study, protocol: Protocol, limit: int | None) -> list[str]:
         found.append("Speeds and memory are of float32 models that are not compiled; the training was otherwise.")
     if known := repeats(data):
         share = f"{known:,} of {len(data.test):,} test images ({known / len(data.test):.1%})"
-        found.append(f"{share} repeat training images: accuracies are too high.")
-    if (tested := len(data.test) * (study.folds or 1)) < 500:
+        found.append(f"{share} repeat training images: {'bits are too few' if causal else 'accuracies are too high'}.")
+    if not causal and (tested := len(data.test) * (study.folds or 1)) < 500:
         found.append(f"Only {tested} test images: one of them is {1 / max(1, tested):.1%} of accuracy.")
     return found

@@ -6,6 +6,7 @@ What cannot be measured is said, and the rest goes on: nothing that was trained 
 from __future__ import annotations
 
 import io
+import json
 import math
 import os
 import statistics
@@ -13,6 +14,7 @@ import time
 from collections.abc import Container, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -29,6 +31,9 @@ from linvit.measure.race import BASELINES, ROUNDS
 from linvit.measure.trained import attention_maps, redrawn, redraws, trained_error
 from linvit.models import ModelConfig, VisionTransformer
 from linvit.models.cost import grid
+from linvit.models.sampling import sample
+from linvit.models.stems import from_levels, to_levels
+from linvit.models.summary import summary
 from linvit.progress import Progress, repeated
 from linvit.records import Record, Records, Tag
 from linvit.registry import parse_layers
@@ -41,6 +46,7 @@ from linvit.train.optimizers import make_optimizer
 LENGTHS = (64, 256, 1024)
 EXAMPLES, LOOKED_AT = 12, 500  # images shown, of so many tried
 DRAWN_FOR = 1000  # test images at most that new draws are tried on
+DRAWN = 10  # images by each next-pixel model
 
 
 class Measuring:
@@ -69,7 +75,10 @@ class Measuring:
         self.known = {(r.metric, r.tags.get("variant"), r.tags.get("seed")) for r in found}
         self.timed = {(r.tags.get("variant"), r.tags.get("tokens")) for r in found if r.metric == "attention_time"}
         self.diverged = {(r.tags.get("variant"), r.tags.get("seed")) for r in found if r.metric == "diverged"}
-        self.shown = {name for r in found if r.metric == "examples" for name in str(r.tags.get("variants")).split("\n")}
+        self.shown = {
+            metric: {name for r in found if r.metric == metric for name in str(r.tags.get("variants")).split("\n")}
+            for metric in ("examples", "samples", "model_summary")
+        }
 
     def all(self) -> list[str]:
         """Sentences about what could not be measured, or was left out."""
@@ -81,10 +90,16 @@ class Measuring:
             self.memory()
             with self.attempt("Speed at other sizes"):
                 self.curves()
+            with self.attempt("Layers"):
+                self.summaries()
             self.errors()
-            self.draws()
-            with self.attempt("Examples"):
-                self.examples()
+            if self.base.model.causal:
+                with self.attempt("Samples"):
+                    self.samples()
+            else:
+                self.draws()
+                with self.attempt("Examples"):
+                    self.examples()
         self.progress = given
         return self.failed
 
@@ -161,8 +176,9 @@ class Measuring:
         """Where this model's attentions are timed."""
         head_dim = config.head_dim or max(1, config.dim // config.heads)
         return speed.Setting(
-            heads=config.heads, head_dim=head_dim, prefix=config.prefix_tokens, rounds=ROUNDS, device=self.device
-        )
+            heads=config.heads, head_dim=head_dim, prefix=config.prefix_tokens, causal=config.causal, rounds=ROUNDS,
+            device=self.device,
+        )  # fmt: skip
 
     @staticmethod
     def layers(config: ModelConfig) -> list[str]:
@@ -245,11 +261,39 @@ class Measuring:
                     for metric, value in values.items()
                 ], name)  # fmt: skip
 
+    def summaries(self) -> None:
+        """The layers of every variant's model, with shapes and parameters."""
+        if not set(self.configs) - self.shown["model_summary"]:
+            return
+        told = {name: [asdict(layer) for layer in summary(VisionTransformer(config))]
+                for name, config in self.configs.items()}  # fmt: skip
+        write_atomically(self.folder / "models.json", json.dumps(told, ensure_ascii=False))
+        tags: dict[str, Tag] = {"variants": "\n".join(told)}
+        self.records.append([Record("model_summary", len(told), "count", artefact="models.json", tags=tags)])
+
+    def samples(self) -> None:
+        """Images that every variant's first model draws, and as many real ones as it sees them."""
+        firsts = {name: path for (name, _), path in reversed(self.models().items())}
+        if not set(firsts) - self.shown["samples"]:
+            return
+        if self.late():
+            return self.left_out("Drawing images")
+        config, test = self.base.model, self.data.test
+        images = normalise(test.batch(test.order(0, 0)[:DRAWN])[0], (0.0,), (1.0,))
+        found = {"real": from_levels(to_levels(images, config), config)}
+        for i, (name, path) in enumerate(firsts.items()):
+            self.progress(i, len(firsts), f"images drawn by {self.labels[name]}")
+            found[f"drawn/{name}"] = sample(load(path).to(self.device), DRAWN)
+        arrays = {name: drawn.numpy().transpose(0, 2, 3, 1) for name, drawn in found.items()}
+        _save_arrays(self.folder / "samples.npz", arrays)
+        tags: dict[str, Tag] = {"variants": "\n".join(firsts)}
+        self.records.append([Record("samples", DRAWN, "count", artefact="samples.npz", tags=tags)])
+
     def examples(self) -> None:
         """Test images with every variant's prediction and map: those on which variants differ, those that most get
         wrong, and some that all get right. And one training image as the model sees it."""
         firsts = {name: path for (name, _), path in reversed(self.models().items())}
-        if not set(firsts) - self.shown:
+        if not set(firsts) - self.shown["examples"]:
             return
         if self.late():
             return self.left_out("A look at examples")

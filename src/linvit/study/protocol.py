@@ -32,6 +32,7 @@ class Protocol:
     match: bool
     start: Start | None = None  # whose shape all variants have, also those that do not begin with its weights
     folds: int | None = None
+    task: str = "classification"  # of the base
     spare_test: bool = False  # folds are dealt of other images alone
     datasets: dict[str, Dataset] = field(default_factory=dict)  # those that jobs are done with, by identity
     opened: dict[tuple[Source | None, Fold | None], Dataset] = field(default_factory=dict)
@@ -46,8 +47,9 @@ class Protocol:
     @cached_property
     def base(self) -> Experiment:
         return design(
-            self.dataset, "softmax", self.seed, source=self.source, start=self.start, like=self.like, **self.options
-        )
+            self.dataset, "softmax", self.seed, source=self.source, start=self.start, like=self.like, task=self.task,
+            **self.options,
+        )  # fmt: skip
 
     @cached_property
     def dataset(self) -> Dataset:
@@ -78,7 +80,7 @@ class Protocol:
         shaped = self.like is not None or variant.start is not None  # by weights that are there
         if self.match and variant.column == "fair" and not shaped and variant.attention != "softmax":
             rest = {key: value for key, value in variant.options.items() if key != "mlp_dim"}
-            like = design(dataset, "softmax", self.seed, **self.options | rest).model
+            like = design(dataset, "softmax", self.seed, task=variant.task, **self.options | rest).model
             model = match_parameters(found.model, VisionTransformer(like).parameter_count())
         else:
             model = VisionTransformer(found.model).config

@@ -28,6 +28,7 @@ from linvit.train.recipe import Recipe, create_recipe
 from linvit.train.run import run
 from linvit.train.source import Source, open_data
 from linvit.train.start import architecture, start_from
+from linvit.train.tasks import TASKS
 from linvit.train.trackers import tracking
 
 __all__ = [
@@ -93,12 +94,17 @@ def train(
     start: a trained model's folder to begin with, its shape and, if none is named, its attention and image size taken;
         "backbones" for those that ship, which photos start from if nothing is said; "scratch" for nothing.
     folds: train so many times, each time with another part of the images held out; `test_accuracy` is of them all.
+    task: what is learned; "next-pixel" is the likelihood of images, of which `linvit.sample` draws more.
     options: any of ModelConfig's and Recipe's, e.g. epochs=10, lr=1e-3, dim=128, and size="001-I" for a named size.
     test=False leaves the test images alone; dry_run=True ends before anything is trained or written. listeners hear of
     every step, progress of images being decoded; track: "tensorboard" or "mlflow", which are told of every validation.
     """
     kinds = tracking(track)
     place = ranks.join(pick_device(device))
+    if TASKS[task].causal:  # which has no use for classes, or for what was trained on them
+        start = start or backbones.SCRATCH
+        if folds is not None:
+            raise ValueError(f"folds={folds} does not go with task {task}: folds are dealt, and scored, by class")
     images = Survey.of(data) if isinstance(data, Dataset) else survey(data, data_root, limit, folds=folds)
     spec = attention or ATTENTION
     begin = backbones.chosen(start, [spec], images, image_size, options).get(spec)

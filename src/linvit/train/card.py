@@ -18,10 +18,11 @@ def model_card(experiment: Experiment, dataset: Dataset, facts: dict[str, Any]) 
         for key, value in facts.items()
         if key not in ("best", "best_row")
     )
-    chosen = "Chosen on validation data" if "validation_accuracy" in facts else "As it was after the last step"
-    tested = f"| test images | {len(dataset.test)} |\n" if "test_accuracy" in facts else ""
-    seen = "were seen once" if "test_accuracy" in facts else "have not been seen"
-    return f"""# {dataset.name}: vision transformer with {config.attention}
+    chosen = "Chosen on validation data" if "validation_loss" in facts else "As it was after the last step"
+    tested = f"| test images | {len(dataset.test)} |\n" if "test_loss" in facts else ""
+    seen = "were seen once" if "test_loss" in facts else "have not been seen"
+    kind = "next-pixel model" if config.causal else "vision transformer"
+    return f"""# {dataset.name}: {kind} with {config.attention}
 
 | | |
 |---|---|

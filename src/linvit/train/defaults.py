@@ -18,10 +18,17 @@ TUNED: dict[str, dict[str, Any]] = {
 GENTLER: dict[str, Any] = {"lr": 3e-3, "epochs": 6}  # for weights that are trained already
 TUNED["fashion-mnist"] = TUNED["mnist"] | {"flip": "alternating"}
 TUNED["cifar100"] = TUNED["cifar10"]
+# task → the same for tasks that share nothing with classification, whatever the data
+OF_TASK: dict[str, dict[str, Any]] = {
+    "next-pixel": {"stem": "next-pixel", "dim": 64, "depth": 3, "heads": 4, "mlp_dim": 128, "positions": "sincos",
+                   "epochs": 1, "batch_size": 16, "lr": 5e-3, "label_smoothing": 0.0},
+}  # fmt: skip
 
 
-def tuned(name: str, size: int, channels: int) -> dict[str, Any]:
+def tuned(name: str, size: int, channels: int, task: str = "classification") -> dict[str, Any]:
     """The tuned options of a known set; for any other, those of the nearest in size."""
+    if task in OF_TASK:
+        return dict(OF_TASK[task])
     if name in TUNED:
         return dict(TUNED[name])
     nearest = "digits" if size < 16 else "mnist" if channels == 1 and size <= 32 else "cifar10"

@@ -19,10 +19,11 @@ from linvit.locks import claimed
 from linvit.measure.provenance import provenance
 from linvit.models import ModelConfig, model_config, without_effect
 from linvit.records import Record
-from linvit.train.defaults import GENTLER, tuned
+from linvit.train.defaults import GENTLER, OF_TASK, tuned
 from linvit.train.optimizers import OPTIMIZERS
 from linvit.train.recipe import Recipe, create_recipe, idle
 from linvit.train.source import Source
+from linvit.train.tasks import TASKS
 
 FORMAT = 2  # goes up when a default changes: ids leave defaults out
 OURS = ("log.jsonl", "records.jsonl", "confusion.json", "best", "last")  # what a run writes into its folder
@@ -133,7 +134,8 @@ def design(
 
     like: a model whose shape is taken instead of the tuned one, as whoever starts from its weights must."""
     facts = {"image_size": dataset.image_size, "channels": dataset.channels, "classes": len(dataset.classes)}
-    model, recipe = resolve(dataset.name, facts, attention, seed, options, like, trained=start is not None)
+    model, recipe = resolve(dataset.name, facts, attention, seed, options, like, start is not None, task)
+    TASKS[task].check(task, model, recipe)
     return Experiment(
         data=Images(name=dataset.name, identity=dataset.identity), model=model, recipe=recipe, seed=seed, task=task,
         start=start, label=attention, source=source,
@@ -142,7 +144,7 @@ def design(
 
 def resolve(
     name: str, facts: dict[str, int], attention: str, seed: int, options: Mapping[str, Any],
-    like: ModelConfig | None = None, trained: bool = False,
+    like: ModelConfig | None = None, trained: bool = False, task: str = "classification",
 ) -> tuple[ModelConfig, Recipe]:  # fmt: skip
     """For the data set of this name, whose `facts` are those that a model's options take from it. `like` has the shape
     to take; a `trained` model is trained on more gently than a new one."""
@@ -155,7 +157,8 @@ def resolve(
             raise ValueError(f"unknown option '{option}'" + choices(option, known))
     if "epochs" in given and "steps" in given:
         raise ValueError("give epochs or steps, not both")
-    usual = tuned(name, facts["image_size"], facts["channels"])
+    usual = tuned(name, facts["image_size"], facts["channels"], task)
+    stem = {"stem": usual["stem"]} if task in OF_TASK else {}
     if like is not None:
         if facts["channels"] != like.channels:
             raise ValueError(f"the images have channels={facts['channels']}, but the start takes {like.channels}")
@@ -167,7 +170,7 @@ def resolve(
         usual.pop("steps", None)
     size = given.pop("size", None)
     if size is not None:  # a named size replaces the tuned one
-        usual = {key: value for key, value in usual.items() if key not in ModelConfig.model_fields}
+        usual = stem | {key: value for key, value in usual.items() if key not in ModelConfig.model_fields}
     elif like is None and "patch_size" not in given and "patch_size" in usual:
         sizes = range(1, usual["patch_size"] + 1)
         usual["patch_size"] = max(p for p in sizes if facts["image_size"] % p == 0)

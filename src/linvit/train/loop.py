@@ -57,6 +57,7 @@ class Tally:
     stopped: bool = False
     scaler: dict[str, Any] = field(default_factory=dict)
     first_row: dict[str, float] = field(default_factory=dict)  # the validation of a start, before any step
+    norms: list[float] = field(default_factory=lambda: [0.0, 0.0])  # of gradients: the epoch's sum, the largest of all
 
 
 class Batch(NamedTuple):
@@ -76,7 +77,7 @@ class Training:
     """One training and its parts; what cannot be built is an error before anything is written."""
 
     def __init__(self, experiment: Experiment, dataset: Dataset, device: torch.device, listeners: Sequence[Listener]):
-        dataset = normalised(dataset, experiment.start)
+        dataset = normalised(dataset, experiment)
         self.first = ranks.number() == 0  # who alone writes and tells
         self.experiment, self.dataset, self.device = experiment, dataset, device
         self.listeners = listeners if self.first else ()
@@ -165,6 +166,7 @@ class Training:
     def _begun(self) -> Iterator[None]:
         """Ready for steps; the caller's random numbers stay as they were."""
         self.sums = torch.tensor(self.tally.sums, device=self.device)
+        self.norms = torch.tensor(self.tally.norms, device=self.device)
         self.bad_step = torch.tensor(-1.0, device=self.device)
         self.model.train()
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
@@ -262,6 +264,8 @@ class Training:
             self.optimizer.found_inf = (self.bad_step >= 0).float()  # type: ignore[attr-defined]
             self.optimizer.step()
         self.sums += torch.stack([value * self.batch, right, torch.ones_like(value) * self.batch])
+        norm = torch.where(norm.isfinite(), norm, 0.0)
+        self.norms = torch.stack([self.norms[0] + norm, torch.maximum(self.norms[1], norm)])
         if recipe.ema:
             _average(self.averaged, self.model, min(recipe.ema, (1 + batch.step) / (10 + batch.step)))
         return rate
@@ -275,7 +279,8 @@ class Training:
 
     def _read(self) -> bool:
         """Bring the sums here, and say whether all is finite; this is where the device is waited for."""
-        *self.tally.sums, bad = torch.cat([self.sums, self.bad_step[None]]).tolist()
+        *read, bad = torch.cat([self.sums, self.norms, self.bad_step[None]]).tolist()
+        self.tally.sums, self.tally.norms = read[:3], read[3:]
         if bad < 0 and self.recipe.amp == "fp16" and self.scaler.get_scale() < LEAST_SCALE:
             self._diverge(self.tally.step, "the gradient, at any scale,")
         if bad < 0:
@@ -306,9 +311,12 @@ class Training:
             return {}
         row = {"epoch": round(tally.step / self.per_epoch, 4), "step": tally.step, "train_loss": loss / max(1, seen),
                "train_accuracy": right / max(1, seen), **{f"validation_{name}": value for name, value in found.items()},
+               "gradient_norm": tally.norms[0] * self.batch / max(1, seen), "gradient_norm_max": tally.norms[1],
                "learning_rate": rate, "seconds": round(tally.seconds, 3)}  # fmt: skip
-        tally.sums = [0.0, 0.0, 0.0]
+        row |= {f"learned.{layer}.{name}": value for (layer, name), value in self.averaged.learned().items()}
+        tally.sums, tally.norms[0] = [0.0, 0.0, 0.0], 0.0
         self.sums.zero_()
+        self.norms[0] = 0.0
         if self.task.select(result) > tuple(tally.best):
             tally.best, tally.best_row = [*self.task.select(result)], dict(found)
             if self.first:

@@ -48,10 +48,12 @@ OPTIMIZERS = {
 
 
 def make_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
-    """Weight decay for matrices and filters alone: not for biases, norms, positions or learned kernels."""
+    """Weight decay for matrices and filters alone: not for biases, norms, positions, embeddings or learned kernels."""
     matrices, decayed, plain = [], [], []
+    embeddings = {f"{name}.weight" for name, part in model.named_modules() if isinstance(part, nn.Embedding)}
     for name, parameter in model.named_parameters():
         free = parameter.ndim < 2 or name.split(".")[-1] in ("cls", "position", "bias") or ".kernel." in name
+        free |= name in embeddings
         # Muon is for maps between hidden layers: not for the first filters, the classifier, or an attention's own
         # weights, such as Linformer's projections of tokens and one filter per channel
         outer = name.startswith(("stem.layers.0.", "head.")) or ".attention." in name or parameter.ndim not in (2, 4)

@@ -87,16 +87,20 @@ def _fitted(training: Training) -> list[Record]:
         replace(base, metric="macs", value=model.macs(), unit="MAC"),
         replace(base, metric="learning_curve", value=None, artefact="log.jsonl"),
         replace(base, metric="train_seconds", value=tally.seconds, unit="s"),
+        replace(base, metric="gradient_norm", value=tally.norms[1]),
     ]
+    for (layer, name), value in training.averaged.learned().items():
+        found.append(replace(base, metric="learned_parameter", value=value).tagged(layer=layer, name=name))
     if training.diverged is not None:
         step, layer = training.diverged.step, training.diverged.layer
         return [*found, replace(base, metric="diverged", value=step, unit="step").tagged(layer=layer)]
     if "accuracy" in tally.first_row:
         value, n = tally.first_row["accuracy"], len(training.dataset.validation)
         found.append(replace(base, metric="start_accuracy", value=value, unit="fraction", n=n))
-    if "accuracy" in tally.best_row:
-        value, n = tally.best_row["accuracy"], len(training.dataset.validation)
-        found.append(replace(base, metric="validation_accuracy", value=value, unit="fraction", n=n))
+    for name, unit in (("accuracy", "fraction"), ("bits_per_dim", "bit")):
+        if name in tally.best_row:
+            value, n = tally.best_row[name], len(training.dataset.validation)
+            found.append(replace(base, metric=f"validation_{name}", value=value, unit=unit, n=n))
     return found
 
 

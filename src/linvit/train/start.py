@@ -45,11 +45,13 @@ def architecture(start: Start | None) -> ModelConfig | None:
     return None if start is None else read_model(start.folder).config
 
 
-def normalised(dataset: Dataset, start: Start | None) -> Dataset:
-    """With the statistics that the start's weights were trained with."""
-    if start is None:
+def normalised(dataset: Dataset, experiment: Experiment) -> Dataset:
+    """With the statistics that the start's weights were trained with; for a next-pixel model, as fractions of white."""
+    if experiment.model.causal:
+        return replace(dataset, mean=(0.0,) * dataset.channels, std=(1.0,) * dataset.channels)
+    if experiment.start is None:
         return dataset
-    about = read_model(start.folder).about
+    about = read_model(experiment.start.folder).about
     return replace(dataset, mean=tuple(about["mean"]), std=tuple(about["std"]))
 
 

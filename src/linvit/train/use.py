@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,14 +12,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from linvit import data as data_package
 from linvit.data import Dataset, Fold, Split, folded, normalise, read_image
 from linvit.data.decode import BadImage
 from linvit.data.folder import images_under
+from linvit.files import write_atomically
 from linvit.measure.accuracy import Evaluation, evaluate
+from linvit.measure.likelihood import Likelihood, likelihood
 from linvit.measure.provenance import pick_device
 from linvit.models import VisionTransformer
+from linvit.models.sampling import sample
 from linvit.progress import Progress, ignore
 from linvit.train.checkpoint import built, read_model
 
@@ -27,7 +33,7 @@ class Evaluated:
     folder: Path  # of the model
     data: str
     split: str
-    result: Evaluation
+    result: Evaluation | Likelihood  # of a next-pixel model the latter
     changed: bool | None = None  # the data are not those the model was trained on; None: nobody knows
 
 
@@ -43,13 +49,14 @@ def evaluate_folder(
     batch: int = 256,
     progress: Progress = ignore,
 ) -> Evaluated:
-    """The accuracy of a trained model, by default on the data set that it was trained on."""
+    """The accuracy of a trained model, or the bits that it needs, by default on the data set it was trained on."""
     if split not in ("test", "validation"):
         raise ValueError(f"split '{split}' is not one of test, validation")
     stored = read_model(folder)
     home, model = stored.folder, built(stored)
-    _check_classes(model)
     config, identity = model.config, ""
+    if not config.causal:
+        _check_classes(model)
     if isinstance(data, Dataset):
         dataset = data
     elif data is not None:
@@ -67,17 +74,23 @@ def evaluate_folder(
     wanted, found = (config.channels, config.image_size), (dataset.channels, dataset.image_size)
     if wanted != found:
         raise ValueError(f"the images of {dataset.name} have (channels, size) {found}, but the model takes {wanted}")
-    chosen = _relabelled(getattr(dataset, split), dataset, model)
+    chosen = getattr(dataset, split)
     if not len(chosen):
         raise ValueError(f"{dataset.name} has no {split} images")
     place = pick_device(device)
     about = model.about
-    result = evaluate(model.to(place), chosen, about["classes"], about["mean"], about["std"], place, batch)
+    if config.causal:
+        result: Evaluation | Likelihood = likelihood(model.to(place), config, chosen, place)
+    else:
+        chosen = _relabelled(chosen, dataset, model)
+        result = evaluate(model.to(place), chosen, about["classes"], about["mean"], about["std"], place, batch)
     changed = dataset.identity != identity if identity and limit is None else None
     return Evaluated(home, dataset.name, split, result, changed)
 
 
 def _check_classes(model: VisionTransformer) -> None:
+    if model.config.causal:
+        raise ValueError("this is a next-pixel model, which knows no classes: `linvit sample` draws images with it")
     if not model.about["classes"]:
         raise ValueError(f"{model.about['name']} has no head, only features: train it on images of the classes wanted")
 
@@ -164,3 +177,19 @@ def predict(
                 classes = (about["classes"][i] for i in indices)
                 yield Prediction(name, list(zip(classes, values, strict=True)))
         progress(min(start + batch, len(images)), len(images), "images")
+
+
+def draw_images(
+    model: VisionTransformer, path: Path, images: int = 16, *, seed: int = 0, temperature: float = 1.0,
+    progress: Progress = ignore,
+) -> None:  # fmt: skip
+    """One PNG of so many images that a next-pixel model draws, in rows that are about as long as there are."""
+    found = sample(model, images, seed, temperature, progress).numpy()
+    columns = math.isqrt(images - 1) + 1
+    found = np.concatenate([found, np.zeros((-images % columns, *found.shape[1:]), found.dtype)])
+    n, channels, height, width = found.shape
+    rows = found.reshape(n // columns, columns, channels, height, width).transpose(0, 3, 1, 4, 2)
+    sheet = rows.reshape(n // columns * height, columns * width, channels)
+    file = io.BytesIO()
+    Image.fromarray(sheet[..., 0] if channels == 1 else sheet).save(file, "png")
+    write_atomically(path, file.getvalue())

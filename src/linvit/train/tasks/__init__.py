@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,16 +14,30 @@ from linvit.records import Record
 from linvit.registry import Registry
 
 if TYPE_CHECKING:
+    from linvit.models import ModelConfig
     from linvit.train.experiment import Experiment
+    from linvit.train.recipe import Recipe
 
 
 class Task(ABC):
     """Loss, evaluation and selection; built anew for every training from what the experiment says."""
 
     mean_over_images = True  # the loss is one: processes may then each compute it of a part of the batch
+    causal: ClassVar[bool] = False  # it is of the logits of every token, from those before
+    refused: ClassVar[Mapping[str, str]] = {}  # options of the recipe that it cannot do with, and why
 
     def __init__(self, experiment: Experiment, dataset: Dataset, device: torch.device):
         self.experiment, self.dataset, self.device = experiment, dataset, device
+
+    @classmethod
+    def check(cls, name: str, model: ModelConfig, recipe: Recipe) -> None:
+        """Refuse what this task cannot train."""
+        if model.causal != cls.causal:
+            wanted = "stem=next-pixel" if cls.causal else "a stem whose model has classes"
+            raise ValueError(f"stem={model.stem} does not go with task {name}, which needs {wanted}")
+        for option, why in cls.refused.items():
+            if value := getattr(recipe, option):
+                raise ValueError(f"{option}={value} does not go with task {name}: {why}: leave it out")
 
     @abstractmethod
     def loss(

@@ -1,0 +1,117 @@
+"""`linvit reproduce`: the published studies, run again beside an honest one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from linvit.cli import _options as options
+
+
+def run(
+    ctx: typer.Context,
+    names: Annotated[list[str] | None, typer.Argument(
+        metavar="[NAME]…", help="Studies, one after the other; without any, they are listed.")] = None,
+    scale: Annotated[Literal["full", "cpu", "smoke"], typer.Option(
+        help="full: the report's recipe, for a GPU; cpu: real data, an hour on two cores; smoke: it runs.")] = "cpu",
+    page: Annotated[bool, typer.Option(
+        "--report", help="Write the one page of all of them, from what was run.")] = False,
+    out: Annotated[Path, typer.Option(
+        metavar="DIR", help="Where results lie: DIR/NAME/SCALE.")] = Path("runs/reproduce"),
+    jobs: Annotated[int | None, typer.Option(
+        min=1, help="Trainings at a time. [default: the faster way, which is measured]")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of each training.")] = None,
+    on: options.On = None,
+    device: options.Device = "auto",
+    data_root: options.DataRoot = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:  # fmt: skip
+    """Run the published studies: the report's numbers, its recipe here, and the fair protocol.
+
+    The same command again goes on where it stopped. A data set that is not there is named, and the other studies run.
+
+    Examples:
+
+        linvit reproduce
+
+        linvit reproduce 000-mnist
+
+        linvit reproduce 001-I 001-V --scale smoke
+
+        linvit reproduce --report
+    """
+    if names:
+        _run(ctx, names, scale, out, jobs, threads, on, device, data_root, json or quiet)
+    if page:
+        _page(out, json)
+    elif not names:
+        _list(out, json)
+
+
+def _run(
+    ctx: typer.Context, names: list[str], scale: str, out: Path, jobs: int | None, threads: int | None, on: str | None,
+    device: str, data_root: Path | None, quiet: bool,
+) -> None:  # fmt: skip
+    from linvit.cli import _output
+    from linvit.cli._display import Display
+    from linvit.data import Missing
+    from linvit.studies import Where, reproduce, runnable
+
+    again = options.again(ctx)
+    for name in names:
+        runnable(name, scale)  # one that nobody knows, or that cannot be run, is an error before anything is
+    missing: dict[str, list[str]] = {}  # what is not there → for whom
+    for name in names:
+        with Display(quiet) as display, _output.warnings_in_one_line():
+            where = Where(device=device, runner=on, jobs=jobs, threads=threads, data_root=data_root, command=again,
+                          hear=display.hear, progress=display.progress)  # fmt: skip
+            display.say(_about(name, scale))
+            try:
+                print(f"{name}: {reproduce(name, scale, out, where)}")
+            except KeyboardInterrupt as stop:
+                raise KeyboardInterrupt(f"nothing that was trained is lost; go on with: {again}") from stop
+            except Missing as error:
+                missing[str(error)] = [*missing.get(str(error), []), name]
+    if missing:
+        raise ValueError("; ".join(f"{', '.join(of)} not run: {what}" for what, of in missing.items()))
+
+
+def _about(name: str, scale: str) -> str:
+    from linvit.studies import study
+
+    found = study(name)
+    parts = [f"{name}, {found.title}", f"scale {scale}, about {found.takes.get(scale, '?')} on two cores"]
+    if gives := found.gives_way(scale):
+        parts.append(f"smaller than the report's: {gives}")
+    if found.mistakes:
+        parts.append(f"the literal column has the report's mistakes {', '.join(found.mistakes)}")
+    return ". ".join(parts) + "."
+
+
+def _list(out: Path, json: bool) -> None:
+    from linvit.cli._output import print_json, print_table
+    from linvit.studies import SCALES, STUDIES, study
+
+    rows = []
+    for name in sorted(STUDIES.names()):
+        found = study(name)
+        state = {scale: found.state(out / name / scale) for scale in SCALES if scale in found.takes}
+        rows.append({"study": name, "what": found.title, **{s: state.get(s, "–") or found.takes[s] for s in SCALES}})
+    if json:
+        print_json(rows)
+        return
+    note = (
+        f"How long each takes on two cores, or how far it is in {out}. `linvit reproduce NAME` runs one at scale cpu; "
+    )
+    print_table(rows, notes=[note + "--report writes the page of all."])
+
+
+def _page(out: Path, json: bool) -> None:
+    from linvit.cli._output import print_json
+    from linvit.studies.page import write
+
+    page = write(out)
+    print_json({"report": str(page)}) if json else print(f"Report: {page}")

@@ -1,0 +1,46 @@
+"""How many bits a next-pixel model needs for the images of a split."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from linvit.data import Split, normalise
+from linvit.models import ModelConfig
+from linvit.models.stems import to_levels
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    bits: np.ndarray  # float64 (images,): of each, per dimension, which is one value of one channel
+
+    @property
+    def bits_per_dim(self) -> float:
+        return float(self.bits.mean())
+
+    @property
+    def loss(self) -> float:
+        """The same in nats."""
+        return self.bits_per_dim * math.log(2)
+
+
+@torch.inference_mode()
+def likelihood(
+    model: nn.Module, config: ModelConfig, split: Split, device: torch.device | str = "cpu", batch: int = 32
+) -> Likelihood:
+    """One pass over a split in evaluation mode; the model's mode is left as it was."""
+    was_training = model.training
+    model.eval()
+    found = []
+    for start in range(0, len(split), batch):
+        images = split.batch(slice(start, start + batch))[0].to(device)
+        x = normalise(images, (0.0,), (1.0,))  # fractions of white
+        logits = model(x).float().transpose(1, 2)  # (B, levels, N)
+        found.append(F.cross_entropy(logits, to_levels(x, config), reduction="none").double().mean(1))
+    model.train(was_training)
+    return Likelihood(torch.cat(found).cpu().numpy() / math.log(2))

@@ -1,0 +1,42 @@
+"""Images from a next-pixel model, token by token: with linear attention each step costs the same, however many came
+before, since all that it remembers of them is a state of fixed size; softmax keeps all keys and values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linvit.models.stems import from_levels
+from linvit.models.vit import VisionTransformer
+from linvit.progress import Progress, ignore
+from linvit.randomness import generator
+
+
+@torch.inference_mode()
+def sample(
+    model: VisionTransformer, images: int = 16, seed: int = 0, temperature: float = 1.0, progress: Progress = ignore
+) -> Tensor:
+    """uint8 (images, C, H, W). The numbers drawn depend on the seed alone; a temperature below 1 prefers likelier
+    levels."""
+    if not model.config.causal:
+        raise ValueError(f"stem={model.config.stem} cannot draw images: train one with --task next-pixel")
+    if images < 1:
+        raise ValueError(f"images={images} must be at least 1")
+    if not 0 < temperature < float("inf"):
+        raise ValueError(f"temperature={temperature} must be above 0")
+    device = next(model.parameters()).device
+    draws = torch.rand(model.tokens, images, 1, generator=generator("sample", seed), dtype=torch.float64)
+    levels = torch.zeros(images, model.tokens, dtype=torch.int64)
+    last, states = levels[:, 0], None
+    was_training = model.training
+    model.eval()
+    for place, draw in enumerate(draws):
+        logits, states = model.step(last.to(device), place, states)
+        below: Any = (logits.double() / temperature).softmax(-1).cumsum(-1).cpu()
+        last = torch.searchsorted(below, draw * below[:, -1:], right=True).squeeze(1).clamp_max(below.shape[1] - 1)
+        levels[:, place] = last
+        progress(place + 1, model.tokens, "drawing pixels")
+    model.train(was_training)
+    return from_levels(levels, model.config)

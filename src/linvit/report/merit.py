@@ -1,0 +1,61 @@
+"""Merit: what the variants of a study are compared by, and how that is said.
+
+Scores are differences' raw material: more is better, so bits count as negative. Margins, gains and differences are in
+the unit of the score, of which a hundredth is a point of accuracy, or a hundredth of a bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from linvit.metrics import METRICS
+
+
+@dataclass(frozen=True)
+class Merit:
+    metric: str  # of the test images
+    half: str  # the same after half of the steps
+    title: str
+    best: str  # the verdict of the best variant
+    more: str  # what one that is better is
+    unit: str  # of differences
+    scale: float  # how many of these units a score of one is
+    digits: int
+    says: str  # of a variant and its number
+    form: str  # of numbers on axes
+    curve: tuple[str, str, str, str]  # the learning curve: key of the log, title, axis, form
+
+    @property
+    def sign(self) -> int:
+        """What makes a score of a number, and a number of a score."""
+        return METRICS[self.metric].better
+
+    def show(self, value: float | None) -> str:
+        return METRICS[self.metric].show(value)
+
+    def amount(self, difference: float) -> str:
+        """`1 point`, `0.01 bits`."""
+        value = self.scale * difference
+        return f"1 {self.unit.removesuffix('s')}" if round(value, 9) == 1 else f"{value:.3g} {self.unit}"
+
+    def within(self, margin: float) -> str:
+        return f"within {self.amount(margin)}"
+
+    def plain(self, difference: float) -> str:
+        """In its unit, which is not named."""
+        return f"{self.scale * difference:.{self.digits}f}".replace("-", "−")
+
+    def signed(self, difference: float) -> str:
+        return f"{self.scale * difference:+.{self.digits}f}".replace("-", "−")
+
+
+ACCURACY = Merit(
+    metric="test_accuracy", half="half_accuracy", title="Test accuracy", best="most accurate", more="more accurate",
+    unit="points", scale=100, digits=1, says="right on {} of the test images", form="~%",
+    curve=("validation_accuracy", "Validation accuracy", "Images right", "~%"),
+)  # fmt: skip
+BITS = Merit(
+    metric="bits_per_dim", half="half_bits_per_dim", title="Bits per dimension", best="fewest bits", more="better",
+    unit="bits", scale=1, digits=3, says="at {} per dimension of the test images", form="~r",
+    curve=("validation_bits_per_dim", "Validation bits per dimension", "Bits per dimension", "~r"),
+)  # fmt: skip

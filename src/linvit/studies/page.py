@@ -1,0 +1,99 @@
+"""`linvit reproduce --report`: all that was run of the published studies, as one page."""
+
+from __future__ import annotations
+
+import base64
+import inspect
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from linvit.files import write_atomically
+from linvit.report import reproduction
+from linvit.report.reproduction import Book, Column, Line, Sheet
+from linvit.studies import COLUMNS, STUDIES, Reproduction, Table, published, study
+from linvit.studies.claims import CLAIMS, judge
+from linvit.studies.mistakes import MISTAKES, table
+from linvit.studies.results import Results
+
+
+def write(home: Path) -> Path:
+    """The page of what lies in a folder of results, into that folder."""
+    page = home / "report.html"
+    write_atomically(page, reproduction.render(gather(home)))
+    return page
+
+
+def gather(home: Path) -> Book:
+    results = Results(home)
+    names = dict.fromkeys([*(row.study for row in published()), *sorted(STUDIES.names(), key=_in_order)])
+    sheets = sorted((_sheet(name, results) for name in names), key=lambda sheet: sheet.report)
+    experiments = [(mistake, mistake.show()) for mistake in MISTAKES]
+    return Book(sheets, judge(CLAIMS, results), experiments, _facts(results, sheets))
+
+
+def _in_order(name: str) -> list[tuple[int, str]]:
+    """fig5 before fig15."""
+    return [(int(part or 0), word) for word, part in re.findall(r"(\D*)(\d*)", name)]
+
+
+def _sheet(name: str, results: Results) -> Sheet:
+    found = study(name)
+    able = next((scale for scale in ("cpu", "full") if scale in found.takes), "")
+    command = f"linvit reproduce {name}" + (" --scale full" if able == "full" else "")
+    sheet = Sheet(
+        name, found.report, found.title, _about(found), command if able else "", "" if able else found.gives_way("cpu"),
+        mistakes=found.mistakes, smoke=results.smoke(name), figure=not isinstance(found, Table),
+    )  # fmt: skip
+    return _table(sheet, found, results) if isinstance(found, Table) else _figure(sheet, found, results)
+
+
+def _about(found: Reproduction) -> str:
+    """What its docstring says of it, without the command."""
+    return " ".join((inspect.getdoc(type(found)) or "").partition("\n\n")[0].replace("`", "").split())
+
+
+def _table(sheet: Sheet, found: Table, results: Results) -> Sheet:
+    """Published rows; and where it was run, those that only we have, and the controls beside them."""
+    ran = {column: of for column in COLUMNS if (of := results.column(sheet.name, column))}
+    columns = {
+        column: Column(of.scale, found.size(of.scale, column).text, _link(of.folder, results.home), of.summary.merit)
+        for column, of in ran.items()
+    }
+    known, rows, lines = table(sheet.name), {row.name: row for row in found.rows}, []
+    for name in dict.fromkeys([*known, *(rows if ran else ()), *(name for of in ran.values() for name in of.rows)]):
+        mine = {column: of.rows[name] for column, of in ran.items() if name in of.rows}
+        line = Line(name, columns=rows[name].columns if name in rows else tuple(mine), results=mine)
+        if row := known.get(name):
+            line = replace(line, numbers=row.numbers, accuracy=row.accuracy, flags=row.quality, place=row.place)
+        lines.append(line)
+    folder = next((of.folder.parent for of in ran.values()), None)
+    return replace(sheet, lines=lines, columns=columns, picture=_picture(folder))
+
+
+def _link(folder: Path, home: Path) -> str:
+    page = folder / "report.html"
+    return page.relative_to(home).as_posix() if page.exists() else ""
+
+
+def _figure(sheet: Sheet, found: Reproduction, results: Results) -> Sheet:
+    there = results.figure(sheet.name)
+    if there is None:
+        return sheet
+    scale, folder = there
+    return replace(sheet, picture=_picture(folder), columns={"": Column(scale, found.gives_way(scale))})
+
+
+def _picture(folder: Path | None) -> str:
+    file = folder and folder / "figure.png"
+    return "data:image/png;base64," + base64.b64encode(file.read_bytes()).decode() if file and file.exists() else ""
+
+
+def _facts(results: Results, sheets: list[Sheet]) -> list[tuple[str, str]]:
+    """Where all of it was run, and with what."""
+    records = [record for sheet in sheets for column in COLUMNS if (ran := results.column(sheet.name, column))
+               for record in ran.summary.study.records]  # fmt: skip
+    records += [record for sheet in sheets if sheet.picture for record in results.records(sheet.name)]
+    found = {name: sorted({str(getattr(record, name)) for record in records} - {"", "0"})
+             for name in ("device", "threads", "dtype", "versions", "commit")}  # fmt: skip
+    return [(name.capitalize(), ", ".join(values)) for name, values in found.items() if values]

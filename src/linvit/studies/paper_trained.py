@@ -1,0 +1,201 @@
+"""The paper's figures that take training, with images in place of its proteins and texts.
+
+None of them has numbers that could stand beside ours: the data are others, and the models hundreds of times smaller.
+What can be tested is what the figures are there to show.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from linvit.records import Records
+from linvit.report.benchmarks import save
+from linvit.studies import STUDIES, Row, Scale, Table, Where
+from linvit.studies.paper_charts import bubbles
+
+FAIR = ("fair",)
+SMALL = {"trunk": (32, 64, 128), "dim": 64, "depth": 2, "heads": 4, "mlp_dim": 128}
+
+
+@STUDIES.register("paper-fig5")
+class Transfer(Table):
+    """A trained softmax model's weights given to Performers and a Linformer: what is left at once (the column "before
+    training"), and after as many steps again. Expected: `hyp` and `exp` keep most of the accuracy, `trig` and a
+    Linformer little; all recover, and new features help those whose estimate is poor.
+
+        linvit reproduce paper-fig5
+    """
+
+    report, title, data = "004", "A trained Transformer's weights in Performers (image analogue)", "cifar10"
+    takes = {"full": "hours on a GPU", "cpu": "60 min", "smoke": "30 s"}
+    rows = [
+        Row("Transformer", "softmax", columns=FAIR),
+        *(
+            Row(f"{name}{how}", spec, fair={"redraw": every}, checkpoint=True, columns=FAIR)
+            for name, spec in (
+                ("positive", "performer-exp:m=32"), ("positive, ±Ω", "performer-hyp:m=16"),
+                ("trigonometric", "performer-trig:m=16"), ("regularised", "performer-smreg:m=32"),
+            )
+            for how, every in ((", redrawn", 100), (", fixed", 0))
+        ),
+        Row("Linformer", "linformer:k=16", checkpoint=True, columns=FAIR),
+    ]  # fmt: skip
+    literal, fair = {}, {"heads": 4}
+    scales = {
+        "full": {"fair": Scale(seeds=5)},
+        "cpu": {"fair": Scale(seeds=1, options=SMALL | {"epochs": 3}, text="half the width, 3 epochs of 12, 1 seed")},
+    }
+
+
+@STUDIES.register("paper-fig15")
+class Redraw(Table):
+    """Random features that stay as they were drawn, against new ones every 100 steps; seeds are lucky or not. Expected:
+    with 16 features the spread over seeds and over new draws is larger for fixed ones; `smreg` and ReLU are no worse
+    than the unbiased estimate.
+
+        linvit reproduce paper-fig15
+    """
+
+    report, title, data = "004", "Fixed and redrawn features, lucky and unlucky seeds", "cifar10"
+    takes = {"full": "hours on a GPU", "cpu": "60 min", "smoke": "30 s"}
+    rows = [
+        Row("softmax", "softmax", columns=FAIR),
+        *(
+            Row(f"{name}, {how}", spec, fair={"redraw": every}, columns=FAIR)
+            for name, spec in (("exp", "performer-exp:m=16"), ("smreg", "performer-smreg:m=16"))
+            for how, every in (("fixed", 0), ("redrawn", 100))
+        ),
+        Row("relu, redrawn", "performer-relu:m=16", fair={"redraw": 100}, columns=FAIR),
+    ]
+    literal, fair = {}, {"heads": 4}
+    scales = {
+        "full": {"fair": Scale(seeds=10)},
+        "cpu": {"fair": Scale(options=SMALL | {"epochs": 2}, text="half the width, 2 epochs of 12, 3 seeds")},
+    }
+
+
+@STUDIES.register("paper-fig16-17")
+class Sweep(Table):
+    """Generalised attention with every f of the paper; literal, as it is written, where the denominator of a signed f
+    may vanish and the run end in NaN, which is kept. Expected: literal, `identity`, `tanh` and `cos` diverge or lag;
+    fair, where denominators are kept positive, all learn MNIST, and few differ beyond chance.
+
+        linvit reproduce paper-fig16-17
+    """
+
+    report, title, data = "004", "Kernels of generalised attention, one for each f", "mnist"
+    takes = {"full": "an hour on a GPU", "cpu": "50 min", "smoke": "30 s"}
+    rows = [
+        Row("softmax", "softmax"),
+        Row("softmax, positive", "performer-exp:m=32"),
+        Row("softmax, trigonometric", "performer-trig:m=16", "performer-trig:m=16,negative=literal"),
+        *(Row(f, f"performer-{f}:m=32") for f in ("relu", "sigmoid", "abs", "elu1")),
+        *(
+            Row(f, f"performer-{f}:m=32", f"performer-{f}:m=32,negative=literal")
+            for f in ("gelu", "cos", "tanh", "identity")
+        ),
+        Row("exponential", "performer-gexp:m=32"),
+        Row("Linear Transformer", "performer-elu1:projection=none"),
+        Row("OPT (v itself)", "identity", columns=FAIR),
+    ]
+    literal = {"size": "nano", "patch_size": 4, "optimizer": "adam", "lr": 1e-3, "schedule": "constant", "warmup": 0.0,
+               "clip_norm": 0.0, "label_smoothing": 0.0, "batch_size": 128, "epochs": 20}  # fmt: skip
+    scales = {
+        "full": {"literal": Scale(), "fair": Scale(seeds=5)},
+        "cpu": {
+            "literal": Scale(seeds=1, options={"epochs": 1}, text="1 epoch of 20, 1 seed"),
+            "fair": Scale(seeds=2, options={"epochs": 1}, text="1 epoch of 4, 2 seeds"),
+        },
+    }
+
+
+class Pixels(Table):
+    """A causal model of images, value by value: bits per dimension, less is better."""
+
+    report, data, task = "004", "mnist", "next-pixel"
+    literal, fair = {}, {"levels": 16}
+
+
+@STUDIES.register("paper-fig6-7")
+class NextPixel(Pixels):
+    """Unidirectional models of MNIST's pixels in place of proteins and ImageNet64: Performers beside a Transformer, the
+    small Transformer of one layer that the paper has as a control, and all of it in the reversed order. Expected: ReLU
+    and positive features within hundredths of a bit of softmax, one layer behind all of them, both orders alike.
+
+        linvit reproduce paper-fig6-7
+    """
+
+    title = "Next-pixel models, forwards and backwards"
+    takes = {"full": "a day on a GPU", "cpu": "60 min", "smoke": "30 s"}
+    rows = [
+        Row("Transformer", "softmax", columns=FAIR),
+        Row("Performer-ReLU", "performer-relu:m=64", columns=FAIR),
+        Row("Performer-SOFTMAX", "performer-exp:m=64", columns=FAIR),
+        Row("Transformer, 1 layer", "softmax", fair={"depth": 1}, columns=FAIR),
+        Row("Transformer, reversed", "softmax", fair={"order": "reversed"}, columns=FAIR),
+        Row("Performer-ReLU, reversed", "performer-relu:m=64", fair={"order": "reversed"}, columns=FAIR),
+    ]
+    scales = {
+        "full": {"fair": Scale(options={"dim": 512, "depth": 6, "heads": 8, "mlp_dim": 2048, "levels": 256})},
+        "cpu": {"fair": Scale(
+            seeds=1, limit=2_000, options={"dim": 32, "depth": 2, "mlp_dim": 64, "epochs": 3},
+            text="MNIST in 16 levels, 2,000 images, 2 layers of width 32 (of 36 of 512), 3 epochs, 1 seed")},
+    }  # fmt: skip
+
+
+@STUDIES.register("paper-fig18")
+class Explosion(Pixels):
+    """The Linear Transformer (ELU + 1) beside Performers, unidirectional, three seeds: in the paper its gradients
+    explode. Expected: at this depth they do not; the largest norm of each run says how near it came.
+
+        linvit reproduce paper-fig18
+    """
+
+    title = "Gradients of the Linear Transformer beside Performers, next-pixel"
+    takes = {"full": "a day on a GPU", "cpu": "60 min", "smoke": "30 s"}
+    rows = [
+        Row("Transformer", "softmax", columns=FAIR),
+        Row("Linear Transformer", "performer-elu1:projection=none", columns=FAIR),
+        Row("Performer-ReLU", "performer-relu:m=64", columns=FAIR),
+        Row("Performer-SOFTMAX", "performer-exp:m=64", columns=FAIR),
+    ]
+    fair = {"levels": 16, "clip_norm": 0.0}
+    scales = {
+        "full": {"fair": Scale(options={"dim": 512, "depth": 36, "heads": 8, "mlp_dim": 1024})},
+        "cpu": {"fair": Scale(
+            limit=1_000, options={"dim": 32, "depth": 4, "mlp_dim": 64, "epochs": 2},
+            text="MNIST in 16 levels, 1,000 images, 4 layers of width 32 (of 36 of 512), 2 epochs")},
+    }  # fmt: skip
+
+
+@STUDIES.register("paper-fig19")
+class LongRange(Table):
+    """Long Range Arena's image task: CIFAR-10 in grey, every pixel a token (L = 1,024); accuracy, speed and memory as
+    bubbles. Expected: linear attentions train several times as fast as softmax, and none is ahead beyond chance.
+
+        linvit reproduce paper-fig19
+    """
+
+    report, title, data = "004", "Long Range Arena's pixels: accuracy, speed and memory", "cifar10:grey=true"
+    takes = {"full": "a day on a GPU", "cpu": "60 min", "smoke": "30 s"}
+    rows = [
+        Row("Transformer", "softmax", columns=FAIR),
+        Row("Performer", "performer-relu:m=32", columns=FAIR),
+        Row("Performer, softmax", "performer-exp:m=32", columns=FAIR),
+        Row("Linear Transformer", "performer-elu1:projection=none", columns=FAIR),
+        Row("Linformer", "linformer:k=32", columns=FAIR),
+        Row("Efficient attention", "efficient", columns=FAIR),
+        Row("Local attention", "window", columns=FAIR),
+    ]
+    literal, fair = {}, {"stem": "pixel", "dim": 64, "depth": 3, "heads": 4, "mlp_dim": 128, "epochs": 50}
+    scales = {
+        "full": {"fair": Scale()},
+        "cpu": {"fair": Scale(
+            seeds=1, limit=4_000, options={"dim": 32, "depth": 2, "mlp_dim": 64, "epochs": 2},
+            text="4,000 images, 2 layers of width 32, 2 epochs of 50, 1 seed")},
+    }  # fmt: skip
+
+    def run(self, scale: str, folder: Path, where: Where) -> None:
+        super().run(scale, folder, where)
+        if self.size(scale, "fair").measured:
+            save(bubbles(list(Records(folder / "fair" / "records.jsonl"))), folder / "figure")

@@ -1,0 +1,60 @@
+"""Another attention in softmax's place, layer by layer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from linvit.measure.depth import measure, untrained, with_attention
+from linvit.models import create_model
+
+SMALL = {"depth": 3, "tokens": 25, "heads": 2, "head_dim": 7, "images": 3}
+
+
+def test_softmax_has_no_error_and_uniform_what_uniform_gives():
+    model, images = untrained(**SMALL)
+    found = {(r.tags["attention"], r.tags["layer"]): r for r in measure(model, images, ["softmax"], draws=2)}
+    assert {layer for _, layer in found} == {1, 2, 3}
+    assert all(record.value == 0 for (name, _), record in found.items() if name == "softmax")
+    with torch.no_grad():  # the first block by hand
+        x, block = model.embed(images), model.blocks[0]
+        _, _, v = block.attn.split(block.norm1(x))
+        mean = v.mean(2, keepdim=True).expand_as(v).transpose(1, 2).flatten(2)
+        other = x + block.attn.proj(mean)
+        other = other + block.mlp(block.norm2(other))
+        exact = block(x)
+    assert found["uniform", 1].value == pytest.approx(((other - exact).norm() / exact.norm()).item(), rel=1e-5)
+    assert found["uniform", 1].n == 2
+
+
+def test_more_features_and_fewer_layers_are_nearer():
+    model, images = untrained(**SMALL)
+    records = measure(model, images, ["performer-hyp:m=4", "performer-hyp:m=512"], draws=3)
+    found = {(r.tags["attention"], r.tags["layer"]): r.value for r in records}
+    assert found["performer-hyp:m=512", 3] < 0.5 * found["performer-hyp:m=4", 3]
+    assert found["performer-hyp:m=4", 1] < found["performer-hyp:m=4", 3]
+
+
+def test_the_model_stays_as_it_was():
+    model, _ = untrained(**SMALL)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    changed = with_attention(model, "performer-relu:m=5", seed=3)
+    assert [type(a).__name__ for a in model.attentions()] == ["Softmax"] * 3
+    assert [a.site.seed for a in changed.attentions()] == [3] * 3
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert all(torch.equal(value, before[key]) for key, value in changed.state_dict().items() if key in before)
+
+
+@pytest.mark.parametrize("attention", ["performer-relu:m=5", "softmax:qk_norm=true", "softmax:dwc=3"])
+def test_only_plain_softmax_is_replaced(attention):
+    model = create_model(image_size=8, channels=1, classes=3, patch_size=2, dim=8, depth=1, heads=2,
+                         attention=attention)  # fmt: skip
+    with pytest.raises(ValueError, match="layer 1 of the model is not plain softmax"):
+        list(measure(model, torch.zeros(1, 1, 8, 8), ["uniform"]))
+
+
+def test_bad_sizes():
+    with pytest.raises(ValueError, match="tokens=26 must be a square"):
+        untrained(**SMALL | {"tokens": 26})
+    with pytest.raises(ValueError, match="draws=0"):
+        list(measure(*untrained(**SMALL), ["uniform"], draws=0))
