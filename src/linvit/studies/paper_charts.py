@@ -71,7 +71,7 @@ def prefix_sums(sums: np.ndarray, outputs: np.ndarray, record: Record) -> alt.VC
     cell = {"width": 14 * sums.shape[2], "height": 14 * sums.shape[1]}
     shown = [_heat(matrix, top, f"after {step + 1}", **cell) for step, matrix in enumerate(sums)]
     read = [_heat(row[None], float(np.abs(outputs).max()), "output", width=cell["width"], height=14) for row in outputs]
-    lines = ["Each token adds the product of φ(k) and v to a matrix of fixed size, and its query reads a row from that.",
+    lines = ["Each token adds the product of φ(k) and v to a matrix of fixed size; its query reads a row from it.",
              f"{record.tags['attention']}; from the masked quadratic form at most {record.value:.1e}."]  # fmt: skip
     return alt.vconcat(alt.hconcat(*shown, spacing=10), alt.hconcat(*read, spacing=10),
                        title=_title("Prefix sums of unidirectional attention", *lines))  # fmt: skip
