@@ -206,15 +206,17 @@ class _Check:
             self.ended = refusal(memory, self.seconds.at(tokens), limits.memory, limits.seconds)
         if self.ended:
             return
-        begun = time.monotonic()
         try:
             with bounded(limits.memory):
+                if not self.seconds.found:
+                    check()  # libraries take their own time and memory
+                begun = time.monotonic()
                 self.memory.add(tokens, extra_memory_on(torch.device(self.setting.device), check))
+                self.seconds.add(tokens, time.monotonic() - begun)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             self.ended = f"it takes more than {limits.memory / 1e9:.1f} GB"
-        self.seconds.add(tokens, time.monotonic() - begun)
 
 
 def break_even(faster: Mapping[int, float]) -> float | None:
