@@ -235,6 +235,7 @@ class Weights:
         monkeypatch.setattr(speed, "wrong", lambda *given: None)
         monkeypatch.setattr(speed, "extra_memory_on", extra)
         monkeypatch.setattr(speed.time, "monotonic", lambda: now)
+        monkeypatch.setattr(speed.time, "process_time", lambda: now)
 
     def of(self, spec):
         return [n for name, n in dict.fromkeys(self.checked) if name == spec]
@@ -285,7 +286,7 @@ def test_memory_that_no_forecast_told_is_a_refusal_too(monkeypatch):
     monkeypatch.setattr(speed, "wrong", greedy)
     records = list(measure(["performer-relu"], tokens=[8], most_memory=10**9, **SIZES))
     refused = {(r.tags["attention"], r.tags["refused"]) for r in records if r.tags.get("refused")}
-    assert refused == {("performer-relu", "it takes more than 1.0 GB")}
+    assert refused == {("performer-relu", "it takes more than 954 MiB")}
 
 
 @pytest.mark.parametrize("bad", [{"tokens": []}, {"batch": 0}, {"rounds": 0}, {"heads": 0}])
