@@ -102,12 +102,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 def read_size(text: str) -> int:
     """`4GB`, `500MiB` or plain bytes."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
-    number = (
-        int(float(found[1]) * (1024 if found[3] else 1000) ** " KMGT".index(found[2].upper() or " ")) if found else 0
-    )
-    if not number:
+    if not found or not float(found[1]):
         raise ValueError(f"memory '{text}' is not a size: write 500MB, 4GB or 4GiB")
-    return number
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** " KMGT".index(found[2].upper() or " "))
 
 
 @dataclass

@@ -273,8 +273,8 @@ def depth(records: Iterable[Record]) -> alt.HConcatChart:
     tags = found[0].tags
     return _charts_beside(
         {"": chart}, "Error through depth",
-        f"‖h − h_softmax‖ / ‖h_softmax‖ after each layer, the same weights; {tags['model']}, {tags['images']} images, "
-        f"{tags['tokens']} tokens.",
+        "Norm of what the tokens differ by from softmax's, over the norm of those; the same weights in every layer.",
+        f"{tags['model']}, {tags['images']} images, {tags['tokens']} tokens.",
         f"Line: mean of {found[0].n} draws, band: their range. {found[0].where}", width=520,
     )  # fmt: skip
 
@@ -289,17 +289,18 @@ def layers(records: Iterable[Record]) -> alt.HConcatChart:
     for row in whole:
         row["beats"] = CLOSER if row["value"] < control else NOT_CLOSER
     colour = alt.Color("beats:N", scale=alt.Scale(domain=[CLOSER, NOT_CLOSER], range=[BLUE, ORANGE]))
-    x = alt.X("value:Q", title=None, scale=alt.Scale(domain=[0, 1], clamp=True), axis=alt.Axis(values=[0, 0.5, 1]))
+    x = alt.X("value:Q", title="total variation", scale=alt.Scale(domain=[0, 1], clamp=True),
+              axis=alt.Axis(values=[0, 0.5, 1], orient="top"))  # fmt: skip
     base = _base(whole, order, True, ["attention:N"], ".4f").encode(color=colour)
     dots = alt.layer(
-        _data([{"value": control}]).mark_rule(strokeDash=[4, 3], strokeWidth=1.5).encode(x="value:Q"),
-        base.mark_rule(strokeWidth=2, clip=True).encode(x="low:Q", x2="high:Q"),
+        _data([{"value": control}]).mark_rule(strokeDash=[4, 3], strokeWidth=1.5).encode(x=x),
+        base.mark_rule(strokeWidth=2, clip=True).encode(x=alt.X("low:Q", title="total variation"), x2="high:Q"),
         base.mark_point(filled=True, size=70, opacity=1).encode(x=x),
     )
     cells = [{**row, "shown": f"{row['value']:.2f}"} for row in values if "layer" in row]
     grid = _base(cells, order, False, ["attention:N", "layer:O"], ".4f").encode(
         x=alt.X("layer:O", title="layer", axis=alt.Axis(labelAngle=0, orient="top")))  # fmt: skip
-    tone = alt.Scale(domain=[0, 1], range=[theme.INKS["paper"], BLUE], clamp=True)
+    tone = alt.Scale(domain=[0, 1], range=[theme.INKS["paper"], BLUE], clamp=True, interpolate="rgb")
     ink = alt.condition("datum.value > 0.6", alt.value("white"), alt.value(theme.INKS["ink"]))
     heat = alt.layer(
         grid.mark_rect(stroke="white", strokeWidth=1).encode(color=alt.Color("value:Q", legend=None, scale=tone)),
