@@ -237,7 +237,10 @@ class Table(Reproduction):
         """Whether each of its runs has come to an end, be that a bad one, and the page was written."""
         if not (folder / "report.html").exists():
             return False
-        study, found = Study.read(folder / "study.json"), Records(folder / "records.jsonl")
+        try:
+            study, found = Study.read(folder / "study.json"), Records(folder / "records.jsonl")
+        except ValueError:  # of another version: to run it again says what to do
+            return False
         ends = {(r.tags.get("variant"), r.tags.get("seed")) for r in found if r.metric in ENDS}
         rows = {row.name for row in self.of(column) if not row.checkpoint or self.trained(folder)}
         runs = {(name, seed) for name, seeds in study.seeds.items() for seed in seeds}

@@ -85,30 +85,3 @@ def _heat(matrix: np.ndarray, top: float, name: str, width: int, height: int) ->
         x=alt.X("column:O", title=None, axis=None), y=alt.Y("row:O", title=None, axis=None),
         color=alt.Color("value:Q", scale=colour, legend=None), tooltip=[alt.Tooltip("value:Q", format=".3f")],
     ).properties(width=width, height=height, title=alt.TitleParams(name, fontSize=11, frame="group"))  # fmt: skip
-
-
-def bubbles(records: Sequence[Record]) -> Any:
-    """A bubble per variant of a study: accuracy over speed, its area the memory of a training step."""
-    newest: dict[tuple[str, str], float] = {}
-    accuracies: dict[str, dict[Any, float]] = {}
-    for r in records:
-        name = str(r.tags.get("variant"))
-        if r.metric == "test_accuracy" and r.tags.get("selection") == "best" and r.value is not None:
-            accuracies.setdefault(name, {})[r.tags.get("seed")] = r.value
-        elif r.metric in ("train_step_vs_softmax", "peak_memory") and r.value is not None:
-            newest[name, r.metric] = r.value
-    rows = [
-        {"variant": name, "accuracy": sum(each.values()) / len(each), "speed": newest[name, "train_step_vs_softmax"],
-         "memory": newest[name, "peak_memory"], "shown": METRICS["peak_memory"].show(newest[name, "peak_memory"])}
-        for name, each in accuracies.items() if {(name, "train_step_vs_softmax"), (name, "peak_memory")} <= set(newest)
-    ]  # fmt: skip
-    base = _data(rows).encode(
-        x=alt.X("speed:Q", title="training speed, softmax = 1 (log)", scale=alt.Scale(type="log")),
-        y=alt.Y("accuracy:Q", title="test accuracy", scale=alt.Scale(zero=False), axis=alt.Axis(format="~%")),
-        tooltip=["variant:N", alt.Tooltip("accuracy:Q", format=".1%"), alt.Tooltip("speed:Q", format=".2f"), "shown:N"],
-    )
-    size = alt.Size("memory:Q", title="memory", scale=alt.Scale(range=[40, 1200], zero=True), legend=None)
-    dots = base.mark_circle(opacity=0.5, stroke="white").encode(size=size, color=alt.value(theme.PALETTE[0]))
-    names = base.mark_text(dy=-14, fontSize=11).encode(text="variant:N")
-    lines = "Area: memory of a training step. Right is faster than softmax, up is more accurate."
-    return alt.layer(dots, names).properties(width=520, height=340, title=_title("Accuracy, speed, memory", lines))
