@@ -1,0 +1,204 @@
+"""`linvit advise`: which attention, from what can be measured in half a minute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from linvit.cli import _options as options
+
+if TYPE_CHECKING:
+    from linvit.study.advising import Advice, Earlier
+
+HEADINGS = {"latency": "one image", "inference": "inference", "training": "training"}
+
+
+def run(
+    about: Annotated[str, typer.Argument(
+        metavar="DATA|N|MODEL", help="A data set's name or path, a number of tokens, or a trained model's folder.")],
+    image_size: options.ImageSize = None,
+    patch: Annotated[int | None, typer.Option(metavar="PIXELS", help="Side of a patch.")] = None,
+    size: options.Size = None,
+    attention: Annotated[list[str] | None, typer.Option(
+        "--attention", "-a", metavar="SPEC", help="What softmax is compared with; repeat it. "
+        "Default: performer-exp, -relu and -theta with m=32, linformer:k=16.")] = None,
+    data: Annotated[str | None, typer.Option(
+        metavar="DATA", help="With MODEL: images whose q and k are looked at.")] = None,
+    task: Annotated[Literal["latency", "inference", "training"], typer.Option(
+        "--for", help="What decides: one image at a time, batches, or training.")] = "inference",
+    batch: Annotated[int | None, typer.Option(help="Images per batch. [default: what takes a moment]")] = None,
+    error: Annotated[float, typer.Option(
+        help="Target distance from softmax (total variation) for which features are counted.")] = 0.2,
+    sigma: Annotated[float, typer.Option(help="Deviation of q and k where no model has any.")] = 1.0,
+    runs: Annotated[Path, typer.Option(metavar="DIR", help="Where earlier studies lie.")] = Path("runs"),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure this machine again.")] = False,
+    device: options.Device = "auto",
+    data_root: options.DataRoot = None,
+    threads: options.Threads = 0,
+    out: options.Out = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:  # fmt: skip
+    """Say when linear attention pays here, and which to try, without training anything.
+
+    Half a minute of measuring tells from how many tokens on each attention is faster than softmax on this machine, how
+    much of the model's time attention takes, and how many features a target error needs; it is kept for the next time.
+    Earlier studies below --runs say what is known of accuracy. For what is not, it gives the command.
+
+    Examples:
+
+        linvit advise 1024
+
+        linvit advise path/to/images --image-size 128 --patch 8
+
+        linvit advise runs/model --data path/to/images --error 0.1
+
+        linvit advise path/to/huggingface-vit --image-size 512 --for latency --out runs/advice
+    """
+    from linvit.cli import _output
+    from linvit.cli._display import Display
+    from linvit.study.advising import advise
+
+    if out is not None and out.exists() and not out.is_dir():
+        raise ValueError(f"out={out} is a file: name a folder")
+    with Display(quiet or json) as display, _output.warnings_in_one_line():
+        advice = advise(
+            about, attentions=attention, data=data, image_size=image_size, patch=patch, size=size, task=task,
+            batch=batch, target=error, sigma=sigma, runs=runs, fresh=fresh, device=device, data_root=data_root,
+            progress=display.progress,
+        )  # fmt: skip
+    written = [] if out is None else _write(advice, out)
+    if json:
+        _output.print_json(advice.summary())
+    elif quiet:
+        print(advice.choice)
+    else:
+        _show(advice)
+        if written:
+            print("wrote " + ", ".join(map(str, written)))
+
+
+def _show(advice: Advice) -> None:
+    from linvit.cli._output import print_table, where
+    from linvit.metrics import percent
+
+    model, config = advice.model, advice.question.config
+    shapes, (low, high) = model.shapes, model.known.lengths
+    one = shapes["latency"]
+    tasks = {task: f"{name}, {shapes[task].batch}" if task != "latency" else name for task, name in HEADINGS.items()}
+    print(
+        f"{advice.question.text}: {one.tokens:,} tokens, {config.depth} layers, {one.heads} heads of {one.head_dim}\n"
+    )
+    rows: list[dict[str, Any]] = [
+        {"": "attention's share of the time with softmax"} | {tasks[t]: percent(model.share(t)) for t in tasks},
+        {"": "no attention could make it faster than"} | {tasks[t]: _times(model.speed("identity", t)) for t in tasks},
+    ]
+    print_table(rows, right=[*tasks.values()])
+    rows = [
+        {"attention": spec}
+        | {name: _times(model.speed(spec, task)) for task, name in tasks.items()}
+        | {f"{name} from N": _even(model.known.break_even(spec, shapes[task]), low) for task, name in HEADINGS.items()}
+        for spec in advice.specs
+    ]
+    how = "its layers timed at this size" if model.measured else "forecast"
+    print()
+    print_table(rows, right=list(rows[0])[1:], notes=[
+        f"×: the whole model beside softmax ({how}). from N: tokens from which the attention layer is faster, forecast "
+        f"from {low:,} to {high:,} tokens (– is beyond; median error {model.known.error:.0%}).",
+        f"{where(model.known.records[0])}.", "",
+    ])  # fmt: skip
+    for enough in advice.enough:
+        found = f"m = {enough.count} ({enough.error:.2f})" if enough.count else \
+            f"more than m = {enough.tried} ({enough.error:.2f})"  # fmt: skip
+        print(f"{enough.kind} needs {found} for a distance of {advice.target:g} from softmax")
+    print(f"  total variation; uniform attention has {advice.uniform:.2f}; q and k {advice.origin}\n")
+    for study in advice.studies:
+        _show_study(study)
+    print(f"{'Stay with softmax' if advice.choice == 'softmax' else 'Try ' + advice.choice}: {advice.reason}")
+    print(f"  {advice.command}")
+
+
+def _show_study(study: Earlier) -> None:
+    from linvit.cli._output import print_table
+    from linvit.metrics import percent
+
+    rows = [
+        {"attention": trial.attention, "accuracy": percent(trial.accuracy), "verdict": trial.verdict}
+        | {name: _times(trial.speeds.get(task)) for task, name in HEADINGS.items()}
+        for trial in study.trials
+    ]
+    place = f"on another machine ({study.machine})" if study.machine else "on this machine"
+    print(f"Studied {place}: {study.folder}, {study.data}, {study.tokens:,} tokens")
+    print_table(rows, right=["accuracy", *HEADINGS.values()])
+    print()
+
+
+def _times(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}×"
+
+
+def _even(tokens: float | None, least: int) -> str:
+    return "–" if tokens is None else f"≤ {least}" if tokens <= least else f"{tokens:,.0f}"
+
+
+def _write(advice: Advice, out: Path) -> list[Path]:
+    """advice.json, the records and the chart."""
+    import json
+
+    from linvit.cli import _charts
+    from linvit.files import write_atomically
+
+    paths = [out / "advice.json", out / "records.jsonl"]
+    write_atomically(paths[0], json.dumps(advice.summary(), ensure_ascii=False, indent=1) + "\n")
+    write_atomically(paths[1], "".join(record.line() + "\n" for record in advice.records))
+    return [*paths, *_charts.save(chart(advice), out / "advice")]
+
+
+def chart(advice: Advice) -> Any:
+    """Over the number of tokens, how many times faster than softmax a layer is: lines as forecast, dots as measured."""
+    from dataclasses import replace
+
+    import altair as alt
+
+    from linvit.cli._output import where
+    from linvit.report import theme
+
+    model, question = advice.model, advice.question
+    palette = [theme.PALETTE[i % len(theme.PALETTE)] for i in range(len(advice.specs))]
+    colour = alt.Color("attention:N", scale=alt.Scale(domain=list(advice.specs), range=palette))
+    panels = []
+    for task, name in HEADINGS.items():
+        shape = model.shapes[task]
+        lines = [
+            {"attention": spec, "tokens": n, "ratio": model.known.ratio(spec, replace(shape, tokens=n))}
+            for spec in advice.specs for n in model.known.squares(spec, shape.prefix)
+        ]  # fmt: skip
+        dots = [
+            {"attention": spec, "tokens": shape.tokens,
+             "ratio": model.measured["softmax", shape] / model.measured[spec, shape]}
+            for spec in advice.specs if (spec, shape) in model.measured
+        ]  # fmt: skip
+        x = alt.X("tokens:Q", title="tokens", scale=alt.Scale(type="log"), axis=alt.Axis(values=[64, 256, 1024, 4096]))
+        y = alt.Y("ratio:Q", title="× softmax" if not panels else None, scale=alt.Scale(type="log"),
+                  axis=alt.Axis(values=[0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64], format="~g"))  # fmt: skip
+        tips = ["attention:N", "tokens:Q", alt.Tooltip("ratio:Q", format=".3g")]
+        base = {"x": x, "y": y, "color": colour, "tooltip": tips}
+        layers = [
+            alt.Chart(alt.InlineData(values=[{"one": 1}])).mark_rule(strokeWidth=1.5).encode(y="one:Q"),
+            alt.Chart(alt.InlineData(values=[{"asked": question.tokens}])).mark_rule(strokeDash=[4, 3]).encode(
+                x="asked:Q"),
+            alt.Chart(alt.InlineData(values=lines)).mark_line(strokeWidth=2).encode(**base),
+            alt.Chart(alt.InlineData(values=dots)).mark_point(filled=True, size=70, opacity=1).encode(**base),
+        ]  # fmt: skip
+        batch = "" if task == "latency" else f", batch of {shape.batch}"
+        panels.append(alt.layer(*layers).properties(width=230, height=230, title=alt.TitleParams(
+            f"{name}{batch}", frame="group", fontSize=12)))  # fmt: skip
+    one = model.shapes["latency"]
+    return alt.hconcat(*panels, spacing=20, title=alt.TitleParams(
+        "From how many tokens on an attention layer is faster than fused softmax", subtitle=[
+            f"{question.text}: {one.heads} heads of {one.head_dim}. Lines: forecast from {len(model.known.records)} "
+            f"timings; dots: measured at {one.tokens:,} tokens (dashed). Above the line at 1 it is faster.",
+            where(model.known.records[0]),
+        ]))  # fmt: skip
