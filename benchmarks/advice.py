@@ -28,7 +28,7 @@ from linvit.models import ModelConfig, estimate, model_config
 from linvit.records import commit
 
 DECIDED, TIE, GOAL = 40, 1.05, 0.95
-KINDS = {"performer-relu": "m", "performer-exp": "m", "performer-theta": "m", "linformer": "k"}
+KINDS = {"performer-relu": "m", "performer-exp": "m", "performer-theta": "m", "performer-hyp": "m", "linformer": "k"}
 TASKS = {"inference": "inference", "training": "train_step"}  # ours, and the race's
 MACS = {"inference": 8e9, "training": 4e9}  # of a batch with softmax: about a second
 TOKENS = 49, 4096

@@ -86,8 +86,8 @@ def _show(advice: Advice) -> None:
 
     model, config = advice.model, advice.question.config
     shapes, (low, high) = model.shapes, model.known.lengths
-    one = shapes["latency"]
-    tasks = {task: f"{name}, {shapes[task].batch}" if task != "latency" else name for task, name in HEADINGS.items()}
+    shape = shapes["latency"]
+    tasks = {task: name if task == "latency" else f"{name} ({shapes[task].batch})" for task, name in HEADINGS.items()}
     print(
         f"{advice.question.text}: {one.tokens:,} tokens, {config.depth} layers, {one.heads} heads of {one.head_dim}\n"
     )
@@ -109,10 +109,12 @@ def _show(advice: Advice) -> None:
         f"from {low:,} to {high:,} tokens (– is beyond; median error {model.known.error:.0%}).",
         f"{where(model.known.records[0])}.", "",
     ])  # fmt: skip
-    for enough in advice.enough:
-        found = f"m = {enough.count} ({enough.error:.2f})" if enough.count else \
-            f"more than m = {enough.tried} ({enough.error:.2f})"  # fmt: skip
-        print(f"{enough.kind} needs {found} for a distance of {advice.target:g} from softmax")
+    for one in advice.enough:
+        found = f"more than m = {one.tried} ({one.error:.2f})"
+        if one.spec is not None:
+            speed = _times(model.speed(one.spec, advice.task))
+            found = f"m = {one.count} ({one.error:.2f}; {HEADINGS[advice.task]} then {speed})"
+        print(f"{one.kind} needs {found} for a distance of {advice.target:g} from softmax")
     print(f"  total variation; uniform attention has {advice.uniform:.2f}; q and k {advice.origin}\n")
     for study in advice.studies:
         _show_study(study)
@@ -158,47 +160,66 @@ def _write(advice: Advice, out: Path) -> list[Path]:
 
 def chart(advice: Advice) -> Any:
     """Over the number of tokens, how many times faster than softmax a layer is: lines as forecast, dots as measured."""
-    from dataclasses import replace
-
     import altair as alt
 
     from linvit.cli._output import where
     from linvit.report import theme
 
-    model, question = advice.model, advice.question
-    palette = [theme.PALETTE[i % len(theme.PALETTE)] for i in range(len(advice.specs))]
-    colour = alt.Color("attention:N", scale=alt.Scale(domain=list(advice.specs), range=palette))
+    model, specs, one = advice.model, list(advice.specs), advice.model.shapes["latency"]
+    lines, dots = _curves(advice)
+    ratios = [row["ratio"] for rows in (*lines.values(), *dots.values()) for row in rows]
+    span, reach = [min([*ratios, 0.5]) / 1.1, max([*ratios, 2.0]) * 1.1], list(model.known.lengths)
+    palette = [theme.PALETTE[i % len(theme.PALETTE)] for i in range(len(specs))]
+    powers = [2.0**i for i in range(-8, 11)]
+    encoding = {
+        "x": alt.X("tokens:Q", title="tokens", scale=alt.Scale(type="log", domain=reach, nice=False),
+                   axis=alt.Axis(values=[64, 256, 1024, 4096])),
+        "y": alt.Y("ratio:Q", title=None, scale=alt.Scale(type="log", domain=span, nice=False),
+                   axis=alt.Axis(values=[power for power in powers if span[0] <= power <= span[1]], format="~g")),
+        "color": alt.Color("attention:N", scale=alt.Scale(domain=specs, range=palette)),
+        "tooltip": ["attention:N", "tokens:Q", alt.Tooltip("ratio:Q", format=".3g")],
+    }  # fmt: skip
     panels = []
     for task, name in HEADINGS.items():
-        shape = model.shapes[task]
-        lines = [
-            {"attention": spec, "tokens": n, "ratio": model.known.ratio(spec, replace(shape, tokens=n))}
-            for spec in advice.specs for n in model.known.squares(spec, shape.prefix)
-        ]  # fmt: skip
-        dots = [
-            {"attention": spec, "tokens": shape.tokens,
-             "ratio": model.measured["softmax", shape] / model.measured[spec, shape]}
-            for spec in advice.specs if (spec, shape) in model.measured
-        ]  # fmt: skip
-        x = alt.X("tokens:Q", title="tokens", scale=alt.Scale(type="log"), axis=alt.Axis(values=[64, 256, 1024, 4096]))
-        y = alt.Y("ratio:Q", title="× softmax" if not panels else None, scale=alt.Scale(type="log"),
-                  axis=alt.Axis(values=[0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64], format="~g"))  # fmt: skip
-        tips = ["attention:N", "tokens:Q", alt.Tooltip("ratio:Q", format=".3g")]
-        base = {"x": x, "y": y, "color": colour, "tooltip": tips}
+        batch = "" if task == "latency" else f", batch of {model.batch}"
         layers = [
-            alt.Chart(alt.InlineData(values=[{"one": 1}])).mark_rule(strokeWidth=1.5).encode(y="one:Q"),
-            alt.Chart(alt.InlineData(values=[{"asked": question.tokens}])).mark_rule(strokeDash=[4, 3]).encode(
-                x="asked:Q"),
-            alt.Chart(alt.InlineData(values=lines)).mark_line(strokeWidth=2).encode(**base),
-            alt.Chart(alt.InlineData(values=dots)).mark_point(filled=True, size=70, opacity=1).encode(**base),
+            _values([{"ratio": 1}]).mark_rule(strokeWidth=1.5).encode(y="ratio:Q"),
+            _values([{"tokens": one.tokens}]).mark_rule(strokeDash=[4, 3], clip=True).encode(x="tokens:Q"),
+            _values(lines[task]).mark_line(strokeWidth=2).encode(**encoding),
+            _values(dots[task]).mark_point(filled=True, size=70, opacity=1, clip=True).encode(**encoding),
+        ]
+        title = alt.TitleParams(f"{name}{batch}", frame="group", fontSize=12)
+        panels.append(alt.layer(*layers).properties(width=230, height=230, title=title))
+    subtitle = [
+        f"Softmax's time / its time, {one.heads} heads of {one.head_dim}: {advice.question.text} (dashed: "
+        f"{one.tokens:,} tokens).",
+        f"Lines: forecast from {len(model.known.records)} timings" + "; dots: measured" * any(dots.values()) + ".",
+        where(model.known.records[0]),
+    ]
+    title = alt.TitleParams(
+        "From how many tokens on an attention layer is faster than fused softmax", subtitle=subtitle
+    )
+    return alt.hconcat(*panels, spacing=20, title=title)
+
+
+def _values(rows: list[dict[str, Any]]) -> Any:
+    import altair as alt
+
+    return alt.Chart(alt.InlineData(values=rows))
+
+
+def _curves(advice: Advice) -> tuple[dict[str, list[dict[str, Any]]], dict[str, list[dict[str, Any]]]]:
+    """By task: forecasts at every length, and what was measured of the model's own layers."""
+    from dataclasses import replace
+
+    known, measured, lines, dots = advice.model.known, advice.model.measured, {}, {}
+    for task, shape in advice.model.shapes.items():
+        lines[task] = [
+            {"attention": spec, "tokens": n, "ratio": known.ratio(spec, replace(shape, tokens=n))}
+            for spec in advice.specs for n in known.squares(spec, shape.prefix)
         ]  # fmt: skip
-        batch = "" if task == "latency" else f", batch of {shape.batch}"
-        panels.append(alt.layer(*layers).properties(width=230, height=230, title=alt.TitleParams(
-            f"{name}{batch}", frame="group", fontSize=12)))  # fmt: skip
-    one = model.shapes["latency"]
-    return alt.hconcat(*panels, spacing=20, title=alt.TitleParams(
-        "From how many tokens on an attention layer is faster than fused softmax", subtitle=[
-            f"{question.text}: {one.heads} heads of {one.head_dim}. Lines: forecast from {len(model.known.records)} "
-            f"timings; dots: measured at {one.tokens:,} tokens (dashed). Above the line at 1 it is faster.",
-            where(model.known.records[0]),
-        ]))  # fmt: skip
+        dots[task] = [
+            {"attention": spec, "tokens": shape.tokens, "ratio": measured["softmax", shape] / measured[spec, shape]}
+            for spec in advice.specs if (spec, shape) in measured
+        ]  # fmt: skip
+    return lines, dots

@@ -55,14 +55,14 @@ from linvit.registry import Spec, parse
 
 FORMAT = 1  # of what is cached; raise it when something else is measured
 SIZES = ("m", "k")  # the options that a kind leaves open
-POINTS, FEWEST = 28, 12  # shapes that are measured; so many even where that takes longer than it should
+POINTS, FEWEST = 28, 14  # shapes that are measured; so many even where that takes longer than it should
 ROUNDS = 3
-SECONDS = 18.0  # for the points; a model has MODEL_SECONDS more
-MODEL_SECONDS = 9.0
-SIDES, HEAD_DIMS, WIDTHS, HEADS = (6, 64), (16, 96), (8, 256), (1, 16)  # of the points: from, to
+SECONDS, LAYER_SECONDS = 16.0, 4.0  # for the points, and for the layers of a model
+SIDES, HEAD_DIMS, WIDTHS, HEADS = (6, 72), (16, 96), (8, 256), (1, 16)  # of the points: from, to
 MOST_GROUPS, MOST_MACS = 512, 1e9  # heads of a whole batch; softmax's work
+STEPS = 20  # lengths at which a forecast is asked for where it crosses another
 PREFIX = 1  # tokens before the grid's, so that every switch of an attention can be timed
-IMAGES_MACS = 6e9  # of a batch that a model is measured with, forward
+IMAGES_MACS = 3e9  # of a batch that a model is measured with, forward
 LARGEST_BATCH = 64
 TASKS = ("latency", "inference", "training")  # one image; a batch; a step of a batch
 
@@ -150,11 +150,13 @@ class Forecast:
         return break_even({n: self.ratio(spec, replace(shape, tokens=n)) for n in self.squares(spec, shape.prefix)})
 
     def squares(self, spec: str, prefix: int) -> list[int]:
-        """Lengths of square grids behind a prefix, from the fewest to the most tokens that were measured; a Linformer's
-        begin with as many tokens as it has projected keys."""
+        """Lengths of square grids behind a prefix, evenly from the fewest to the most tokens that were measured; a
+        Linformer's begin with as many tokens as it has projected keys."""
         fewest, most = self.lengths
         fewest = max(fewest, int(parse(spec).options.get("k") or 1))
-        return [n for side in range(1, math.isqrt(most) + 1) if fewest <= (n := side**2 + prefix) <= most]
+        first, last = (math.sqrt(max(1, n - prefix)) for n in (fewest, most))
+        sides = {round(side) for side in np.geomspace(math.ceil(first), max(math.floor(last), math.ceil(first)), STEPS)}
+        return [side**2 + prefix for side in sorted(sides)]
 
     @property
     def error(self) -> float:
@@ -207,14 +209,16 @@ def measure(kinds: Sequence[str], device: torch.device, seconds: float, progress
     """One layer of each kind, in both modes, side by side at each of the points that the time is enough for."""
     for kind in kinds:
         _check(kind)
-    until, where = time.monotonic() + seconds, provenance(device, torch.float32)
+    begun, where = time.monotonic(), provenance(device, torch.float32)
     for i, (shape, size) in enumerate(points()):
-        if i >= FEWEST and time.monotonic() >= until:
+        spent = (time.monotonic() - begun) / seconds
+        if i >= FEWEST and spent >= 1:
             break
-        progress(i, POINTS, f"timing attention: N = {shape.tokens}, {shape.heads} heads of {shape.head_dim}")
+        done = max(i / POINTS, min(spent, i / FEWEST))  # whichever ends it
+        progress(int(100 * done), 100, f"timing attention at {shape.tokens} tokens, {shape.heads} × {shape.head_dim}")
         specs = [sized(kind, size, shape.tokens) for kind in kinds]
         yield from _raced(specs, [replace(shape, mode=mode) for mode in MODES], device, where)
-    progress(POINTS, POINTS, "timing attention")
+    progress(100, 100, "timing attention")
 
 
 def _raced(specs: Iterable[str], shapes: Sequence[Shape], device: torch.device, where: Provenance) -> Iterator[Record]:
@@ -295,7 +299,7 @@ def shapes_of(config: ModelConfig, batch: int) -> dict[str, Shape]:
 
 def measure_model(
     config: ModelConfig, specs: Sequence[str], known: Forecast, *, batch: int, device: torch.device,
-    fresh: bool = False, cache: str | Path | None = None, seconds: float = MODEL_SECONDS, progress: Progress = ignore,
+    fresh: bool = False, cache: str | Path | None = None, seconds: float = LAYER_SECONDS, progress: Progress = ignore,
 ) -> Model:  # fmt: skip
     """The model with `identity` for its attention, and its layers with each spec, where the time is enough for them."""
     shapes, specs = shapes_of(config, batch), list(dict.fromkeys([*BASELINES, *specs]))
@@ -303,7 +307,7 @@ def measure_model(
     each = sum(known.seconds(spec, shape) for spec in specs for shape in wanted)
 
     def make() -> list[Record]:
-        where, begun = provenance(device, torch.float32), time.monotonic()
+        where = provenance(device, torch.float32)
         still = config.model_copy(update={"attention": "identity"})
         progress(0, 2, "timing the model without attention")
         times = race(model_calls(still, device, batch), device=device, rounds=ROUNDS)
@@ -315,7 +319,7 @@ def measure_model(
             over_rounds("inference_latency", times.of("latency"), "s", where, tags | {"batch": 1}),
         ]  # fmt: skip
         progress(1, 2, "timing its attention layers")
-        if each * (ROUNDS + 2) <= seconds - (time.monotonic() - begun):
+        if each * (ROUNDS + 2) <= seconds:
             found += _raced(specs, wanted, device, where)
         progress(2, 2, "timing its attention layers")
         return found
@@ -374,10 +378,7 @@ class Model:
         """Of the time with softmax, what attention takes: all that can be gained."""
         return max(0.0, 1 - self.seconds("identity", task) / self.seconds("softmax", task))
 
-    def pays_from(self, spec: str, task: str, gain: float) -> int | None:
+    def pays_from(self, spec: str, task: str, gain: float) -> float | None:
         """The tokens from which on the whole model is `gain` times as fast as with softmax, of those measured."""
         lengths = self.known.squares(spec, self.config.prefix_tokens)
-        slow = [i for i, n in enumerate(lengths) if self.speed(spec, task, n) < gain]
-        if not slow:
-            return lengths[0]
-        return None if slow[-1] == len(lengths) - 1 else lengths[slow[-1] + 1]
+        return break_even({n: self.speed(spec, task, n) / gain for n in lengths})

@@ -37,6 +37,10 @@ class Enough:
     error: float  # with as many, or with the most
     tried: int  # the most
 
+    @property
+    def spec(self) -> str | None:
+        return None if self.count is None else sized(self.kind, self.count, self.count)
+
 
 def estimators(specs: Iterable[str]) -> list[str]:
     """The kinds among these, and those always looked at, that more features bring to softmax; no number of them does

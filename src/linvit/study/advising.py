@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import shlex
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import ValidationError
 
 from linvit import report
 from linvit.data import Arrays, normalise, read_image, survey
@@ -26,7 +25,7 @@ from linvit.data.cache import LARGEST, cache_root
 from linvit.data.dataset import read_source
 from linvit.data.decode import resize
 from linvit.measure import features
-from linvit.measure.advice import TASKS, Model, forecast, measure_model, shapes_of, suitable_batch
+from linvit.measure.advice import TASKS, Model, cached, forecast, measure_model, shapes_of, suitable_batch
 from linvit.measure.features import Enough
 from linvit.measure.provenance import machine, pick_device
 from linvit.metrics import percent
@@ -42,14 +41,15 @@ from linvit.study.compare import ATTENTIONS
 from linvit.train import backbones
 from linvit.train.checkpoint import on_hub, read_model
 from linvit.train.experiment import resolve
+from linvit.train.files import checksum
 
 SIZE, PATCH = "small", 16  # of the model that a number of tokens alone is asked about
 IMAGES = 2  # whose q and k are looked at
 AMONG = 512  # the first so many of a set that they are taken from
-ERROR_SECONDS = 8.0
+ERROR_SECONDS = 5.0
 SHOWN = 3  # studies, at most
 ALIKE = 2.0  # times as many tokens are still similar
-WORDS = {"latency": "one image at a time", "inference": "inference in batches", "training": "training"}
+WORDS = {"latency": "inference of one image", "inference": "inference in batches", "training": "training"}
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,10 @@ class Advice:
             ],
             "layers_measured": bool(model.measured), "measured_tokens": list(lengths),
             "forecast_error": model.known.error,
-            "features": [{"attention": e.kind, "m": e.count, "error": e.error, "tried": e.tried} for e in self.enough],
+            "features": [
+                {"attention": e.kind, "m": e.count, "error": e.error, "tried": e.tried,
+                 "speed": None if e.spec is None else model.speed(e.spec, self.task)} for e in self.enough
+            ],
             "target_error": self.target, "uniform_error": self.uniform, "q_and_k": self.origin,
             "studies": [
                 {"folder": str(s.folder), "data": s.data, "tokens": s.tokens, "machine": s.machine or "this one",
@@ -166,12 +169,13 @@ def advise(
     question = ask(about, data, image_size, patch, size, data_root)
     place, config = pick_device(device), question.config
     specs = _candidates(attentions, question)
-    known = forecast(specs, device=place, fresh=fresh, cache=cache, progress=progress,
+    kinds = features.estimators(specs)
+    known = forecast([*specs, *kinds], device=place, fresh=fresh, cache=cache, progress=progress,
                      **({} if seconds is None else {"seconds": seconds}))  # fmt: skip
     many = batch or suitable_batch(config)
     model = measure_model(config, specs, known, batch=many, device=place, fresh=fresh, cache=cache, progress=progress)
-    kinds = features.estimators(specs)
-    errors, origin = _errors(question, kinds, sigma, data_root, progress)
+    errors, origin = _errors(question, kinds, sigma, data_root,
+                             lambda key, make: cached(key, place, make, fresh, cache), progress)  # fmt: skip
     earlier = studies(Path(runs), question)
     choice = choose({spec: model.speed(spec, task) for spec in specs}, _proven(earlier, question))
     evens = [_break_even(model, spec, name) for spec in specs for name in TASKS]
@@ -250,10 +254,7 @@ def _of_data(
         like = read_model(trained).config
     side = image_size or (like.image_size if like else min(images.side, LARGEST))
     facts = {"image_size": side, "channels": images.channels, "classes": images.classes}
-    try:
-        config, _ = resolve(images.name, facts, "softmax", 0, given, like, trained=trained is not None)
-    except ValidationError as error:
-        raise ValueError(str(error.errors()[0]["msg"])) from None
+    config, _ = resolve(images.name, facts, "softmax", 0, given, like, trained=trained is not None)
     options = tuple(f"{key}={value}" for key, value in given.items() if value is not None and key != "size")
     words = [*(("--image-size", str(side)) if image_size else ()), *(("--size", size) if size else ())]
     text = f"{images.name} at {side} px"
@@ -280,17 +281,16 @@ def _candidates(attentions: Sequence[str] | None, question: Question) -> list[st
 
 
 def _errors(
-    question: Question, kinds: Sequence[str], sigma: float, data_root: str | Path | None, progress: Progress
-) -> tuple[list[Record], str]:
+    question: Question, kinds: Sequence[str], sigma: float, data_root: str | Path | None,
+    keep: Callable[[object, Callable[[], list[Record]]], list[Record]], progress: Progress,
+) -> tuple[list[Record], str]:  # fmt: skip
     """The errors over numbers of features, and of which q and k they are."""
-    shape = shapes_of(question.config, 1)["latency"]
+    shape, config = shapes_of(question.config, 1)["latency"], question.config
     if question.trained is None:
-        found = features.drawn(kinds, sigma=sigma, tokens=shape.tokens, heads=shape.heads, head_dim=shape.head_dim,
-                               progress=progress)  # fmt: skip
+        where = {"sigma": sigma, "tokens": shape.tokens, "heads": shape.heads, "head_dim": shape.head_dim}
+        found = keep(["drawn", kinds, where], lambda: features.drawn(kinds, **where, progress=progress))
         return found, f"modelled: drawn from N(0, σ²) with σ = {sigma:g}"
-    stored, config = read_model(question.trained), question.config
-    model = VisionTransformer(config.model_copy(update={"classes": stored.config.classes}))
-    model.load_state_dict(resized(stored.tensors, stored.config, config.image_size, config.patch_size))
+    stored = read_model(question.trained)
     if question.data is None:
         size = IMAGES, config.channels, config.image_size, config.image_size
         x, what = torch.randn(size, generator=generator("advice", *size)), "noise; --data takes images"
@@ -298,7 +298,14 @@ def _errors(
         pixels = some_images(question.data, config, data_root)
         x = normalise(torch.from_numpy(pixels), stored.about["mean"], stored.about["std"])
         what = f"{len(pixels)} images of {question.name}"
-    return features.seen(model, x, kinds, ERROR_SECONDS, progress), f"those of {stored.about['name']} for {what}"
+
+    def make() -> list[Record]:
+        model = VisionTransformer(config.model_copy(update={"classes": stored.config.classes}))
+        model.load_state_dict(resized(stored.tensors, stored.config, config.image_size, config.patch_size))
+        return features.seen(model, x, kinds, ERROR_SECONDS, progress)
+
+    key = ["seen", kinds, checksum(stored.tensors), config.image_size, config.patch_size, x.double().sum().item()]
+    return keep(key, make), f"those of {stored.about['name']} for {what}"
 
 
 def some_images(data: str, config: ModelConfig, data_root: str | Path | None) -> np.ndarray:
@@ -374,13 +381,14 @@ def reason(
     """One sentence, of what was measured."""
     n, words = question.tokens, WORDS[task]
     if choice != "softmax":
-        study = _proven(earlier, question).get(choice)
-        known = (f"was shown in {study.folder} to lose less than {100 * study.margin:g} points on {study.data} "
-                 f"({study.tokens:,} tokens)" if study else
-                 "whether it is as accurate on your images is not known yet: the command tells")  # fmt: skip
         how = "its layers measured here" if model.measured else "by this machine's forecast"
-        return (f"{choice} makes the whole model {model.speed(choice, task):.2f} times as fast as softmax in {words} "
-                f"at {n:,} tokens ({how}), and {known}.")  # fmt: skip
+        study = _proven(earlier, question).get(choice)
+        known = "whether it is as accurate on your images only training tells"
+        if study:
+            known = (f"it was shown in {study.folder} to lose less than {100 * study.margin:g} points on {study.data} "
+                     f"({study.tokens:,} tokens)")  # fmt: skip
+        return (f"it makes the whole model {model.speed(choice, task):.2f} times as fast as softmax in {words} at "
+                f"{n:,} tokens ({how}); {known}.")  # fmt: skip
     best = _next(model, specs, task)
     faster = model.speed(best, task)
     lead = (f"at {n:,} tokens no attention asked about makes {words} more than {TIE - 1:.0%} faster ({best} is at "
@@ -391,7 +399,7 @@ def reason(
     first = min(pays, key=pays.__getitem__)
     if pays[first] <= n:  # a forecast says otherwise than the layers that were measured: they count
         return f"{lead}."
-    return f"{lead}; from about {pays[first]:,} tokens ({question.pixels(pays[first])} px) {first} would be."
+    return f"{lead}; from about {pays[first]:,.0f} tokens ({question.pixels(pays[first])} px) {first} would be."
 
 
 def _next(model: Model, specs: Sequence[str], task: str) -> str:
