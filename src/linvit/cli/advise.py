@@ -88,9 +88,8 @@ def _show(advice: Advice) -> None:
     shapes, (low, high) = model.shapes, model.known.lengths
     shape = shapes["latency"]
     tasks = {task: name if task == "latency" else f"{name} ({shapes[task].batch})" for task, name in HEADINGS.items()}
-    print(
-        f"{advice.question.text}: {one.tokens:,} tokens, {config.depth} layers, {one.heads} heads of {one.head_dim}\n"
-    )
+    layers = f"{config.depth} layers, {shape.heads} heads of {shape.head_dim}"
+    print(f"{advice.question.text}: {shape.tokens:,} tokens, {layers}\n")
     rows: list[dict[str, Any]] = [
         {"": "attention's share of the time with softmax"} | {tasks[t]: percent(model.share(t)) for t in tasks},
         {"": "no attention could make it faster than"} | {tasks[t]: _times(model.speed("identity", t)) for t in tasks},
