@@ -165,7 +165,7 @@ def test_bad_questions(given, words):
         ({"batch": 0}, "batch=0 must be at least 1"),
         ({"target": 1.0}, "error=1.0 must be between 0 and 1"),
         ({"sigma": 0.0}, "sigma=0.0 must be a positive number"),
-        ({"attentions": ["softmax"]}, "no attention to compare"),
+        ({"attentions": ["softmax", "identity"]}, "no attention to compare"),
         ({"attentions": ["performer-nothing"]}, "unknown attention"),
         ({"attentions": ["linformer:k=65"]}, "k=65 is more than the 64 tokens"),
     ],

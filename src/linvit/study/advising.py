@@ -28,7 +28,7 @@ from linvit.measure import features
 from linvit.measure.advice import TASKS, Model, cached, forecast, measure_model, shapes_of, suitable_batch
 from linvit.measure.features import Enough
 from linvit.measure.provenance import machine, pick_device
-from linvit.metrics import percent
+from linvit.metrics import CONTROLS, percent
 from linvit.models import ModelConfig, VisionTransformer, model_config
 from linvit.models.cost import grid
 from linvit.models.resize import resized
@@ -263,8 +263,8 @@ def _of_data(
 
 
 def _candidates(attentions: Sequence[str] | None, question: Question) -> list[str]:
-    """Linear attentions that are asked about, each of which this model can have."""
-    wanted = [spec for spec in attentions or ATTENTIONS if parse(spec).name != "softmax"]
+    """Attentions that are asked about, but for softmax and the controls, each of which this model can have."""
+    wanted = [spec for spec in attentions or ATTENTIONS if parse(spec).name not in ("softmax", *CONTROLS)]
     shape, found = shapes_of(question.config, 1)["latency"], []
     for spec in wanted:
         try:
