@@ -47,7 +47,7 @@ from linvit.measure.provenance import Provenance, machine, provenance
 from linvit.measure.race import BASELINES, Call, over_rounds, race
 from linvit.measure.speed import MODES, Setting, break_even, wrong
 from linvit.models import ModelConfig
-from linvit.models.cost import estimate, grid
+from linvit.models.cost import frame, grid
 from linvit.progress import Progress, ignore
 from linvit.randomness import generator
 from linvit.records import Record, Records, Tag, commit, versions
@@ -62,7 +62,7 @@ SIDES, HEAD_DIMS, WIDTHS, HEADS = (6, 72), (16, 96), (8, 256), (1, 16)  # of the
 MOST_GROUPS, MOST_MACS = 512, 6e8  # heads of a whole batch; the work of softmax or a Performer
 STEPS = 20  # lengths at which a forecast is asked for where it crosses another
 PREFIX = 1  # tokens before the grid's, so that every switch of an attention can be timed
-IMAGES_MACS = 3e9  # of a batch that a model is measured with, forward
+IMAGES_MACS = 6e9  # of a batch that a model without attention is measured with, forward
 LARGEST_BATCH = 64
 TASKS = ("latency", "inference", "training")  # one image; a batch; a step of a batch
 
@@ -288,7 +288,7 @@ def cached(
 
 def suitable_batch(config: ModelConfig) -> int:
     """As many images as a few tenths of a second are enough for."""
-    return max(1, min(LARGEST_BATCH, int(IMAGES_MACS / max(1, estimate(config).macs))))
+    return max(1, min(LARGEST_BATCH, int(IMAGES_MACS / max(1, frame(config).macs))))
 
 
 def shapes_of(config: ModelConfig, batch: int) -> dict[str, Shape]:
@@ -314,7 +314,8 @@ def measure_model(
         where = provenance(device, torch.float32)
         still = config.model_copy(update={"attention": "identity"})
         progress(0, 2, "timing the model without attention")
-        times = race(model_calls(still, device, batch), device=device, rounds=ROUNDS)
+        rounds = ROUNDS if batch * frame(config).macs <= IMAGES_MACS else 1
+        times = race(model_calls(still, device, batch), device=device, rounds=rounds)
         tags: dict[str, Tag] = {"attention": "identity", "clock": times.clock}
         found = [
             over_rounds("train_step", times.of("train_step"), "s", where, tags | {"batch": batch}),
