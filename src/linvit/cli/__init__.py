@@ -57,6 +57,7 @@ Examples:
 
     linvit compare digits
     linvit compare path/to/images --budget 30m
+    linvit advise path/to/images
     linvit list attentions
     linvit bench speed --tokens 1024 --attention performer-exp:m=128
 

@@ -1,0 +1,390 @@
+"""Seconds of attention at shapes that were never measured, from a few that were: what `linvit advise` stands on.
+
+How much a layer does is known by arithmetic; what a machine takes for it is not. With G = batch·heads, N tokens,
+d = head_dim and M the layer's multiply–accumulates (`Attention.macs` of the whole batch), a `Forecast` is
+
+    seconds = c₀ + c₁·G + c₂·G·N + c₃·G·N·d + c₄·M/d + c₅·M        with all c ≥ 0
+
+for calls, heads, tokens, numbers read and written, numbers that are passed over one by one, and products. M/(2·G·N·d)
+is how many keys a query meets: N of softmax, 2m of a Performer, 2k of a Linformer; so M/d counts softmax's scores and a
+Performer's features alike, and one form serves every attention, those of plugins too. A kind of attention (its spec
+without m or k) has its own c in each mode, found by non-negative least squares of the *relative* error: a forecast that
+is 10 % off is as bad at 50 µs as at 50 ms. Six numbers that cannot be negative need few points and do not swing between
+them, which is why this is no table to interpolate in and no smoother of more freedom.
+
+A layer is timed as a model has it: q, k and v are views of one projection, the heads are joined again, and in training
+the gradients return to the projection. So copies that an attention makes, and another need not, count. A model that is
+not measured whole is then
+
+    seconds(model) = seconds(model with `identity`) + depth · (seconds(layer) − seconds(layer of `identity`))
+
+of which the first is measured, and the layers too where somebody asks about one model: the truth beats a forecast,
+which is for the lengths and batches around it. Times of one place are of one race (`race.py`), and by its clock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy.optimize import nnls
+from torch import Tensor
+
+from linvit.attention import Attention, attention_options
+from linvit.data.cache import cache_root
+from linvit.files import write_atomically
+from linvit.measure.models import model_calls
+from linvit.measure.provenance import Provenance, machine, provenance
+from linvit.measure.race import BASELINES, Call, over_rounds, race
+from linvit.measure.speed import MODES, Setting, break_even, wrong
+from linvit.models import ModelConfig
+from linvit.models.cost import frame, grid
+from linvit.progress import Progress, ignore
+from linvit.randomness import generator
+from linvit.records import Record, Records, Tag, commit, versions
+from linvit.registry import Spec, parse
+
+FORMAT = 1  # of what is cached; raise it when something else is measured
+SIZES = ("m", "k")  # the options that a kind leaves open
+POINTS, FEWEST = 28, 14  # shapes that are measured; so many even where that takes longer than it should
+ROUNDS = 3
+SECONDS, LAYER_SECONDS = 16.0, 4.0  # for the points, and for the layers of a model
+SIDES, HEAD_DIMS, WIDTHS, HEADS = (6, 72), (16, 96), (8, 256), (1, 16)  # of the points: from, to
+MOST_GROUPS, MOST_MACS = 512, 6e8  # heads of a whole batch; the work of softmax or a Performer
+STEPS = 20  # lengths at which a forecast is asked for where it crosses another
+PREFIX = 1  # tokens before the grid's, so that every switch of an attention can be timed
+IMAGES_MACS = 6e9  # of a batch that a model without attention is measured with, forward
+LARGEST_BATCH = 64
+TASKS = ("latency", "inference", "training")  # one image; a batch; a step of a batch
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Where an attention works: all that its time depends on but the attention itself."""
+
+    tokens: int
+    heads: int
+    head_dim: int
+    batch: int = 1
+    mode: str = "forward"  # or both: forward and backward
+    prefix: int = 0
+
+    def attention(self, spec: str, device: torch.device | str = "cpu") -> Attention:
+        where = Setting(heads=self.heads, head_dim=self.head_dim, prefix=self.prefix, device=device)
+        return where.attention(spec, self.tokens)
+
+    def tags(self) -> dict[str, Tag]:
+        return {name: getattr(self, name) for name in _OF_SHAPE}
+
+    @classmethod
+    def of(cls, record: Record) -> Shape:
+        return cls(**{name: record.tags[name] for name in _OF_SHAPE})  # type: ignore[arg-type]
+
+
+_OF_SHAPE = tuple(Shape.__dataclass_fields__)
+
+
+def kind_of(spec: str) -> str:
+    """The spec without its number of features or projected keys."""
+    parsed = parse(spec)
+    return str(Spec(parsed.name, {key: value for key, value in parsed.options.items() if key not in SIZES}))
+
+
+def sized(kind: str, size: int, tokens: int) -> str:
+    """The kind with so many features or projected keys, if it has any."""
+    parsed = parse(kind)
+    option = next((name for name in SIZES if name in attention_options(parsed.name)), None)
+    if option is None or parsed.options.get("projection") == "none":
+        return kind
+    return str(Spec(parsed.name, {option: min(size, tokens) if option == "k" else size, **parsed.options}))
+
+
+def work(spec: str, shape: Shape) -> list[float]:
+    """What a layer has to do, by kind of work: the terms of a forecast."""
+    groups = shape.batch * shape.heads
+    rows, macs = groups * shape.tokens, shape.batch * _macs(spec, replace(shape, batch=1, mode="forward"))
+    return [1.0, groups, rows, rows * shape.head_dim, macs / shape.head_dim, macs]
+
+
+@cache
+def _macs(spec: str, shape: Shape) -> int:
+    return shape.attention(spec).macs(shape.tokens)
+
+
+class Forecast:
+    """Seconds of one layer of any kind that was measured, at any shape."""
+
+    def __init__(self, records: Iterable[Record]):
+        self.records = [record for record in records if record.metric == "attention_time"]
+        points: dict[tuple[str, str], list[tuple[list[float], float]]] = defaultdict(list)
+        for record in self.records:
+            shape, spec = Shape.of(record), str(record.tags["attention"])
+            points[kind_of(spec), shape.mode].append((work(spec, shape), quick(record)))
+        self.rates = {key: fit(*map(np.array, zip(*found, strict=True))) for key, found in points.items()}
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """The fewest and the most tokens that were measured."""
+        tokens = [Shape.of(record).tokens for record in self.records]
+        return min(tokens), max(tokens)
+
+    def seconds(self, spec: str, shape: Shape) -> float:
+        return float(np.dot(work(spec, shape), self.rates[kind_of(spec), shape.mode]))
+
+    def ratio(self, spec: str, shape: Shape) -> float:
+        """How many times faster than softmax."""
+        return self.seconds("softmax", shape) / self.seconds(spec, shape)
+
+    def break_even(self, spec: str, shape: Shape) -> float | None:
+        """The tokens from which on it stays faster than softmax, of those that were measured: the fewest of them if it
+        always is, None if it is not with the most."""
+        return break_even({n: self.ratio(spec, replace(shape, tokens=n)) for n in self.squares(spec, shape.prefix)})
+
+    def squares(self, spec: str, prefix: int) -> list[int]:
+        """Lengths of square grids behind a prefix, evenly from the fewest to the most tokens that were measured; a
+        Linformer's begin with as many tokens as it has projected keys."""
+        fewest, most = self.lengths
+        fewest = max(fewest, int(parse(spec).options.get("k") or 1))
+        first, last = (math.sqrt(max(1, n - prefix)) for n in (fewest, most))
+        sides = {round(side) for side in np.geomspace(math.ceil(first), max(math.floor(last), math.ceil(first)), STEPS)}
+        return [side**2 + prefix for side in sorted(sides)]
+
+    @property
+    def error(self) -> float:
+        """The median of |forecast / measured − 1| over all that was measured."""
+        found = [self.seconds(str(r.tags["attention"]), Shape.of(r)) / quick(r) for r in self.records]
+        return float(np.median(np.abs(np.array(found) - 1)))
+
+
+def quick(record: Record) -> float:
+    """Its seconds in the quicker rounds: what else a machine does only ever adds to them."""
+    return float(record.tags.get("low") or record.value or math.nan)
+
+
+def fit(terms: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """The c ≥ 0 with the least Σ (c·terms / seconds − 1)²."""
+    relative = terms / seconds[:, None]
+    scale = np.linalg.norm(relative, axis=0)
+    scale[scale == 0] = 1.0
+    return nnls(relative / scale, np.ones(len(seconds)))[0] / scale
+
+
+def points() -> list[tuple[Shape, int]]:
+    """Where attentions are measured, with how many features: even in the logarithm of everything, however many of the
+    list are taken. Multiples of the powers of 1/g, with g⁶ = g + 1, are spread so (the golden ratio's, in five
+    dimensions)."""
+    g, found = 1.1347241384015194, []
+    for side, head_dim, width, heads, groups in (0.5 + np.outer(np.arange(POINTS), g ** -np.arange(1.0, 6.0))) % 1:
+        n, d = round(_geometric(*SIDES, side)) ** 2 + PREFIX, 8 * round(_geometric(*HEAD_DIMS, head_dim) / 8)
+        m = 8 * round(_geometric(*WIDTHS, width) / 8)
+        together = _geometric(1, max(1.0, min(MOST_GROUPS, MOST_MACS / (2 * n * d * max(n, 2 * m)))), groups)
+        h = max(1, min(round(together), round(_geometric(*HEADS, heads))))
+        found.append((Shape(n, h, d, max(1, round(together / h)), prefix=PREFIX), m))
+    return found
+
+
+def _geometric(low: float, high: float, share: float) -> float:
+    return low * (high / low) ** share
+
+
+def forecast(
+    specs: Iterable[str], *, device: torch.device, fresh: bool = False, cache: str | Path | None = None,
+    seconds: float = SECONDS, progress: Progress = ignore,
+) -> Forecast:  # fmt: skip
+    """For these kinds of attention and the baselines: as measured on this machine with these versions, now or before.
+
+    cache: the folder in which it is kept, by default the user's; fresh: measured again.
+    """
+    kinds = list(dict.fromkeys([*BASELINES, *map(kind_of, specs)]))
+    key = [kinds, seconds, [str(point) for point in points()]]
+    return Forecast(cached(key, device, lambda: list(measure(kinds, device, seconds, progress)), fresh, cache))
+
+
+def measure(kinds: Sequence[str], device: torch.device, seconds: float, progress: Progress) -> Iterator[Record]:
+    """One layer of each kind, in both modes, side by side at each of the points that the time is enough for."""
+    for kind in kinds:
+        _check(kind)
+    begun, where = time.monotonic(), provenance(device, torch.float32)
+    for i, (shape, size) in enumerate(points()):
+        spent = (time.monotonic() - begun) / seconds
+        if i >= FEWEST and spent >= 1:
+            break
+        done = max(i / POINTS, min(spent, i / FEWEST))  # whichever ends it
+        progress(int(100 * done), 100, f"timing attention at {shape.tokens} tokens, {shape.heads} × {shape.head_dim}")
+        specs = [sized(kind, size, shape.tokens) for kind in kinds]
+        yield from _raced(specs, [replace(shape, mode=mode) for mode in MODES], device, where)
+    progress(100, 100, "timing attention")
+
+
+def _raced(specs: Iterable[str], shapes: Sequence[Shape], device: torch.device, where: Provenance) -> Iterator[Record]:
+    """`attention_time` of every spec at every shape, all side by side."""
+    given = {shape: inputs(shape, device) for shape in shapes}
+    calls = {
+        (spec, shape): layer_call(shape.attention(spec, device), shape, *given[shape])
+        for spec in specs for shape in shapes
+    }  # fmt: skip
+    times = race(calls, device=device, rounds=ROUNDS)
+    for spec, shape in calls:
+        tags: dict[str, Tag] = {"attention": spec, **shape.tags(), "seed": 0, "clock": times.clock}
+        yield over_rounds("attention_time", times.of((spec, shape)), "s", where, tags)
+
+
+def _check(kind: str) -> None:
+    """Nothing is timed that computes something else than it says."""
+    shape = Shape(50, 2, 16, prefix=PREFIX)
+    attention = shape.attention(sized(kind, 8, shape.tokens))
+    if why := wrong(attention, *torch.randn(4, 1, 2, 50, 16, generator=generator("advice", 0))):
+        raise ValueError(f"{kind} is not timed: {why}")
+
+
+def inputs(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor]:
+    """A projection (B, N, 3·H·D) and the gradient of what becomes of it (B, N, H·D)."""
+    size = shape.heads * shape.head_dim
+    made = torch.randn(shape.batch, shape.tokens, 4 * size, generator=generator("advice", shape.tokens)).to(device)
+    return made[..., : 3 * size].clone(), made[..., 3 * size :].clone()
+
+
+def layer_call(attention: Attention, shape: Shape, projection: Tensor, gradient: Tensor) -> Call:
+    """The attention as a model's layer calls it: from one projection to the joined heads, in training and back."""
+    if shape.mode == "both":
+        projection = projection.detach().requires_grad_()
+
+    def joined() -> Tensor:
+        q, k, v = projection.unflatten(-1, (3, shape.heads, shape.head_dim)).permute(2, 0, 3, 1, 4).unbind()
+        return attention(q, k, v).transpose(1, 2).flatten(2)
+
+    if shape.mode == "forward":
+        return torch.no_grad()(joined)
+    weights = [projection, *(weight for weight in attention.parameters() if weight.requires_grad)]
+    return lambda: torch.autograd.grad(joined(), weights, gradient, allow_unused=True)
+
+
+def cached(
+    key: object, device: torch.device, make: Callable[[], list[Record]], fresh: bool, cache: str | Path | None
+) -> list[Record]:
+    """Records that were made before on this machine, with these versions and as many threads; else made now."""
+    known = [FORMAT, key, machine(), versions(), commit(), *provenance(device, torch.float32).values()]
+    name = hashlib.sha256(json.dumps(known, default=str).encode()).hexdigest()[:24]
+    path = cache_root(cache) / "advice" / f"{name}.jsonl"
+    if not fresh:
+        try:
+            if found := list(Records(path)):
+                return found
+        except ValueError:  # damaged: it is made again
+            pass
+    made = make()
+    write_atomically(path, "".join(record.line() + "\n" for record in made))
+    return made
+
+
+def suitable_batch(config: ModelConfig) -> int:
+    """As many images as a few tenths of a second are enough for."""
+    return max(1, min(LARGEST_BATCH, int(IMAGES_MACS / max(1, frame(config).macs))))
+
+
+def shapes_of(config: ModelConfig, batch: int) -> dict[str, Shape]:
+    """The shape of the model's attention layers in each of the tasks."""
+    prefix = config.prefix_tokens
+    one = Shape(
+        prefix + math.prod(grid(config)), config.heads, config.head_dim or config.dim // config.heads, prefix=prefix
+    )
+    many = replace(one, batch=batch)
+    return {"latency": one, "inference": many, "training": replace(many, mode="both")}
+
+
+def measure_model(
+    config: ModelConfig, specs: Sequence[str], known: Forecast, *, batch: int, device: torch.device,
+    fresh: bool = False, cache: str | Path | None = None, seconds: float = LAYER_SECONDS, progress: Progress = ignore,
+) -> Model:  # fmt: skip
+    """The model with `identity` for its attention, and its layers with each spec, where the time is enough for them."""
+    shapes, specs = shapes_of(config, batch), list(dict.fromkeys([*BASELINES, *specs]))
+    wanted = list(dict.fromkeys(shapes.values()))
+    each = sum(known.seconds(spec, shape) for spec in specs for shape in wanted)
+
+    def make() -> list[Record]:
+        where = provenance(device, torch.float32)
+        still = config.model_copy(update={"attention": "identity"})
+        progress(0, 2, "timing the model without attention")
+        rounds = ROUNDS if batch * frame(config).macs <= IMAGES_MACS else 1
+        times = race(model_calls(still, device, batch), device=device, rounds=rounds)
+        tags: dict[str, Tag] = {"attention": "identity", "clock": times.clock}
+        found = [
+            over_rounds("train_step", times.of("train_step"), "s", where, tags | {"batch": batch}),
+            over_rounds("inference_throughput", [batch / t for t in times.of("inference")], "images/s", where,
+                        tags | {"batch": batch}),
+            over_rounds("inference_latency", times.of("latency"), "s", where, tags | {"batch": 1}),
+        ]  # fmt: skip
+        progress(1, 2, "timing its attention layers")
+        if each * (ROUNDS + 2) <= seconds:
+            found += _raced(specs, wanted, device, where)
+        progress(2, 2, "timing its attention layers")
+        return found
+
+    key = ["model", config.model_dump(mode="json", exclude={"attention", "seed"}), specs, batch, seconds]
+    return Model(config, batch, known, cached(key, device, make, fresh, cache))
+
+
+@dataclass(frozen=True)
+class Model:
+    """Seconds of one model with any attention in all of its layers, at its own size and at others."""
+
+    config: ModelConfig
+    batch: int
+    known: Forecast
+    records: Sequence[Record]
+
+    @cached_property
+    def shapes(self) -> dict[str, Shape]:
+        return shapes_of(self.config, self.batch)
+
+    @cached_property
+    def without(self) -> dict[str, float]:
+        """Seconds of the model with `identity`, which no attention can beat, by task."""
+        found = {record.metric: record for record in self.records}
+        rate = found["inference_throughput"]
+        return {
+            "latency": quick(found["inference_latency"]), "training": quick(found["train_step"]),
+            "inference": self.batch / float(rate.tags.get("high") or rate.value or math.nan),
+        }  # fmt: skip
+
+    @cached_property
+    def measured(self) -> Mapping[tuple[str, Shape], float]:
+        return {
+            (str(record.tags["attention"]), Shape.of(record)): quick(record)
+            for record in self.records if record.metric == "attention_time"
+        }  # fmt: skip
+
+    def layer(self, spec: str, shape: Shape) -> float:
+        """Seconds of one layer, measured if it was."""
+        there = self.measured.get((spec, shape))
+        return self.known.seconds(spec, shape) if there is None else there
+
+    def seconds(self, spec: str, task: str, tokens: int | None = None) -> float:
+        """Of the whole model; with another number of tokens all but the attention is in proportion to it."""
+        shape = self.shapes[task]
+        there = shape if tokens is None else replace(shape, tokens=tokens)
+        rest = self.without[task] - self.config.depth * self.layer("identity", shape)
+        layers = self.known.seconds(spec, there) if there != shape else self.layer(spec, shape)
+        return max(rest, 0.0) * there.tokens / shape.tokens + self.config.depth * layers
+
+    def speed(self, spec: str, task: str, tokens: int | None = None) -> float:
+        """How many times faster than with softmax the whole model is."""
+        return self.seconds("softmax", task, tokens) / self.seconds(spec, task, tokens)
+
+    def share(self, task: str) -> float:
+        """Of the time with softmax, what attention takes: all that can be gained."""
+        return max(0.0, 1 - self.seconds("identity", task) / self.seconds("softmax", task))
+
+    def pays_from(self, spec: str, task: str, gain: float) -> float | None:
+        """The tokens from which on the whole model is `gain` times as fast as with softmax, of those measured."""
+        lengths = self.known.squares(spec, self.config.prefix_tokens)
+        return break_even({n: self.speed(spec, task, n) / gain for n in lengths})

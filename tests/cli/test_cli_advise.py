@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from linvit import cli
+from linvit.measure import advice, features
+from linvit.measure.advice import Shape
+from linvit.metrics import problems
+from linvit.records import Records
+
+TINY = ["17", "--size", "nano", "--patch", "4", "--batch", "2", "-a", "performer-exp:m=8", "-a", "linformer:k=4"]
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch, tmp_path):
+    """Few small points, a cache of its own, and no studies."""
+    monkeypatch.setenv("LINVIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    few = [(Shape(n, h, 8, b, prefix=1), m) for n, h, b, m in ((10, 1, 1, 8), (26, 2, 2, 16), (50, 1, 3, 8))]
+    monkeypatch.setattr(advice, "points", lambda: few)
+    monkeypatch.setattr(features, "COUNTS", (8, 16))
+
+
+def test_a_page_of_text_records_and_a_chart(capsys, tmp_path):
+    out = tmp_path / "new" / "folder"
+    assert cli.main(["advise", *TINY, "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("a model of size nano with 17 tokens: 17 tokens, 4 layers, 4 heads of 16\n")
+    for words in ("attention's share of the time", "\nperformer-exp:m=8 ", "\nlinformer:k=4 ", "performer-hyp needs ",
+                  "uniform attention has", "σ = 1", "\n  linvit compare path/to/images "):  # fmt: skip
+        assert words in printed
+    assert "\nStay with softmax: " in printed or "\nTry " in printed
+    assert {path.name for path in out.glob("[!.]*")} == {"records.jsonl", "advice.json", "advice.html", "advice.png"}
+    assert (out / "advice.png").read_bytes().startswith(b"\x89PNG")
+    assert "<script src=" not in (out / "advice.html").read_text()
+    records = list(Records(out / "records.jsonl"))
+    assert {"attention_time", "break_even_tokens", "attention_error", "train_step"} <= {r.metric for r in records}
+    assert [problem for record in records for problem in problems(record)] == []
+
+
+def test_json_and_quiet_and_the_second_time_nothing_is_measured(capsys, monkeypatch):
+    assert cli.main(["advise", *TINY, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert {"recommendation", "reason", "command", "share", "attentions", "features", "studies"} <= set(said)
+    monkeypatch.setattr(advice, "race", lambda *given, **options: pytest.fail("measured again"))
+    assert cli.main(["advise", *TINY, "--quiet"]) == 0
+    assert capsys.readouterr() == (said["recommendation"] + "\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["0"], "N=0 must be at least 1"),
+        (["nowhere/near/here"], "no such file or folder"),
+        (["empty"], "images"),
+        (["64", "-a", "performer-nothing"], "unknown attention 'performer-nothing'"),
+        (["digits", "--patch", "3"], "patch_size=3 does not divide image_size=8"),
+        (["64", "--error", "1.5"], "error=1.5 must be between 0 and 1"),
+        (["64", "--for", "fun"], "'fun' is not one of"),
+        (["64", "--device", "nonsense"], "device 'nonsense' cannot be used here"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_written(capsys, tmp_path, words, why):
+    (tmp_path / "empty").mkdir()
+    assert cli.main(["advise", *words, "--out", "results"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert why in printed.err
+    assert not (tmp_path / "results").exists()
+    assert not (tmp_path / "cache" / "advice").exists()
+
+
+def test_out_that_is_a_file(capsys, tmp_path):
+    (tmp_path / "taken").write_text("mine")
+    assert cli.main(["advise", *TINY, "--out", "taken"]) == 2
+    assert "out=taken is a file" in capsys.readouterr().err
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
+def test_help_has_examples(capsys):
+    assert cli.main(["advise", "--help"]) == 0
+    printed = capsys.readouterr().out
+    assert "linvit advise 1024" in printed
+    assert "DATA|N|MODEL" in printed
