@@ -93,7 +93,7 @@ def _about(name: str, scale: str) -> str:
     if gives := found.gives_way(scale):
         parts.append(f"smaller than the report's: {gives}")
     if found.mistakes:
-        parts.append(f"the literal column has the report's mistakes {', '.join(found.mistakes)}")
+        parts.append(f"mistakes of the report that matter here: {', '.join(found.mistakes)}")
     return ". ".join(parts) + "."
 
 
