@@ -4,9 +4,9 @@
     python benchmarks/peers.py --out docs/benchmarks --only latency     # one section, the others as they were
 
 Every ratio is of CPU times measured side by side in one process (`linvit.measure.race`), the median over rounds of the
-round's ratio; only the latencies of single small calls are by the wall's clock. Our output and gradients are first
-compared with float64, and no op that is wrong is timed. Memory is the peak of a fresh process minus what it held before
-(`linvit.measure.memory`). Writes peers.md and peers.json.
+round's ratio; only the latencies of single small calls are by the wall's clock. Outputs and gradients are first
+compared with float64, the peer's with what it says that it computes, and no op that is wrong is timed. Memory is the
+peak of a fresh process minus what it held before (`linvit.measure.memory`). Writes peers.md and peers.json.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from torch import Tensor
 
 from linvit.attention import Attention, create_attention
 from linvit.attention.pieces import BLOCK
+from linvit.measure.gate import wrong
+from linvit.measure.peers import PerformerPytorch, beside, create
 from linvit.measure.provenance import cpu_name
 from linvit.measure.race import Call, Times, quartiles, race
-from linvit.measure.speed import wrong
 from linvit.models import create_model
 from linvit.randomness import generator
 from linvit.records import commit, versions
@@ -83,10 +84,14 @@ def ours(kernel: str, m: int, d: int, tokens: int, causal: bool = False) -> Atte
 
 
 def peer(kernel: str, m: int, d: int, causal: bool = False) -> Callable[..., Tensor]:
-    from performer_pytorch.performer_pytorch import FastAttention
-
-    torch.manual_seed(0)  # it draws from the global generator
-    return FastAttention(d, m, causal=causal, generalized_attention=kernel == "relu")
+    """performer-pytorch's own module, without what linvit puts around it."""
+    (spec,) = beside([f"performer-pytorch:m={m},kernel={kernel}"], [], heads=HEADS, head_dim=d, tokens=1)
+    made = create(spec, heads=HEADS, head_dim=d, tokens=1, causal=causal)
+    assert isinstance(made, PerformerPytorch)
+    if not causal:  # its causal fallback adds an ε that its definition has not
+        inputs, gradient = data(128, d)
+        checked(made, inputs, gradient)
+    return made.module
 
 
 def checked(attention: Attention, inputs: list[Tensor], gradient: Tensor) -> Attention:

@@ -4,13 +4,18 @@ import json
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from linvit import cli
 from linvit.cli import _display
+from linvit.data import load_data
+from linvit.metrics import problems
+from linvit.models import create_model
 from linvit.progress import duration
 from linvit.records import Records
+from linvit.train.checkpoint import save_config, save_model
 from linvit.train.events import Stepped
 
 TINY = {
@@ -18,6 +23,23 @@ TINY = {
     "speed": ["--tokens", "11", "--tokens", "23", "--heads", "2", "--head-dim", "8", "--rounds", "2"],
 }
 SPECS = ["-a", "performer-exp:m=5", "-a", "linformer:k=3"]
+OVER = {  # its options, the metric, the control
+    "features": (["--tokens", "17", "--head-dim", "8", "--draws", "2", "--features", "8", "--features", "32"],
+                 "output_mse"),
+    "depth": (["--tokens", "16", "--heads", "2", "--head-dim", "8", "--draws", "2", "--layers", "3"], "depth_error"),
+    "angle": ([], "mse_ratio"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A folder with a model that nobody trained, and the data set of its images."""
+    folder = tmp_path_factory.mktemp("model")
+    data = load_data("synthetic:classes=3,images=60,size=8,channels=1")
+    net = create_model(image_size=8, channels=1, classes=3, patch_size=2, dim=16, depth=2, heads=2, pool="cls")
+    save_config(folder, net.config, data)
+    save_model(folder, net)
+    return folder, "synthetic:classes=3,images=60,size=8,channels=1"
 
 
 @pytest.mark.parametrize("which", TINY)
@@ -73,6 +95,122 @@ def test_a_prefix_lets_what_needs_a_class_token_and_a_grid_be_timed(capsys):
     rows = [row for row in json.loads(capsys.readouterr().out) if row["attention"] == spec]
     assert {row["tokens"] for row in rows if row["metric"] == "attention_time" and row["value"]} == {10, 17}
     assert cli.main(["bench", "speed", *sizes, "-a", spec]) == 2
+
+
+@pytest.mark.parametrize("over", OVER)
+def test_the_papers_figures(capsys, tmp_path, monkeypatch, over):
+    monkeypatch.setattr("linvit.measure.angle._estimate", lambda angle, length, rows, seed: (1.0, 0.1))
+    given, metric = OVER[over]
+    specs = ["-a", "performer-exp", "-a", "performer-trig:projection=iid"] if over != "angle" else []
+    assert cli.main(["bench", "error", "--over", over, *given, *specs, "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "\nuniform " in printed or over == "angle"
+    assert {path.name for path in tmp_path.glob("[!.]*")} == {"records.jsonl", f"{over}.html", f"{over}.png"}
+    records = list(Records(tmp_path / "records.jsonl"))
+    assert any(r.metric == metric for r in records)
+    assert not [problem for r in records for problem in problems(r)]
+
+
+def test_trained_queries_and_keys(capsys, tmp_path, model):
+    folder, data = model
+    call = ["bench", "error", "--model", str(folder), "--data", data, "--images", "3", "--draws", "2"]
+    assert cli.main([*call, *SPECS, "--out", str(tmp_path / "a")]) == 0
+    printed = capsys.readouterr().out
+    assert "\nperformer-exp:m=5 " in printed
+    assert f"q and k of {folder.name} on" in printed
+    assert (tmp_path / "a" / "layers.png").read_bytes().startswith(b"\x89PNG")
+    records = list(Records(tmp_path / "a" / "records.jsonl"))
+    assert {r.tags.get("layer") for r in records} == {None, 1, 2}
+    assert {r.tags["images"] for r in records} == {3}
+    assert not [problem for r in records for problem in problems(r)]
+    assert cli.main([*call, "--over", "features", "-a", "performer-exp", "--features", "4", "--out",
+                     str(tmp_path / "b")]) == 0  # fmt: skip
+    assert "Total variation to softmax, by the number of features" in " ".join(capsys.readouterr().out.split())
+    assert (tmp_path / "b" / "features.png").exists()
+    assert cli.main([*call, "--over", "depth", "-a", "performer-exp:m=4", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["layer"] for row in rows} == {1, 2}
+    assert rows[0]["model"].startswith(folder.name)
+
+
+def test_maps(capsys, tmp_path, model):
+    folder, data = model
+    call = ["bench", "maps", str(folder), data, "-a", "uniform", "--image", "2"]
+    assert cli.main([*call, "--out", str(tmp_path)]) == 0
+    assert "Entropy of rows" in capsys.readouterr().out
+    assert {path.name for path in tmp_path.glob("[!.]*")} == {
+        "records.jsonl", "maps.html", "maps.png", "maps-softmax.npz", "maps-uniform.npz",
+    }  # fmt: skip
+    records = list(Records(tmp_path / "records.jsonl"))
+    assert not [problem for r in records for problem in problems(r)]
+    stored = {r.tags["attention"]: r.artefact for r in records if r.metric == "attention_maps"}
+    maps = np.load(tmp_path / stored["softmax"])["maps"]
+    assert maps.shape == (2, 2, 17, 17)
+    np.testing.assert_allclose(maps.sum(-1), 1, rtol=1e-5)
+    assert cli.main([*call, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 2 * 2 * 2 * 2
+    assert cli.main(["bench", "maps", str(folder), data, "--image", "99"]) == 2
+    assert "image=99" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("more", [[], ["--until-limit"]])
+def test_memory(capsys, tmp_path, monkeypatch, more):
+    def weigh(spec, tokens, setting, limit, seconds):
+        taken = 100 * tokens if spec != "uniform" else 0
+        return {"forward": taken, "both": 2 * taken, "seconds": 0.1}, ""
+
+    monkeypatch.setattr("linvit.measure.memory._in_a_fresh_process", weigh)
+    call = ["bench", "memory", "-a", "performer-exp:m=5", "-a", "uniform", "--tokens", "64", "--tokens", "256"]
+    assert cli.main([*call, *more, "--most-memory", "4MB", "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "\nuniform " in printed
+    assert ("refused" in printed) is bool(more)
+    assert "most tokens" in printed
+    name = "memory-to-the-limit" if more else "memory"
+    assert {path.name for path in tmp_path.glob("[!.]*")} == {"records.jsonl", f"{name}.html", f"{name}.png"}
+    assert not [problem for r in Records(tmp_path / "records.jsonl") for problem in problems(r)]
+
+
+def test_speed_to_the_limit(capsys, tmp_path):
+    call = ["bench", "speed", "--tokens", "16", "--until-limit", "--most-memory", "1MB", "--rounds", "1"]
+    assert cli.main([*call, "--heads", "2", "--head-dim", "8", *SPECS, "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "refused: performer-exp:m=5" in printed
+    assert "more than 977 KiB" in printed
+    assert (tmp_path / "speed-to-the-limit.png").exists()
+    assert not [problem for r in Records(tmp_path / "records.jsonl") for problem in problems(r)]
+
+
+@pytest.mark.parametrize("which", ["error", "speed"])
+def test_peers(capsys, which):
+    pytest.importorskip("linformer")
+    assert cli.main(["bench", which, *TINY[which], *SPECS, "--against", "linformer"]) == 0
+    assert "\nlinformer==" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["error", "--model", "somewhere"], "--model and --data go together"),
+        (["error", "--over", "angle", "--tokens", "64"], "--tokens=64 has no effect with --over angle"),
+        (["error", "--over", "depth", "--sigma", "1"], "--sigma=[1.0] has no effect with --over depth"),
+        (["error", "--features", "8"], "--features=[8] has no effect with --over sigma"),
+        (["error", "--over", "features", "-a", "uniform"], "'uniform' has no number of features"),
+        (["error", "--over", "depth", "--tokens", "17"], "tokens=17 must be a square"),
+        (["error", "--against", "performer"], "unknown peer 'performer'"),
+        (["speed", "--most-memory", "lots"], "memory 'lots' is not a size"),
+        (["speed", "--most-memory", "10", "-a", "uniform"], "nothing to compare with at N = 64"),
+        (["memory", "-a", "performer-nothing"], "unknown attention 'performer-nothing'"),
+        (["maps", "nowhere", "digits"], "nowhere does not exist"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_written(capsys, tmp_path, words, told):
+    out = tmp_path / "out"
+    assert cli.main(["bench", *words, "--out", str(out)]) == 2
+    err = capsys.readouterr().err
+    assert told in err
+    assert err.count("\n") == 1
+    assert not out.exists()
 
 
 def test_out_that_is_a_file(capsys, tmp_path):

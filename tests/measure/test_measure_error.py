@@ -7,8 +7,9 @@ import torch
 
 from linvit.attention import create_attention
 from linvit.measure import trained
-from linvit.measure.error import attention_error, measure
-from linvit.measure.trained import attention_maps, trained_error
+from linvit.measure.error import attention_error, measure, over_features, with_features
+from linvit.measure.trained import attention_maps, over_layers, trained_error
+from linvit.measure.trained import over_features as over_features_of_model
 from linvit.models import create_model
 from linvit.randomness import generator
 
@@ -121,3 +122,83 @@ def test_records_are_a_function_of_the_seed_and_carry_the_control():
 def test_bad_sizes(bad):
     with pytest.raises(ValueError, match=next(iter(bad)).removesuffix("s")):
         list(measure(["uniform"], **bad))
+
+
+def test_the_error_of_the_output_falls_as_one_over_the_features():
+    """MSE ∝ 1/m for moderate norms; orthogonal rows are no worse than independent ones."""
+    specs = ["performer-exp", "performer-exp:projection=iid"]
+    records = list(over_features(specs, features=[16, 256], sigmas=[0.4], tokens=64, head_dim=7, draws=12))
+    found = {(r.metric, r.tags["family"], r.tags["features"]): r for r in records}
+    for spec in specs:
+        fall = found["output_mse", spec, 16].value / found["output_mse", spec, 256].value
+        assert 8 < fall < 32
+    assert found["output_mse", specs[0], 16].value < found["output_mse", specs[1], 16].value
+    assert found["output_mse", "uniform", None].n == 12
+    assert found["output_mse", specs[0], 16].tags["attention"] == "performer-exp:m=16"
+
+
+def test_the_error_of_the_output_by_hand():
+    records = list(over_features(["performer-relu"], features=[5], sigmas=[0.7], tokens=11, head_dim=7, draws=1))
+    found = {(r.metric, r.tags["family"]): r.value for r in records}
+    q, k, v = torch.randn(3, 1, 1, 11, 7, generator=generator("features", 0, 0), dtype=torch.float64)
+    exact = torch.softmax(0.49 * q @ k.transpose(-1, -2) / math.sqrt(7), -1) @ v
+    off = v.mean(2, keepdim=True) - exact
+    assert found["output_mse", "uniform"] == pytest.approx(off.square().mean().item())
+    assert found["output_error", "uniform"] == pytest.approx((off.norm() / exact.norm()).item())
+    ours = create_attention("performer-relu:m=5", heads=1, head_dim=7, tokens=11)(0.7 * q, 0.7 * k, v) - exact
+    assert found["output_mse", "performer-relu"] == pytest.approx(ours.square().mean().item())
+
+
+@pytest.mark.parametrize(
+    ("spec", "given"),
+    [("performer-exp", "performer-exp:m=6"), ("performer-hyp:shrink=true", "performer-hyp:shrink=true,m=3"),
+     ("performer-trig:m=9", "performer-trig:m=3"), ("linformer", "linformer:k=6")],
+)  # fmt: skip
+def test_as_many_features_whatever_a_row_makes(spec, given):
+    assert with_features(spec, 6, **SITE) == given
+
+
+@pytest.mark.parametrize(("spec", "words"), [("performer-hyp", "features=7 is not a multiple of 2"),
+                                              ("efficient", "'efficient' has no number of features"),
+                                              ("performer-no", "unknown attention")])  # fmt: skip
+def test_no_such_number_of_features(spec, words):
+    with pytest.raises(ValueError, match=words):
+        with_features(spec, 7, **SITE)
+
+
+CONFIG = {"image_size": 8, "channels": 1, "classes": 3, "patch_size": 2, "dim": 16, "depth": 2, "heads": 2}
+
+
+def test_errors_on_a_models_own_queries_and_keys_by_hand():
+    model, images = create_model(**CONFIG).eval(), torch.randn(5, 1, 8, 8, generator=generator("images"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trained, "PAIRS", 2 * 2 * 16**2)  # two images at a time
+        records = list(over_layers(model, images, ["performer-relu:m=5"], name="mine", draws=2, seed=3))
+    found = {(r.metric, r.tags["attention"], r.tags.get("layer")): r for r in records}
+    ((layers),) = trained.captured(model, images)
+    each = []
+    for i, (_, q, k, v) in enumerate(layers):
+        site = {"heads": 2, "head_dim": 8, "tokens": 16, "layer": i}
+        drawn = [create_attention("performer-relu:m=5", **site, seed=seed) for seed in (3, 4)]
+        values = [attention_error(attention, q, k, v)["attention_error"] for attention in drawn]
+        assert found["attention_error", "performer-relu:m=5", i + 1].value == pytest.approx(sum(values) / 2)
+        each.append(values)
+    whole = found["attention_error", "performer-relu:m=5", None]
+    draws = [(a + b) / 2 for a, b in zip(*each, strict=True)]
+    assert (whole.tags["low"], whole.tags["high"]) == (pytest.approx(min(draws)), pytest.approx(max(draws)))
+    assert (whole.tags["images"], whole.tags["model"], whole.n) == (5, "mine", 2)
+    assert found["attention_entropy", "uniform", 2].value == pytest.approx(math.log(16))
+
+
+def test_a_models_own_queries_and_keys_over_features():
+    model, images = create_model(**CONFIG), torch.randn(2, 1, 8, 8, generator=generator("images"))
+    records = list(over_features_of_model(model, images, ["performer-hyp"], name="mine", features=[4, 256], draws=2))
+    found = {(r.tags["family"], r.tags["features"]): r.value for r in records
+             if r.metric == "attention_error" and "layer" not in r.tags}  # fmt: skip
+    assert set(found) == {("performer-hyp", 4), ("performer-hyp", 256), ("uniform", None)}
+    assert found["performer-hyp", 256] < 0.5 * found["performer-hyp", 4]
+
+
+def test_a_model_without_attention():
+    with pytest.raises(ValueError, match="mine has no attention"):
+        list(over_layers(torch.nn.Flatten(), torch.zeros(2, 1, 4, 4), ["uniform"], name="mine"))

@@ -5,6 +5,7 @@ import torch
 
 from linvit.attention import attention_names, create_attention
 from linvit.attention.base import Attention
+from linvit.attention.performer import Performer
 from linvit.kernels.base import Site
 from linvit.measure import speed
 from linvit.measure.cost import macs_formula
@@ -209,6 +210,83 @@ def test_what_cannot_be_built_is_recorded_with_its_reason():
     assert [r.value for r in everywhere if r.tags.get("variant") == "l"] == [None, None]
     with pytest.raises(ValueError, match="k=64"):
         list(measure(["linformer:k=64"], tokens=[8], **SIZES))
+
+
+class Weights:
+    """Instead of checks: of every spec so many bytes and seconds at a length; what was checked is kept."""
+
+    def __init__(self, monkeypatch, cost):
+        self.checked = []
+        now = 0.0
+
+        def extra(device, check):
+            nonlocal now
+            check()
+            spec, tokens = self.checked[-1]
+            now += cost(spec, tokens)[1]
+            return cost(spec, tokens)[0]
+
+        def attention(setting, spec, tokens):
+            self.checked.append((spec, tokens))
+            return create_attention(spec, heads=setting.heads, head_dim=setting.head_dim, tokens=8)
+
+        monkeypatch.setattr(Setting, "attention", attention)
+        monkeypatch.setattr(Setting, "inputs", lambda setting, tokens: torch.zeros(4, 1, 2, 8, 8))
+        monkeypatch.setattr(speed, "wrong", lambda *given: None)
+        monkeypatch.setattr(speed, "extra_memory_on", extra)
+        monkeypatch.setattr(speed.time, "monotonic", lambda: now)
+        monkeypatch.setattr(speed.time, "process_time", lambda: now)
+
+    def of(self, spec):
+        return [n for name, n in dict.fromkeys(self.checked) if name == spec]
+
+
+@pytest.mark.parametrize("by", ["memory", "seconds"])
+def test_lengths_double_until_nothing_is_within_the_limits(monkeypatch, by):
+    """softmax costs N², a performer 1000 N: of the limit of 10⁷, 2048² is a part, and 8192 · 1000."""
+
+    def cost(spec, tokens):
+        found = {"softmax": tokens**2, "performer-relu": 1000 * tokens}.get(spec, 1)
+        return (found, 0.0) if by == "memory" else (1, float(found))
+
+    weights = Weights(monkeypatch, cost)
+    Timekeeper(monkeypatch, [2**i for i in range(8, 20)])
+    monkeypatch.setattr(Setting, "input_bytes", lambda setting, tokens: 0)
+    limits = {"most_memory": 10**7 if by == "memory" else 10**15, "most_seconds": 1e7 if by == "seconds" else 1e15}
+    records = list(measure(["performer-relu"], tokens=[256], until_limit=True, **limits, **SIZES))
+    times = {(r.tags["attention"], r.tags["tokens"]): r for r in records
+             if r.metric == "attention_time" and r.tags["mode"] == "both"}  # fmt: skip
+    assert [n for name, n in times if name == "identity"] == [256, 512, 1024, 2048, 4096, 8192, 16384]
+    assert [n for (name, n), r in times.items() if name == "softmax" and r.value] == [256, 512, 1024, 2048]
+    assert [n for (name, n), r in times.items() if name == "performer-relu" and not r.value] == [16384]
+    assert max(weights.of("softmax")[1:]) == 2048  # the first is before anything: whether it can be built
+    assert "more than" in str(times["softmax", 4096].tags["refused"])
+    ratios = {r.tags["tokens"] for r in records if r.metric == "attention_vs_softmax"}
+    assert ratios == {256, 512, 1024, 2048}
+
+
+def test_a_great_length_alone_is_tried_at_lesser_ones_first(monkeypatch):
+    weights = Weights(monkeypatch, lambda spec, tokens: (tokens**2 if spec == "performer-relu" else 1, 0.0))
+    Timekeeper(monkeypatch, [100_000])
+    monkeypatch.setattr(Setting, "input_bytes", lambda setting, tokens: 0)
+    records = list(measure(["performer-relu"], tokens=[100_000], most_memory=10**7, **SIZES))
+    refused = {r.tags["attention"] for r in records if r.tags.get("refused")}
+    assert refused == {"performer-relu"}
+    assert weights.of("performer-relu") == [100_000, 64, 256, 1024]  # of 4096², 1.7 · 10⁷, it was told before
+
+
+def test_memory_that_no_forecast_told_is_a_refusal_too(monkeypatch):
+    Weights(monkeypatch, lambda spec, tokens: (1, 0.0))
+    Timekeeper(monkeypatch, [8])
+
+    def greedy(attention, *inputs):
+        if isinstance(attention, Performer):
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes")
+
+    monkeypatch.setattr(speed, "wrong", greedy)
+    records = list(measure(["performer-relu"], tokens=[8], most_memory=10**9, **SIZES))
+    refused = {(r.tags["attention"], r.tags["refused"]) for r in records if r.tags.get("refused")}
+    assert refused == {("performer-relu", "it takes more than 954 MiB")}
 
 
 @pytest.mark.parametrize("bad", [{"tokens": []}, {"batch": 0}, {"rounds": 0}, {"heads": 0}])

@@ -93,7 +93,10 @@ def _trained(folder, attention, seed, truth, classes, rng, artefacts, diverged, 
         epochs = np.arange(1, 31)
         falls = np.exp(-epochs / 7) * (1 + 0.04 * rng.normal(size=30))
         lines = [{"epoch": int(e), "step": int(e) * 21, "train_loss": 0.05 + 2.2 * f, "validation_loss": 0.09 + 2.0 * f,
-                  "validation_accuracy": float(np.clip(truth - 0.8 * f, 0, 1)), "learning_rate": 1e-3, "seconds": 1.0}
+                  "validation_accuracy": float(np.clip(truth - 0.8 * f, 0, 1)), "learning_rate": 1e-3, "seconds": 1.0,
+                  "gradient_norm": 0.4 + 3 * f,
+                  **({f"learned.{i}.tau": 1 + 0.1 * (i + 1) * (1 - f) + 0.01 * seed for i in (0, 2)}
+                     if "theta" in attention else {})}
                  for e, f in zip(epochs, falls, strict=True)]  # fmt: skip
         (folder / place / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         matrix = rng.poisson(0.12, (len(classes), len(classes))) + np.diag(rng.poisson(35, len(classes)))
@@ -159,4 +162,10 @@ def _pictures(folder, attentions, classes, channels, side, rng) -> list[Record]:
     np.savez(folder / "examples.npz", **arrays)
     augmented = np.stack([np.roll(pixels[0], k, axis=1) for k in range(6)]).astype(np.uint8)
     np.savez(folder / "illustration.npz", original=pixels[0].astype(np.uint8), grid=[grid, grid], augmented=augmented)
-    return [record("examples", count, artefact="examples.npz"), record("illustration", 1, artefact="illustration.npz")]
+    layers = [
+        {"name": "stem.embed", "kind": "Linear", "shape": [16, 64], "parameters": 320, "times": 1},
+        {"name": "blocks.0–3.attn.qkv", "kind": "Linear", "shape": [16, 192], "parameters": 12_480, "times": 4},
+    ]
+    (folder / "models.json").write_text(json.dumps(dict.fromkeys(attentions, layers)))
+    return [record("examples", count, artefact="examples.npz"), record("illustration", 1, artefact="illustration.npz"),
+            record("model_summary", len(attentions), artefact="models.json")]  # fmt: skip

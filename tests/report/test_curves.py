@@ -64,3 +64,24 @@ def test_what_is_not_timed_is_named_with_the_reason(tmp_path):
     assert f"{PERFORMER} could not be timed at 4 tokens: {reason}." in words
     assert f"Not timed: linformer:k=16 ({reason})." in words
     assert "Not timed: other (not measured)." in words
+
+
+def test_what_attentions_learned_is_drawn_by_layer(tmp_path):
+    study(tmp_path, ("softmax", "performer-theta:m=32"))
+    summary = report.summarise(report.read(tmp_path))
+    rows = curves.learned(summary)["tau"]
+    assert {(row["variant"], row["layer"]) for row in rows} == {("performer-theta:m=32", f"layer {i}") for i in (0, 2)}
+    assert [row["epoch"] for row in rows if row["marked"]] == [30, 30]
+    logs = [log for log in summary.study.logs.values() if "learned.2.tau" in log[0]]
+    last = [row["value"] for row in rows if row["marked"] and row["layer"] == "layer 2"]
+    assert last == pytest.approx([sum(log[-1]["learned.2.tau"] for log in logs) / 3])
+    assert curves.unlearned(summary) == ["softmax"]
+    alt.LayerChart.from_dict(charts.learned(summary, "tau", rows).page(), validate=True)
+    assert "τ of each layer" in text_of(build(tmp_path))
+
+
+def test_layers_are_shown_and_a_broken_file_of_them_is_not(tmp_path):
+    study(tmp_path, ("softmax", PERFORMER))
+    assert "50,240 parameters" in text_of(build(tmp_path))
+    (tmp_path / "models.json").write_text("[")
+    assert "50,240 parameters" not in text_of(build(tmp_path))

@@ -497,3 +497,28 @@ def test_imports_neither_torch_nor_the_rest_of_linvit():
     loaded = set(re.findall(r"'(.*?)'", found))
     rest = {name for name in loaded if not name.startswith("linvit.report")}
     assert rest == {"linvit", "linvit.records", "linvit.metrics", "linvit.files", "linvit.locks"}
+
+
+def test_bubbles_have_the_area_of_the_memory(tmp_path):
+    def circles(folder):
+        chart = charts.pareto(report.summarise(report.read(folder)), "softmax")
+        assert chart is not None
+        spec = chart.page()
+        found = [layer for layer in spec["layer"] if layer["mark"]["type"] == "circle"]
+        return found, [row for rows in spec["datasets"].values() for row in rows if "memory" in row], chart.note
+
+    (circle,), rows, note = circles(study(tmp_path))
+    memory = [row["memory"] for row in rows]
+    assert all(memory)
+    size = circle["encoding"]["size"]
+    assert size["field"] == "memory"
+    assert size["scale"]["domain"] == [0, max(memory)]  # from zero, so that areas are in proportion
+    assert size["scale"]["range"][0] == 0
+    assert "memory" in note
+    records = Records(tmp_path / "records.jsonl")
+    others = [record for record in records if record.metric != "peak_memory"]
+    records.path.unlink()
+    records.append(others)
+    none, _, note = circles(tmp_path)
+    assert not none
+    assert "memory" not in note

@@ -9,6 +9,7 @@ from linvit.cli._output import print_table
 from linvit.metrics import size
 from linvit.records import Record
 
+MANY = 5  # lengths, beyond which a table has no ratios
 HEADINGS = {"attention_error": "TV", "attention_entropy": "H", "output_error": "out"}
 MEANING = (
     "TV: total variation to softmax, mean over rows. H: entropy of rows in nats. out: relative error of A·v. "
@@ -153,7 +154,8 @@ def speed_tables(records: list[Record]) -> None:
                 time = found["attention_time", mode, n, name]
                 ratio = found.get(("attention_vs_softmax", mode, n, name))
                 row[f"N={n} ms"] = "refused" if time.value is None else _short(1e3 * time.value)
-                row["×softmax" + " " * lengths.index(n)] = f"{ratio.value:.2f} ±{_half(ratio):.2f}" if ratio else ""
+                if len(lengths) <= MANY:
+                    row["×softmax" + " " * lengths.index(n)] = f"{ratio.value:.2f} ±{_half(ratio):.2f}" if ratio else ""
             even = found.get(("break_even_tokens", mode, None, name))
             row["faster from N"] = "" if even is None else "–" if even.value is None else f"{even.value:.0f}"
             rows.append(row)
@@ -182,7 +184,8 @@ def memory_tables(records: list[Record]) -> None:
                     found.get((metric, mode, n, name)) for metric in ("attention_memory", "memory_vs_softmax")
                 )
                 row[f"N={n}"] = "refused" if taken is None else size(taken)
-                row["÷softmax" + " " * lengths.index(n)] = "" if ratio is None else f"{ratio:.2f}"
+                if len(lengths) <= MANY:
+                    row["÷softmax" + " " * lengths.index(n)] = "" if ratio is None else f"{ratio:.2f}"
             most = found.get(("largest_tokens", mode, None, name))
             rows.append(row | {"most tokens": "–" if most is None else f"{most:,.0f}"})
         print_table(rows, title=title, right=list(rows[0])[1:])

@@ -337,7 +337,9 @@ def _peers(against: str | None, specs: Iterable[str], plain: bool = False, **sit
     if against is None:
         return []
     from linvit.measure import peers
+    from linvit.measure.cost import squarest
 
+    site = {"grid": squarest(site["tokens"])} | site
     return peers.beside(peers.listed(against), [] if plain else specs, **site)
 
 

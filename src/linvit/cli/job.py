@@ -52,6 +52,7 @@ def run(
     if dry_run:
         _training.print_outlook(experiment, dataset, place)
     elif not quiet:
-        accuracy = [r.value for r in job.finished() if r.metric == "test_accuracy" and r.tags["selection"] == "best"]
-        result = f"test accuracy {accuracy[0]:.4f}" if accuracy else "diverged"
+        names = {"test_accuracy": "test accuracy", "bits_per_dim": "bits per dimension"}
+        found = [r for r in job.finished() if r.metric in names and r.tags["selection"] == "best"]
+        result = f"{names[found[0].metric]} {found[0].value:.4f}" if found else "diverged"
         print(f"job {number} of {job.jobs}, {job.name}: {result}, in {place}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -44,7 +45,7 @@ def run(
         linvit reproduce --report
     """
     if names:
-        _run(ctx, names, scale, out, jobs, threads, on, device, data_root, json or quiet)
+        _run(ctx, names, scale, out, jobs, threads, on, device, data_root, json, quiet)
     if page:
         _page(out, json)
     elif not names:
@@ -53,7 +54,7 @@ def run(
 
 def _run(
     ctx: typer.Context, names: list[str], scale: str, out: Path, jobs: int | None, threads: int | None, on: str | None,
-    device: str, data_root: Path | None, quiet: bool,
+    device: str, data_root: Path | None, json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     from linvit.cli import _output
     from linvit.cli._display import Display
@@ -64,17 +65,22 @@ def _run(
     for name in names:
         runnable(name, scale)  # one that nobody knows, or that cannot be run, is an error before anything is
     missing: dict[str, list[str]] = {}  # what is not there → for whom
+    done: dict[str, str] = {}
     for name in names:
-        with Display(quiet) as display, _output.warnings_in_one_line():
+        with Display(json or quiet) as display, _output.warnings_in_one_line():
             where = Where(device=device, runner=on, jobs=jobs, threads=threads, data_root=data_root, command=again,
                           hear=display.hear, progress=display.progress)  # fmt: skip
             display.say(_about(name, scale))
             try:
-                print(f"{name}: {reproduce(name, scale, out, where)}")
+                done[name] = str(reproduce(name, scale, out, where))
             except KeyboardInterrupt as stop:
                 raise KeyboardInterrupt(f"nothing that was trained is lost; go on with: {again}") from stop
             except Missing as error:
                 missing[str(error)] = [*missing.get(str(error), []), name]
+        if name in done and not json:
+            print(f"{name}: {done[name]}")
+    if json:
+        _output.print_json([{"study": name, "scale": scale, "folder": folder} for name, folder in done.items()])
     if missing:
         raise ValueError("; ".join(f"{', '.join(of)} not run: {what}" for what, of in missing.items()))
 
@@ -83,11 +89,11 @@ def _about(name: str, scale: str) -> str:
     from linvit.studies import study
 
     found = study(name)
-    parts = [f"{name}, {found.title}", f"scale {scale}, about {found.takes.get(scale, '?')} on two cores"]
+    parts = [f"{name}, {found.title}", f"scale {scale}: {found.takes[scale]}" + " on two cores" * (scale == "cpu")]
     if gives := found.gives_way(scale):
         parts.append(f"smaller than the report's: {gives}")
     if found.mistakes:
-        parts.append(f"the literal column has the report's mistakes {', '.join(found.mistakes)}")
+        parts.append(f"mistakes of the report that matter here: {', '.join(found.mistakes)}")
     return ". ".join(parts) + "."
 
 
@@ -95,9 +101,11 @@ def _list(out: Path, json: bool) -> None:
     from linvit.cli._output import print_json, print_table
     from linvit.studies import SCALES, STUDIES, study
 
-    rows = []
-    for name in sorted(STUDIES.names()):
+    rows, never = [], []
+    for name in sorted(STUDIES.names(), key=_order):
         found = study(name)
+        if not found.takes:
+            never.append(f"{name} cannot be run: {found.gives_way('full')}.")
         state = {scale: found.state(out / name / scale) for scale in SCALES if scale in found.takes}
         rows.append({"study": name, "what": found.title, **{s: state.get(s, "–") or found.takes[s] for s in SCALES}})
     if json:
@@ -106,7 +114,13 @@ def _list(out: Path, json: bool) -> None:
     note = (
         f"How long each takes on two cores, or how far it is in {out}. `linvit reproduce NAME` runs one at scale cpu; "
     )
-    print_table(rows, notes=[note + "--report writes the page of all."])
+    print_table(rows, notes=[note + "--report writes the page of all.", *never])
+
+
+def _order(name: str) -> tuple[str, int]:
+    """By report, then as they are declared; figures by their number."""
+    number = re.search(r"fig(\d+)", name)
+    return name.partition("-")[0], int(number[1]) if number else 0
 
 
 def _page(out: Path, json: bool) -> None:

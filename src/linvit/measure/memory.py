@@ -29,6 +29,7 @@ from linvit.errors import MEMORY
 from linvit.measure.gate import both, wrong
 from linvit.measure.provenance import provenance
 from linvit.measure.setting import MODES, Setting
+from linvit.metrics import size
 from linvit.progress import Progress, ignore, repeated
 from linvit.records import Record, Tag
 
@@ -101,10 +102,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 def read_size(text: str) -> int:
     """`4GB`, `500MiB` or plain bytes."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
-    size = int(float(found[1]) * (1024 if found[3] else 1000) ** " KMGT".index(found[2].upper() or " ")) if found else 0
-    if not size:
+    if not found or not float(found[1]):
         raise ValueError(f"memory '{text}' is not a size: write 500MB, 4GB or 4GiB")
-    return size
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** " KMGT".index(found[2].upper() or " "))
 
 
 @dataclass
@@ -202,9 +202,9 @@ def measure(
 def refusal(memory: float, seconds: float, limit: int, most_seconds: float) -> str:
     """Why a call is not made; empty if it may be."""
     if memory > limit:
-        return f"it would take about {memory / 1e9:.1f} GB, more than {limit / 1e9:.1f} GB"
+        return f"it would take about {size(memory)}, more than {size(limit)}"
     if seconds > most_seconds:
-        return f"it would take about {seconds:.0f} s, more than {most_seconds:g} s"
+        return f"it would take about {seconds:.2g} s, more than {most_seconds:g} s"
     return ""
 
 
@@ -259,7 +259,7 @@ def _weighed(spec: str, tokens: int, limit: int, threads: int, **where: Any) -> 
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        return {"refused": f"it takes more than {limit / 1e9:.1f} GB", "ended": True}
+        return {"refused": f"it takes more than {size(limit)}", "ended": True}
     return found
 
 

@@ -206,9 +206,9 @@ def create(spec: str | Spec, **site: Any) -> Attention:
 def beside(peers: Sequence[str], specs: Iterable[str], **site: Any) -> list[str]:
     """Specs of these peers, with their versions. One without options stands beside each of `specs` that it can compute
     (its `beside`), or as it is by default."""
+    kinds = {peer: _kind(parse(peer).name) for peer in peers}
     attentions, found = [create(spec, **site) for spec in specs], []
-    for peer in map(parse, peers):
-        kind = _kind(peer.name)
+    for peer, kind in ((parse(text), kind) for text, kind in kinds.items()):
         options = [peer.options] if peer.options else kind.beside(attentions) or [{}]
         found += [str(Spec(f"{peer.name}{PIN}{installed(kind)}", one)) for one in options]
     for spec in (found := list(dict.fromkeys(found))):

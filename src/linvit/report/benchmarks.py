@@ -20,6 +20,7 @@ from linvit.report import theme
 
 BLUE, ORANGE = theme.PALETTE[:2]
 CLOSER, NOT_CLOSER = "closer to softmax than uniform", "not closer"
+WIDTH = 330  # of a panel with lines
 MODES = {"forward": "inference (forward)", "both": "training (forward + backward)"}
 Rows = list[dict[str, Any]]
 
@@ -157,11 +158,13 @@ def _to_the_limit(records: Iterable[Record], metric: str, title: str, unit: str,
         ends = {row["attention"]: row for row in sorted(rows, key=lambda row: row["tokens"])}
         gone = {r.tags["attention"] for r in found if r.value is None and r.tags["mode"] == mode}
         x = alt.X("tokens:Q", title="tokens", scale=alt.Scale(type="log", base=2, nice=False),
-                  axis=alt.Axis(grid=False, tickCount=6, format="~s", labelOverlap=True))  # fmt: skip
-        y = alt.Y("value:Q", title=f"{title.split(',')[0].split()[0].lower()} (log)" if not panels else None,
-                  scale=alt.Scale(type="log"), axis=alt.Axis(labelExpr=f"format(datum.value, '~s') + '{unit}'",
-                                                             tickCount=6))  # fmt: skip
-        tips = ["attention:N", "tokens:Q", alt.Tooltip("shown:N", title=title.split()[0].lower())]
+                  axis=alt.Axis(values=sorted({row["tokens"] for row in rows}), grid=False,
+                                labelOverlap=True))  # fmt: skip
+        word = title.split()[0]
+        y = alt.Y("value:Q", title=f"{word} (log)", scale=alt.Scale(type="log", nice=False),
+                  axis=alt.Axis(values=_decades([row["value"] for row in rows]),
+                                labelExpr=f"format(datum.value, '~s') + '{unit}'"))  # fmt: skip
+        tips = ["attention:N", "tokens:Q", alt.Tooltip("shown:N", title=word.lower())]
         crosses = _data([ends[key] for key in ends if key in gone]).encode(x=x, y=y, color=_colour(names))
         panels[name] = alt.layer(
             *_lines(rows, x, y, names, tips),
@@ -190,14 +193,15 @@ def features(records: Iterable[Record]) -> alt.HConcatChart:
         counts = sorted({row["features"] for row in rows})
         x = alt.X("features:Q", title="features", scale=alt.Scale(type="log", base=2, nice=False),
                   axis=alt.Axis(values=counts, grid=False))  # fmt: skip
-        y = alt.Y("value:Q", title=None if panels else word, scale=alt.Scale(type="log"),
-                  axis=alt.Axis(tickCount=5, format="~g"))  # fmt: skip
+        ends = [row[key] for row in rows for key in ("low", "high")] + [control.value]
+        y = alt.Y("value:Q", title=word, scale=alt.Scale(type="log", nice=False),
+                  axis=alt.Axis(values=_decades(ends), format="~g" if trained else ".0e"))  # fmt: skip
         tips = ["family:N", "features:Q", *(alt.Tooltip(f"{key}:Q", format=".3g") for key in ("value", "low", "high"))]
         rule = _data([{"value": control.value, "shown": "uniform"}]).encode(y=y)
-        label = rule.mark_text(align="right", dy=-7, dx=-2, style="quiet").encode(x=alt.value(300), text="shown:N")
+        label = rule.mark_text(align="left", dx=5, style="quiet").encode(x=alt.value(WIDTH), text="shown:N")
         panels[f"σ = {sigma:g}" if not trained else ""] = alt.layer(
             rule.mark_rule(strokeDash=[4, 3], strokeWidth=1.5), label,
-            *_bands(rows, x, None if panels else word, names, "family"),
+            *_bands(rows, x, word, names, "family"),
             *_lines(rows, x, y, names, tips, "family"),
         )  # fmt: skip
     tags = found[0].tags
@@ -269,8 +273,8 @@ def depth(records: Iterable[Record]) -> alt.HConcatChart:
     tags = found[0].tags
     return _charts_beside(
         {"": chart}, "Error through depth",
-        f"‖h − h_softmax‖ / ‖h_softmax‖ after each layer, the same weights; {tags['model']}, {tags['images']} images, "
-        f"{tags['tokens']} tokens.",
+        "Norm of what the tokens differ by from softmax's, over the norm of those; the same weights in every layer.",
+        f"{tags['model']}, {tags['images']} images, {tags['tokens']} tokens.",
         f"Line: mean of {found[0].n} draws, band: their range. {found[0].where}", width=520,
     )  # fmt: skip
 
@@ -285,17 +289,18 @@ def layers(records: Iterable[Record]) -> alt.HConcatChart:
     for row in whole:
         row["beats"] = CLOSER if row["value"] < control else NOT_CLOSER
     colour = alt.Color("beats:N", scale=alt.Scale(domain=[CLOSER, NOT_CLOSER], range=[BLUE, ORANGE]))
-    x = alt.X("value:Q", title=None, scale=alt.Scale(domain=[0, 1], clamp=True), axis=alt.Axis(values=[0, 0.5, 1]))
+    x = alt.X("value:Q", title="total variation", scale=alt.Scale(domain=[0, 1], clamp=True),
+              axis=alt.Axis(values=[0, 0.5, 1], orient="top"))  # fmt: skip
     base = _base(whole, order, True, ["attention:N"], ".4f").encode(color=colour)
     dots = alt.layer(
-        _data([{"value": control}]).mark_rule(strokeDash=[4, 3], strokeWidth=1.5).encode(x="value:Q"),
-        base.mark_rule(strokeWidth=2, clip=True).encode(x="low:Q", x2="high:Q"),
+        _data([{"value": control}]).mark_rule(strokeDash=[4, 3], strokeWidth=1.5).encode(x=x),
+        base.mark_rule(strokeWidth=2, clip=True).encode(x=alt.X("low:Q", title="total variation"), x2="high:Q"),
         base.mark_point(filled=True, size=70, opacity=1).encode(x=x),
     )
     cells = [{**row, "shown": f"{row['value']:.2f}"} for row in values if "layer" in row]
     grid = _base(cells, order, False, ["attention:N", "layer:O"], ".4f").encode(
         x=alt.X("layer:O", title="layer", axis=alt.Axis(labelAngle=0, orient="top")))  # fmt: skip
-    tone = alt.Scale(domain=[0, 1], range=[theme.INKS["paper"], BLUE], clamp=True)
+    tone = alt.Scale(domain=[0, 1], range=[theme.INKS["paper"], BLUE], clamp=True, interpolate="rgb")
     ink = alt.condition("datum.value > 0.6", alt.value("white"), alt.value(theme.INKS["ink"]))
     heat = alt.layer(
         grid.mark_rect(stroke="white", strokeWidth=1).encode(color=alt.Color("value:Q", legend=None, scale=tone)),
@@ -365,6 +370,13 @@ def _data(rows: Iterable[dict[str, Any]]) -> alt.Chart:
     return alt.Chart(alt.InlineData(values=list(rows)))
 
 
+def _decades(values: Iterable[float]) -> list[float]:
+    """Ticks of a logarithmic axis: powers of ten, or 1, 2 and 5 times them over a short range."""
+    logs = [math.log10(value) for value in values if value > 0]
+    low, high = math.floor(min(logs)), math.ceil(max(logs))
+    return [step * 10.0**p for p in range(low, high + 1) for step in ((1,) if high - low > 2 else (1, 2, 5))]
+
+
 def _row(record: Record) -> dict[str, Any]:
     return {**record.tags, "value": record.value}
 
@@ -377,7 +389,7 @@ def _colour(names: list[str], field: str = "attention") -> alt.Color:
 def _lines(rows: Rows, x: Any, y: Any, names: list[str], tips: list[Any], field: str = "attention") -> list[alt.Chart]:
     """A line with its points per name; those that share a colour differ by their dashes."""
     dashes = [list(theme.DASHES[i // len(theme.PALETTE) % len(theme.DASHES)]) for i in range(len(names))]
-    dash = alt.StrokeDash(f"{field}:N", scale=alt.Scale(domain=names, range=dashes), legend=None)
+    dash = alt.StrokeDash(f"{field}:N", scale=alt.Scale(domain=names, range=dashes))
     base = _data(rows).encode(x=x, y=y, color=_colour(names, field))
     return [base.mark_line(strokeWidth=2).encode(strokeDash=dash),
             base.mark_point(size=45, filled=True, opacity=1).encode(tooltip=tips)]  # fmt: skip
@@ -388,7 +400,7 @@ def _bands(rows: Rows, x: Any, title: str | None, names: list[str], field: str =
     return [base.encode(y=alt.Y("low:Q", title=title))]
 
 
-def _charts_beside(panels: Mapping[str, Any], title: str, *lines: str, width: int = 330) -> alt.HConcatChart:
+def _charts_beside(panels: Mapping[str, Any], title: str, *lines: str, width: int = WIDTH) -> alt.HConcatChart:
     named = [panel.properties(width=width, height=280, title=alt.TitleParams(name, frame="group", fontSize=12))
              for name, panel in panels.items()]  # fmt: skip
-    return alt.hconcat(*named, spacing=24, title=alt.TitleParams(title, subtitle=[line for line in lines if line]))
+    return alt.hconcat(*named, spacing=56, title=alt.TitleParams(title, subtitle=lines))

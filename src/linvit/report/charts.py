@@ -105,7 +105,8 @@ def pareto(summary: Summary, chosen: str | None) -> Chart | None:
         rows.append({"variant": v.label, "speed": speed, "merit": v.best.mean, "low": low, "high": high,
                      "score": merit.sign * v.best.mean, "shown": tables.points(v, merit),
                      "pace": metrics.METRICS[metric].show(speed),
-                     "verdict": v.verdict, "chosen": v.id == chosen, "sound": not v.diverged})  # fmt: skip
+                     "verdict": v.verdict, "chosen": v.id == chosen, "sound": not v.diverged,
+                     "memory": v.get("peak_memory"), "taken": metrics.size(v.get("peak_memory"))})  # fmt: skip
     if not rows:
         return None
     ends = _span([r["low"] for r in rows] + [r["high"] for r in rows])
@@ -120,12 +121,15 @@ def pareto(summary: Summary, chosen: str | None) -> Chart | None:
         "variant:N",
         alt.Tooltip("shown:N", title=merit.title.lower()),
         alt.Tooltip("pace:N", title="inference"),
+        alt.Tooltip("taken:N", title="memory of a training step"),
         "verdict:N",
     ]
+    most = max((row["memory"] for row in rows if row["memory"]), default=None)
     base = _data(rows).encode(x=x, y=y)
     layers = [
         _data(_front(rows)).mark_line(strokeDash=[4, 4], strokeWidth=1.5, strokeOpacity=0.7, style="quiet").encode(
             x=x, y=y, order="speed:Q"),
+        *_bubbles(base, most, summary),
         base.mark_rule(strokeWidth=2, strokeOpacity=0.55).encode(
             y=alt.Y("low:Q", title=upward), y2="high:Q", **_looks(summary, "color"), tooltip=tips),
         base.mark_point(size=620, strokeWidth=1.5, style="quiet", filled=False).transform_filter(
@@ -136,7 +140,17 @@ def pareto(summary: Summary, chosen: str | None) -> Chart | None:
     ]  # fmt: skip
     return Chart("pareto", f"{merit.title.removeprefix('Test ').capitalize()} and inference speed", 340, layers,
                  "Bars are 95 % intervals over seeds; the dashed line joins variants that none beats in both; "
-                 "the ring marks the recommendation.")  # fmt: skip
+                 "the ring marks the recommendation."
+                 + (" The pale circles' areas are the memory of a training step." if most else ""))  # fmt: skip
+
+
+def _bubbles(base: alt.Chart, most: float | None, summary: Summary) -> list[alt.Chart]:
+    """Behind each point a circle whose area is its variant's memory; none if no memory was measured."""
+    if not most:
+        return []
+    size = alt.Size("memory:Q", scale=alt.Scale(domain=[0, most], range=[0, 2600]), legend=None)
+    drawn = base.mark_circle(opacity=0.16).transform_filter("datum.memory != null")
+    return [drawn.encode(size=size, **_looks(summary, "color"))]
 
 
 def _front(rows: Rows) -> Rows:

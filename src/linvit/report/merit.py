@@ -1,7 +1,7 @@
 """Merit: what the variants of a study are compared by, and how that is said.
 
-Scores are differences' raw material: more is better, so bits count as negative. Margins, gains and differences are in
-the unit of the score, of which a hundredth is a point of accuracy, or a hundredth of a bit.
+Of a score more is better, so that bits count as negative. Margins, gains and differences are those of scores: 0.01 is
+a point of accuracy, or a hundredth of a bit.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from linvit.files import slug
 from linvit.progress import Progress, ignore
@@ -27,7 +27,8 @@ from linvit.study.jobs import Hear
 from linvit.train import start_from
 
 SCALES = ("full", "cpu", "smoke")
-COLUMNS = ("literal", "fair")
+Column = Literal["literal", "fair"]
+COLUMNS: tuple[Column, ...] = ("literal", "fair")
 HOME = Path("runs/reproduce")
 
 
@@ -51,7 +52,7 @@ class Reproduction(ABC):
     name: ClassVar[str]  # that it is registered by
     report: ClassVar[str]  # which of the five, 000 to 004
     title: ClassVar[str]
-    mistakes: ClassVar[tuple[str, ...]] = ()  # of the report, that its literal column inherits
+    mistakes: ClassVar[tuple[str, ...]] = ()  # of the report, that matter here; the literal column has its recipe's
     takes: ClassVar[Mapping[str, str]]  # scale → how long; one that is not here cannot be run
 
     @abstractmethod
@@ -164,7 +165,7 @@ class Table(Reproduction):
     fair: ClassVar[Mapping[str, Any]] = {}  # over the defaults tuned for these images
     scales: ClassVar[Mapping[str, Mapping[str, Scale]]]  # scale → column → how large; smoke is the same for all
 
-    def size(self, scale: str, column: str) -> Scale:
+    def size(self, scale: str, column: Column) -> Scale:
         return SMOKE if scale == "smoke" else self.scales[scale][column]
 
     def gives_way(self, scale: str) -> str:
@@ -174,10 +175,10 @@ class Table(Reproduction):
             return next(iter(said.values()))
         return "; ".join(f"{column}: {text}" for column, text in said.items())
 
-    def of(self, column: str) -> list[Row]:
+    def of(self, column: Column) -> list[Row]:
         return [row for row in self.rows if column in row.columns]
 
-    def options(self, column: str, scale: str, row: Row | None = None) -> dict[str, Any]:
+    def options(self, column: Column, scale: str, row: Row | None = None) -> dict[str, Any]:
         """Of a column, or of what a row has beside that; where steps are given, epochs are not."""
         over = self.size(scale, column).options
         if row is None:
@@ -186,7 +187,7 @@ class Table(Reproduction):
             found = dict(row.options if column == "literal" else row.fair)
         return {key: value for key, value in found.items() if key != "epochs" or "steps" not in over}
 
-    def variants(self, column: str, scale: str, folder: Path | None = None) -> list[Variant]:
+    def variants(self, column: Column, scale: str, folder: Path | None = None) -> list[Variant]:
         """Those from nothing; with the folder in which these are trained, those that begin with its softmax model."""
         trained, found = folder and self.trained(folder), []
         for row in self.of(column):
@@ -215,7 +216,7 @@ class Table(Reproduction):
                 self.compare(column, scale, place, where, self.variants(column, scale, place))
 
     def compare(
-        self, column: str, scale: str, folder: Path, where: Where, variants: list[Variant], last: bool = True
+        self, column: Column, scale: str, folder: Path, where: Where, variants: list[Variant], last: bool = True
     ) -> None:
         size = self.size(scale, column)
         one = None if size.measured or where.runner else 1  # what takes seconds is not worth a second process
@@ -232,11 +233,14 @@ class Table(Reproduction):
         done = [self._done(column, folder / column) for column in columns]
         return "done" if all(done) else "begun" if any((folder / column).exists() for column in columns) else ""
 
-    def _done(self, column: str, folder: Path) -> bool:
+    def _done(self, column: Column, folder: Path) -> bool:
         """Whether each of its runs has come to an end, be that a bad one, and the page was written."""
         if not (folder / "report.html").exists():
             return False
-        study, found = Study.read(folder / "study.json"), Records(folder / "records.jsonl")
+        try:
+            study, found = Study.read(folder / "study.json"), Records(folder / "records.jsonl")
+        except ValueError:  # of another version: to run it again says what to do
+            return False
         ends = {(r.tags.get("variant"), r.tags.get("seed")) for r in found if r.metric in ENDS}
         rows = {row.name for row in self.of(column) if not row.checkpoint or self.trained(folder)}
         runs = {(name, seed) for name, seeds in study.seeds.items() for seed in seeds}

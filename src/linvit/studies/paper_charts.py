@@ -23,7 +23,7 @@ def _title(text: str, *lines: str) -> alt.TitleParams:
     return alt.TitleParams(text, subtitle=list(lines))
 
 
-def _lines(rows: Rows, x: alt.X, y: alt.Y, title: alt.TitleParams, width: int = 420) -> alt.LayerChart:
+def _lines(rows: Rows, x: alt.X, y: alt.Y, title: alt.TitleParams, width: int = 420) -> Any:
     names = list(dict.fromkeys(row["attention"] for row in rows))
     shown = {"range": [theme.PALETTE[i % len(theme.PALETTE)] for i in range(len(names))], "domain": names}
     base = _data(rows).encode(x=x, y=y, color=alt.Color("attention:N", scale=alt.Scale(**shown)),
@@ -32,7 +32,7 @@ def _lines(rows: Rows, x: alt.X, y: alt.Y, title: alt.TitleParams, width: int = 
     return alt.layer(*layers).properties(width=width, height=300, title=title)
 
 
-def costs(records: Sequence[Record]) -> alt.LayerChart:
+def costs(records: Sequence[Record]) -> Any:
     """A line per attention: multiply–accumulates of one call over the length."""
     found = [record for record in records if record.metric == "attention_macs"]
     show = METRICS["attention_macs"].show
@@ -40,14 +40,17 @@ def costs(records: Sequence[Record]) -> alt.LayerChart:
         {"attention": r.tags["attention"], "at": r.tags["tokens"], "value": r.value, "shown": show(r.value)}
         for r in found if r.value
     ]  # fmt: skip
-    x = alt.X("at:Q", title="tokens", scale=alt.Scale(type="log", base=2, nice=False), axis=alt.Axis(format="~s"))
-    y = alt.Y("value:Q", title="multiply–accumulates (log)", scale=alt.Scale(type="log"), axis=alt.Axis(format="~s"))
+    lengths = sorted({row["at"] for row in rows})
+    x = alt.X("at:Q", title="tokens (log)", scale=alt.Scale(type="log", base=2, nice=False),
+              axis=alt.Axis(values=lengths, grid=False))  # fmt: skip
+    y = alt.Y("value:Q", title="multiply–accumulates (log)", scale=alt.Scale(type="log", nice=False),
+              axis=alt.Axis(format="~s", tickCount=6))  # fmt: skip
     tags = found[0].tags
     line = f"{tags['heads']} heads, head_dim {tags['head_dim']}; counted, not timed. Softmax: 2N²d a head, others ∝ N."
     return _lines(rows, x, y, _title("What one call costs", line))
 
 
-def deeper(records: Sequence[Record], parts: Mapping[str, tuple[str, int]]) -> alt.LayerChart:
+def deeper(records: Sequence[Record], parts: Mapping[str, tuple[str, int]]) -> Any:
     """A line per attention: the time of a training step over the number of layers; `parts` takes variants apart."""
     found = [record for record in records if record.metric == "train_step" and record.value]
     show = METRICS["train_step"].show
@@ -55,7 +58,8 @@ def deeper(records: Sequence[Record], parts: Mapping[str, tuple[str, int]]) -> a
         {"attention": spec, "at": depth, "value": r.value, "shown": show(r.value)}
         for r in found for spec, depth in (parts[str(r.tags["variant"])],)
     ]  # fmt: skip
-    x = alt.X("at:Q", title="layers", scale=alt.Scale(nice=False), axis=alt.Axis(tickMinStep=1, grid=False))
+    depths = sorted({row["at"] for row in rows})
+    x = alt.X("at:Q", title="layers", scale=alt.Scale(nice=False), axis=alt.Axis(values=depths, grid=False))
     y = alt.Y("value:Q", title="training step (s)", axis=alt.Axis(format="~s"))
     lines = f"Whole models, batch {found[0].tags['batch']}; identity returns v: nothing is faster.", found[0].where
     return _lines(rows, x, y, _title("A training step, by the number of layers", *lines))
@@ -67,7 +71,7 @@ def prefix_sums(sums: np.ndarray, outputs: np.ndarray, record: Record) -> alt.VC
     cell = {"width": 14 * sums.shape[2], "height": 14 * sums.shape[1]}
     shown = [_heat(matrix, top, f"after {step + 1}", **cell) for step, matrix in enumerate(sums)]
     read = [_heat(row[None], float(np.abs(outputs).max()), "output", width=cell["width"], height=14) for row in outputs]
-    lines = ["Each token adds φ(k)vᵀ to a matrix of fixed size, and its query reads a row from that.",
+    lines = ["Each token adds the product of φ(k) and v to a matrix of fixed size; its query reads a row from it.",
              f"{record.tags['attention']}; from the masked quadratic form at most {record.value:.1e}."]  # fmt: skip
     return alt.vconcat(alt.hconcat(*shown, spacing=10), alt.hconcat(*read, spacing=10),
                        title=_title("Prefix sums of unidirectional attention", *lines))  # fmt: skip
@@ -81,30 +85,3 @@ def _heat(matrix: np.ndarray, top: float, name: str, width: int, height: int) ->
         x=alt.X("column:O", title=None, axis=None), y=alt.Y("row:O", title=None, axis=None),
         color=alt.Color("value:Q", scale=colour, legend=None), tooltip=[alt.Tooltip("value:Q", format=".3f")],
     ).properties(width=width, height=height, title=alt.TitleParams(name, fontSize=11, frame="group"))  # fmt: skip
-
-
-def bubbles(records: Sequence[Record]) -> alt.LayerChart:
-    """A bubble per variant of a study: accuracy over speed, its area the memory of a training step."""
-    newest: dict[tuple[str, str], float] = {}
-    accuracies: dict[str, dict[Any, float]] = {}
-    for r in records:
-        name = str(r.tags.get("variant"))
-        if r.metric == "test_accuracy" and r.tags.get("selection") == "best" and r.value is not None:
-            accuracies.setdefault(name, {})[r.tags.get("seed")] = r.value
-        elif r.metric in ("train_step_vs_softmax", "peak_memory") and r.value is not None:
-            newest[name, r.metric] = r.value
-    rows = [
-        {"variant": name, "accuracy": sum(each.values()) / len(each), "speed": newest[name, "train_step_vs_softmax"],
-         "memory": newest[name, "peak_memory"], "shown": METRICS["peak_memory"].show(newest[name, "peak_memory"])}
-        for name, each in accuracies.items() if {(name, "train_step_vs_softmax"), (name, "peak_memory")} <= set(newest)
-    ]  # fmt: skip
-    base = _data(rows).encode(
-        x=alt.X("speed:Q", title="training speed, softmax = 1 (log)", scale=alt.Scale(type="log")),
-        y=alt.Y("accuracy:Q", title="test accuracy", scale=alt.Scale(zero=False), axis=alt.Axis(format="~%")),
-        tooltip=["variant:N", alt.Tooltip("accuracy:Q", format=".1%"), alt.Tooltip("speed:Q", format=".2f"), "shown:N"],
-    )
-    size = alt.Size("memory:Q", title="memory", scale=alt.Scale(range=[40, 1200], zero=True), legend=None)
-    dots = base.mark_circle(opacity=0.5, stroke="white").encode(size=size, color=alt.value(theme.PALETTE[0]))
-    names = base.mark_text(dy=-14, fontSize=11).encode(text="variant:N")
-    lines = "Area: memory of a training step. Right is faster than softmax, up is more accurate."
-    return alt.layer(dots, names).properties(width=520, height=340, title=_title("Accuracy, speed, memory", lines))

@@ -26,6 +26,7 @@ from linvit.studies import STUDIES, Figure, NotHere, Where, paper_charts
 from linvit.train import load
 from linvit.train.experiment import BACKBONES
 
+COUNTED = ("softmax", *(f"performer-relu:m={m}" for m in (16, 64, 256)), "performer-relu:projection=none")
 KINDS = ("softmax", "performer-exp:m=64", "performer-relu:m=64", "performer-relu:projection=none", "linformer:k=64")
 
 
@@ -52,7 +53,7 @@ class Costs(Measured):
 
     def measure(self, scale: str, folder: Path, where: Where) -> Iterator[Record]:
         common = provenance(torch.device("cpu"), torch.float32)
-        for n, spec in itertools.product(self.scales[scale]["lengths"], KINDS):
+        for n, spec in itertools.product(self.scales[scale]["lengths"], COUNTED):
             attention = create_attention(spec, heads=8, head_dim=64, tokens=n)
             tags: dict[str, Any] = {"attention": spec, "tokens": n, "heads": 8, "head_dim": 64}
             yield Record("attention_macs", attention.macs(n), "MAC", **common, tags=tags)
@@ -253,8 +254,8 @@ class Deeper(Measured):
     text = {"cpu": "1,024 tokens, width 128, 1 to 4 layers", "smoke": "16 tokens, width 16"}
 
     def parts(self) -> dict[str, tuple[str, int]]:
-        every = itertools.product(("softmax", *KINDS[1:3], "identity"), self.scales["full"]["depths"])
-        return {f"{spec}, {layers} layers": (spec, layers) for spec, layers in every}
+        depths = self.scales["full"]["depths"]
+        return {f"{spec}, {n} layers": (spec, n) for spec in (*KINDS[:3], "identity") for n in depths}
 
     def measure(self, scale: str, folder: Path, where: Where) -> Iterator[Record]:
         size = self.scales[scale]
@@ -276,7 +277,7 @@ class AminoAcids(NotHere):
     """The frequencies of amino acids in TrEMBL: a histogram of tokens, for which its proteins are needed."""
 
     report, title = "004", "Frequencies of amino acids"
-    why = "TrEMBL (107 GB of proteins) is not an image set; with it, a histogram of its tokens is all there is to do"
+    why = "TrEMBL, whose proteins it counts, is no image set; with it, a histogram of its tokens is all there is to do"
 
 
 @STUDIES.register("paper-fig13")
@@ -292,4 +293,4 @@ class Proteins(NotHere):
     """The paper's own sizes of figures 6, 7 and 18: TrEMBL, 36 layers of width 512, and ImageNet64."""
 
     report, title = "004", "TrEMBL and ImageNet64 at the paper's own size"
-    why = "36 layers of width 512 at 8,192 tokens took 16 × 16 TPUs; the image analogues are paper-fig6-7 and -fig18"
+    why = "36 layers of width 512 on proteins took 16 × 16 TPUs; the image analogues are paper-fig6-7 and paper-fig18"

@@ -55,9 +55,7 @@ class Mnist(Table):
     scales = {
         "full": {"literal": Scale(seeds=1), "fair": Scale(seeds=5, options={"epochs": 20})},
         "cpu": {
-            "literal": Scale(
-                seeds=1, limit=12_000, options={"epochs": 2}, text="12,000 images, 2 epochs of 20, 1 seed"
-            ),
+            "literal": Scale(seeds=1, limit=6_000, options={"epochs": 2}, text="6,000 images, 2 epochs of 20, 1 seed"),
             "fair": Scale(options={"epochs": 3}, text="3 epochs"),
         },
     }
@@ -84,10 +82,8 @@ class Cifar10(Table):
             "fair": Scale(seeds=5, options={"trunk": None, "dim": None, "mlp_dim": None}),
         },
         "cpu": {
-            "literal": Scale(
-                seeds=1, limit=10_000, options={"epochs": 1}, text="10,000 images, 1 epoch of 100, 1 seed"
-            ),
-            "fair": Scale(options={"epochs": 3}, text="half the width, 3 epochs of 12"),
+            "literal": Scale(seeds=1, limit=5_000, options={"epochs": 1}, text="5,000 images, 1 epoch of 100, 1 seed"),
+            "fair": Scale(seeds=1, options={"epochs": 3}, text="half the width, 3 epochs of 12, 1 seed"),
         },
     }
 
@@ -124,5 +120,5 @@ class Hybrid(Table):
     fair = {"stem": "resnet", "trunk": (16, 32, 64), "dim": 64, "depth": 2, "heads": 4, "mlp_dim": 128}
     scales = {
         "full": {"fair": Scale(seeds=5, options={"epochs": 30})},
-        "cpu": {"fair": Scale(options={"epochs": 2}, text="2 epochs of 30")},
+        "cpu": {"fair": Scale(options={"epochs": 4}, text="4 epochs of 30")},
     }

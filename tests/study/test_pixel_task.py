@@ -1,0 +1,33 @@
+"""Long Range Arena's pixel task: grey CIFAR-10, a token for each of 1,024 pixels."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from linvit.records import Record, Records
+from linvit.report import page
+from linvit.study import compare, measuring
+
+
+@pytest.mark.data
+def test_grey_pixels_are_compared(tmp_path, monkeypatch):
+    root = os.environ.get("LINVIT_DATA", "")
+    if not any((Path(root) / name).exists() for name in ("cifar10", "cifar-10-batches-bin") if root):
+        pytest.skip("LINVIT_DATA has no cifar10")
+    monkeypatch.setenv("LINVIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(measuring, "LENGTHS", (16, 36))
+    monkeypatch.setattr(measuring, "ROUNDS", 2)
+    monkeypatch.setattr(measuring, "peak_memory", lambda *_: Record("peak_memory", 7, "bytes", tags={"batch": 16}))
+    monkeypatch.setattr(page, "draw_files", lambda specs, folder: None)
+    small = {"stem": "pixel", "dim": 8, "depth": 1, "heads": 2, "mlp_dim": 16, "batch_size": 8, "steps": 2}
+    out = compare(
+        "cifar10:grey=true", attentions=["softmax", "performer-relu:m=8"], controls=False, seeds=1, limit=40, threads=1,
+        out=tmp_path / "run", **small,
+    )  # fmt: skip
+    found = list(Records(out / "records.jsonl"))
+    assert {r.tags["tokens"] for r in found if r.metric == "attention_time"} == {16, 36, 1024}
+    assert len([r for r in found if r.metric == "test_accuracy" and r.tags["selection"] == "best"]) == 2
+    assert "values, one token each" in (out / "report.html").read_text()
