@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -92,7 +93,7 @@ def _about(name: str, scale: str) -> str:
     if gives := found.gives_way(scale):
         parts.append(f"smaller than the report's: {gives}")
     if found.mistakes:
-        parts.append(f"the literal column has the report's mistakes {', '.join(found.mistakes)}")
+        parts.append(f"mistakes of the report that matter here: {', '.join(found.mistakes)}")
     return ". ".join(parts) + "."
 
 
@@ -101,7 +102,7 @@ def _list(out: Path, json: bool) -> None:
     from linvit.studies import SCALES, STUDIES, study
 
     rows, never = [], []
-    for name in sorted(STUDIES.names()):
+    for name in sorted(STUDIES.names(), key=_order):
         found = study(name)
         if not found.takes:
             never.append(f"{name} cannot be run: {found.gives_way('full')}.")
@@ -114,6 +115,12 @@ def _list(out: Path, json: bool) -> None:
         f"How long each takes on two cores, or how far it is in {out}. `linvit reproduce NAME` runs one at scale cpu; "
     )
     print_table(rows, notes=[note + "--report writes the page of all.", *never])
+
+
+def _order(name: str) -> tuple[str, int]:
+    """By report, then as they are declared; figures by their number."""
+    number = re.search(r"fig(\d+)", name)
+    return name.partition("-")[0], int(number[1]) if number else 0
 
 
 def _page(out: Path, json: bool) -> None:

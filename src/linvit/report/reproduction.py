@@ -103,11 +103,6 @@ class Book:
     def printed(self) -> list[Line]:
         return [line for sheet in self.sheets for line in sheet.printed]
 
-    @property
-    def tabled(self) -> set[str]:
-        """Reports that print tables."""
-        return {sheet.report for sheet in self.sheets if sheet.printed}
-
     def run(self, column: str) -> list[Line]:
         """Printed rows that were run again."""
         return [line for line in self.printed if column in line.results]

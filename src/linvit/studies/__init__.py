@@ -52,7 +52,7 @@ class Reproduction(ABC):
     name: ClassVar[str]  # that it is registered by
     report: ClassVar[str]  # which of the five, 000 to 004
     title: ClassVar[str]
-    mistakes: ClassVar[tuple[str, ...]] = ()  # of the report, that its literal column inherits
+    mistakes: ClassVar[tuple[str, ...]] = ()  # of the report, that matter here; the literal column has its recipe's
     takes: ClassVar[Mapping[str, str]]  # scale → how long; one that is not here cannot be run
 
     @abstractmethod

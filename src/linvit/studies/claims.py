@@ -10,9 +10,9 @@ the bounds that all verdicts here have (`report.statistics`), with one point as 
 
 That all tests come out has the largest of their p (intersection–union), that one of n fails n times the smallest
 (Bonferroni). Holm's correction makes it at most 5 % of reports of which any claim is said to hold that does not; and
-the same for claims that are said to fail. Fewer than three shared seeds show nothing. Speeds are medians of a race
-beside softmax: one is faster if the quartiles of its rounds are all above the other's. What was counted or computed,
-not sampled, is certain.
+the same for claims that are said to fail, where an advantage below the margin counts as none. Fewer than three shared
+seeds show nothing. Speeds are medians of a race beside softmax: one is faster if the quartiles of its rounds are all
+above the other's. What was counted or computed, not sampled, is certain.
 """
 
 from __future__ import annotations
@@ -78,58 +78,51 @@ def _accuracy(a: Ref, b: Ref, how: str, test: Callable, results: Results) -> Par
 
 def faster(a: Ref, b: Ref) -> Test:
     """In training, each beside the softmax of its own study."""
-    return partial(_faster, a, b)
 
+    def test(results: Results) -> Part:
+        what = f"{a} trains faster than {b}"
+        if a.study == b.study:
+            what = f"{a.row} trains faster than {b.row} ({b.study})"
+        mine, other = results.speed(a), results.speed(b)
+        if mine is None or other is None:
+            return Part.missing(what)
+        so = True if mine[1] > other[2] else False if mine[2] < other[1] else None
+        shown = [f"{middle:.2f}×" + (f" ({low:.2f} to {high:.2f})" if low < high else "")
+                 for middle, low, high in (mine, other)]  # fmt: skip
+        return Part.certain(what, f"{shown[0]} against {shown[1]} softmax's speed", so)
 
-def _faster(a: Ref, b: Ref, results: Results) -> Part:
-    what = f"{a} trains faster than {b}" if a.study != b.study else f"{a.row} trains faster than {b.row} ({b.study})"
-    speeds = [results.speed(ref) for ref in (a, b)]
-    if None in speeds:
-        return Part.missing(what)
-    (mine, low, high), (other, least, most) = (found or (1.0, 1.0, 1.0) for found in speeds)
-    so = True if low > most else False if high < least else None
-    spans = [f" ({a:.2f} to {b:.2f})" if a < b else "" for a, b in ((low, high), (least, most))]
-    return Part.certain(what, f"{mine:.2f}×{spans[0]} against {other:.2f}×{spans[1]} softmax's speed", so)
+    return test
 
 
 def diverges(a: Ref) -> Test:
     """In some seed; that it does in none of a few does not show that it never would."""
-    return partial(_diverges, a)
-
-
-def _diverges(a: Ref, results: Results) -> Part:
-    what, found = f"{a} diverges", results.get(a)
-    if found is None:
-        return Part.missing(what)
-    count = len(found.diverged)
-    return Part.certain(what, f"{count} of {count + len(found.scores)} seeds did", True if count else None)
+    return partial(_ends, a, "diverges", lambda bad, good: True if bad else None)
 
 
 def trains(a: Ref) -> Test:
     """All seeds to the end, of which there are enough; one that does not refutes it."""
-    return partial(_trains, a)
+    return partial(_ends, a, "trains to the end", lambda bad, good: not bad if bad or good >= ENOUGH else None)
 
 
-def _trains(a: Ref, results: Results) -> Part:
-    what, found = f"{a} trains to the end", results.get(a)
+def _ends(a: Ref, how: str, test: Callable[[int, int], bool | None], results: Results) -> Part:
+    what, found = f"{a} {how}", results.get(a)
     if found is None:
         return Part.missing(what)
-    count = len(found.diverged)
-    so = False if count else True if len(found.scores) >= ENOUGH else None
-    return Part.certain(what, f"{count} of {count + len(found.scores)} seeds diverged", so)
+    bad, good = len(found.diverged), len(found.scores)
+    return Part.certain(what, f"{bad} of {bad + good} seeds diverged", test(bad, good))
 
 
 def shows(study: str, what: str, look: Callable[[list[Record]], tuple[bool | None, str]]) -> Test:
     """What a figure's records say."""
-    return partial(_shows, study, what, look)
 
+    def test(results: Results) -> Part:
+        records = results.records(study)
+        if not records:
+            return Part.missing(f"{what} ({study})")
+        so, found = look(records)
+        return Part.certain(f"{what} ({study})", found, so)
 
-def _shows(study: str, what: str, look: Callable, results: Results) -> Part:
-    records = results.records(study)
-    if not records:
-        return Part.missing(f"{what} ({study})")
-    so, found = look(records)
-    return Part.certain(f"{what} ({study})", found, so)
+    return test
 
 
 @dataclass(frozen=True)

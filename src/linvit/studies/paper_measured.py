@@ -277,7 +277,7 @@ class AminoAcids(NotHere):
     """The frequencies of amino acids in TrEMBL: a histogram of tokens, for which its proteins are needed."""
 
     report, title = "004", "Frequencies of amino acids"
-    why = "TrEMBL (107 GB of proteins) is not an image set; with it, a histogram of its tokens is all there is to do"
+    why = "TrEMBL, whose proteins it counts, is no image set; with it, a histogram of its tokens is all there is to do"
 
 
 @STUDIES.register("paper-fig13")
@@ -293,4 +293,4 @@ class Proteins(NotHere):
     """The paper's own sizes of figures 6, 7 and 18: TrEMBL, 36 layers of width 512, and ImageNet64."""
 
     report, title = "004", "TrEMBL and ImageNet64 at the paper's own size"
-    why = "36 layers of width 512 at 8,192 tokens took 16 × 16 TPUs; the image analogues are paper-fig6-7 and -fig18"
+    why = "36 layers of width 512 on proteins took 16 × 16 TPUs; the image analogues are paper-fig6-7 and paper-fig18"

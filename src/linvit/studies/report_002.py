@@ -201,6 +201,9 @@ class Mixture(Kernel):
     scales = sized(60)
 
 
+MLP = f"performer-theta-mlp:m=512,scale={round(48**-0.5, 6)}"
+
+
 @STUDIES.register("002-theta-mlp")
 class Mlp(Kernel):
     """Features that an MLP makes, with a dropout printed as 5.0: run with 0.5 and with 0.05. Fair, `performer-theta`,
@@ -211,11 +214,10 @@ class Mlp(Kernel):
 
     title = "Performer with an MLP for features on CIFAR-10"
     rows = [
-        Row("MLP", "performer-theta:m=32", f"performer-theta-mlp:m=512,scale={round(48**-0.5, 6)}"),
-        Row("MLP, dropout 0.05", "softmax", f"performer-theta-mlp:m=512,scale={round(48**-0.5, 6)}",
-            options={"dropout": 0.05}, columns=("literal",)),
+        Row("MLP", "performer-theta:m=32", MLP),
+        Row("MLP, dropout 0.05", MLP, options={"dropout": 0.05}, columns=("literal",)),
         SOFTMAX,
-    ]  # fmt: skip
+    ]
     literal = {"stem": "length-one", **shape(768, 16, 5), "dropout": 0.5, "batch_size": 128, "epochs": 60, "lr": 1.7e-3,
                **SGD, "clip_norm": 1.0}  # fmt: skip
     fair = {"stem": "conv", **shape(768, 16, 5)}
