@@ -190,3 +190,32 @@ class LongRange(Table):
             seeds=1, limit=10_000, options={"dim": 32, "depth": 2, "mlp_dim": 64, "epochs": 2},
             text="10,000 images, 2 layers of width 32, 2 epochs of 50, 1 seed")},
     }  # fmt: skip
+
+
+@STUDIES.register("paper-long")
+class Long(Table):
+    """Photos as 1,024 tokens, where linear attention is the point: TinyImageNet behind one pooling. Expected: ReLU
+    features train at least twice as fast as softmax, and lose less than a point.
+
+        linvit reproduce paper-long
+    """
+
+    report, title, data = "004", "Photos as 1,024 tokens: speed and accuracy", "tiny-imagenet"
+    takes = {"full": "a day on a GPU", "cpu": "60 min", "smoke": "30 s"}
+    rows = [
+        Row("Transformer", "softmax", columns=FAIR),
+        Row("Performer-ReLU", "performer-relu:m=16", columns=FAIR),
+        Row("Performer-ReLU, deterministic", "performer-relu:projection=none", columns=FAIR),
+        Row("Performer-SOFTMAX", "performer-exp:m=16", columns=FAIR),
+        Row("Linformer", "linformer:k=64", columns=FAIR),
+    ]
+    literal = {}
+    fair = {"stem": "conv", "trunk": (32, 64), "pools": 1, "dim": 128, "depth": 4, "heads": 4, "mlp_dim": 256,
+            "epochs": 60}  # fmt: skip
+    scales = {
+        "full": {"fair": Scale()},
+        "cpu": {"fair": Scale(
+            seeds=2, limit=10_000,
+            options={"trunk": (16, 32), "dim": 32, "depth": 2, "heads": 2, "mlp_dim": 64, "epochs": 4},
+            text="10,000 images, a quarter of the width, 2 layers, 4 epochs of 60, 2 seeds")},
+    }  # fmt: skip
