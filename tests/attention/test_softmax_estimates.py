@@ -145,14 +145,14 @@ def test_oprf_measures_its_spread_without_padding():
 
 
 def test_shrinking_is_softmax_of_shorter_centred_queries_and_keys():
-    """s² = ln F / mean‖x_i + y_j‖², of the features that there are, on what centring leaves alone."""
+    """s² = ln(1 + F/4) / mean‖x_i + y_j‖², of the features that there are, on what centring leaves alone."""
     q, k, _ = inputs(sigma=1.3)
     q, k = q + 0.9, k - 0.4
     attention = build("performer-hyp:m=3,shrink=true")
     x, y = (t * 7**-0.25 for t in (q, k))
     a, b = x - x.mean(2, keepdim=True), y - y.mean(2, keepdim=True)
     pairs = (a[..., :, None, :] + b[..., None, :, :]).square().sum(-1).mean((2, 3), keepdim=True)
-    s = (math.log(6) / pairs).sqrt()
+    s = (math.log(1 + 6 / 4) / pairs).sqrt()
     assert float(s.max()) < 1
     plain = build("performer-hyp:m=3,center=false,scale=1")
     found = plain.kernel.phi(s * a) @ plain.kernel.phi(s * b).transpose(2, 3)  # type: ignore[union-attr]

@@ -194,6 +194,8 @@ def test_peers(capsys, which):
         (["error", "--model", "somewhere"], "--model and --data go together"),
         (["error", "--over", "angle", "--tokens", "64"], "--tokens=64 has no effect with --over angle"),
         (["error", "--over", "depth", "--sigma", "1"], "--sigma=[1.0] has no effect with --over depth"),
+        (["error", "--images", "8"], "--images=8 has no effect with --over sigma"),
+        (["error", "--tokens", "4000000"], "tokens=4000000: matrices of all pairs would take"),
         (["error", "--features", "8"], "--features=[8] has no effect with --over sigma"),
         (["error", "--over", "features", "-a", "uniform"], "'uniform' has no number of features"),
         (["error", "--over", "depth", "--tokens", "17"], "tokens=17 must be a square"),

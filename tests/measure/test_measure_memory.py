@@ -64,7 +64,7 @@ def test_what_is_no_size(text):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are limited so on Linux")
 def test_too_much_fails_by_itself_and_the_limit_goes():
-    with bounded(64 * MB), pytest.raises(RuntimeError) as caught:
+    with bounded(64 * MB, torch.device("cpu")), pytest.raises(RuntimeError) as caught:
         torch.empty(8 * 2**30, dtype=torch.uint8)
     assert is_out_of_memory(caught.value)
     assert torch.empty(2 * 2**30, dtype=torch.uint8).numel()  # not touched: addresses alone

@@ -45,7 +45,6 @@ MostSeconds = Annotated[
 Trained = Annotated[
     Path | None, typer.Option(metavar="DIR", help="A trained model: q and k are its own, for --images of --data.")
 ]
-Images = Annotated[int, typer.Option(min=1, help="How many test images.")]
 FIGURE = ("performer-exp", "performer-relu", "performer-hyp", "efficient", "linformer")  # few enough for lines
 
 
@@ -73,7 +72,8 @@ def error(
     against: Against = None,
     model: Trained = None,
     data: Annotated[str | None, typer.Option(metavar="DATA", help="The data set of --model's images.")] = None,
-    images: Images = 32,
+    images: Annotated[int | None, typer.Option(
+        min=1, help="How many of its test images --model sees. [default: 32]")] = None,
     sigma: Annotated[list[float] | None, typer.Option(
         help="Deviation of random q and k; repeat it. [default: 0.5 1 2, over features 0.5 1]")] = None,
     features: Annotated[list[int] | None, typer.Option(
@@ -83,7 +83,8 @@ def error(
     heads: Annotated[int | None, typer.Option(min=1, help="[default: 4, over features 1]")] = None,
     head_dim: Annotated[int | None, typer.Option(
         min=1, help="[default: 64, over features 16, over depth 32]")] = None,
-    layers: Annotated[int, typer.Option(min=1, help="Of the untrained model, for --over depth.")] = 12,
+    layers: Annotated[int | None, typer.Option(
+        min=1, help="Of the untrained model, for --over depth. [default: 12]")] = None,
     draws: Annotated[int | None, typer.Option(
         min=1, help="How many times random features are drawn. [default: 4, over features 15]")] = None,
     seed: options.Seed = 0,
@@ -114,7 +115,7 @@ def error(
 
     given = {"--attention": attention, "--against": against, "--model": model, "--data": data, "--sigma": sigma,
              "--features": features, "--tokens": tokens, "--heads": heads, "--head-dim": head_dim,
-             "--draws": draws}  # fmt: skip
+             "--draws": draws, "--images": images, "--layers": layers}  # fmt: skip
     _refuse_idle(over, model is not None, given)
     if (model is None) != (data is None):
         raise ValueError("--model and --data go together: a trained model, and the data set of the images it sees")
@@ -125,7 +126,9 @@ def error(
     shape = {"tokens": tokens or (4096 if many else 256), "heads": heads or (1 if many else 4),
              "head_dim": head_dim or (16 if many else 32 if over == "depth" else 64)}  # fmt: skip
     defaults = errors.FAMILIES if many else FIGURE if over == "depth" else attention_names()
-    net, x, name = _trained(model, data, images, data_root, quiet) if model is not None and data else (None, None, "")
+    net, x, name = (
+        _trained(model, data, images or 32, data_root, quiet) if model is not None and data else (None, None, "")
+    )
     if net is not None:
         site = net.attentions()[0].site
         shape = {"tokens": site.tokens, "heads": site.heads, "head_dim": site.head_dim, "grid": site.grid,
@@ -142,7 +145,7 @@ def error(
         _run("features", work, _bench.features_table, out, json, quiet)
     elif over == "depth":
         if net is None or x is None:
-            net, x = depth.untrained(depth=layers, **shape, images=min(images, 4), seed=seed)
+            net, x = depth.untrained(depth=layers or 12, **shape, seed=seed)
         work = partial(depth.measure, net, x, specs, name=name or depth.UNTRAINED, **common)
         _run("depth", work, _bench.depth_table, out, json, quiet)
     elif net is not None and x is not None:
@@ -323,9 +326,9 @@ def _trained(
 def _refuse_idle(over: str, trained: bool, given: dict[str, Any]) -> None:
     """An option that would change nothing is an error."""
     idle = {
-        "sigma": ["--features"], "features": [], "depth": ["--sigma", "--features"],
+        "sigma": ["--features", "--layers"], "features": ["--layers"], "depth": ["--sigma", "--features"],
         "angle": [*given],
-    }[over] + (["--sigma", "--tokens", "--heads", "--head-dim"] if trained else [])  # fmt: skip
+    }[over] + (["--sigma", "--tokens", "--heads", "--head-dim", "--layers"] if trained else ["--images"])  # fmt: skip
     for name in idle:
         if given[name] is not None:
             beside = f"--over {over}" + (" and --model" if trained else "")

@@ -60,10 +60,11 @@ class Exponential(Projected):
         return Prepared(q, k, self.features(q), weight)
 
     def _shortened(self, q: Tensor, k: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Centred q and k times s, s² = min(1, ln F / mean‖x_i + y_j‖²): the variance of F features relative to what
-        they estimate is about e^{s²‖x+y‖²}/F, and is one at this s. With F → ∞ nothing is shortened."""
+        """Centred q and k times s, s² = min(1, ln(1 + F/4) / mean‖x_i + y_j‖²): the variance of F features relative to
+        what they estimate is about (e^{s²‖x+y‖²} − 1)/F, and is a quarter at this s. With F → ∞ nothing is shortened.
+        """
         squares = self.scale**2 * masked_mean(square_norm(q) + square_norm(k), keep)
-        s = (math.log(self.width) / squares.clamp_min(1e-6)).clamp_max(1.0).sqrt()
+        s = (math.log1p(self.width / 4) / squares.clamp_min(1e-6)).clamp_max(1.0).sqrt()
         return q * s, k * s
 
     def make_features(self, x: Tensor) -> Features:

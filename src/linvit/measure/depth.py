@@ -13,7 +13,7 @@ from torch import Tensor
 
 from linvit.attention.exact import Softmax
 from linvit.attention.linformer import share_layerwise
-from linvit.measure.error import over_draws
+from linvit.measure.error import must_be_right, over_draws
 from linvit.measure.peers import create
 from linvit.measure.provenance import provenance
 from linvit.models import VisionTransformer, model_config
@@ -61,6 +61,7 @@ def measure(
     specs = list(dict.fromkeys([*specs, CONTROL]))
     for spec in specs:
         with_attention(model, spec, seed)  # a bad spec is an error before anything is measured
+    must_be_right(specs, seed, model.attentions()[0].site)
     exact, common = _after_each_layer(model.eval(), images), provenance(images.device, images.dtype)
     for i, spec in enumerate(specs):
         found = []

@@ -12,24 +12,28 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linvit.attention import Attention
+from linvit.attention import Attention, Site
 from linvit.attention.performer import Performer
 from linvit.measure.cost import squarest
 from linvit.measure.gate import wrong
+from linvit.measure.memory import free_memory
 from linvit.measure.peers import Peer, create
 from linvit.measure.provenance import Provenance, provenance
+from linvit.metrics import size
 from linvit.progress import Progress, ignore
 from linvit.randomness import generator
 from linvit.records import Record, Tag
 from linvit.registry import Spec, parse
 
 CONTROL = "uniform"
+MATRICES = 8  # of tokens × tokens that an error takes at once
 UNITS = {"attention_entropy": "nat", "output_mse": ""}  # of all else: fraction
 FAMILIES = ("performer-exp", "performer-exp:projection=iid", "performer-trig", "performer-trig:projection=iid",
             "performer-hyp")  # fmt: skip
@@ -74,6 +78,11 @@ def measure(
     A record's value is the mean over draws, `low` and `high` its extremes. The control is measured always.
     """
     _check(sigmas, tokens=(tokens, 2), heads=(heads, 1), head_dim=(head_dim, 1), draws=(draws, 1))
+    taken, free = MATRICES * 8 * heads * tokens**2, free_memory(torch.device("cpu"))
+    if taken > free // 2:
+        raise ValueError(
+            f"tokens={tokens}: matrices of all pairs would take {size(taken)}, of {size(free)} that are free"
+        )
     specs = list(dict.fromkeys([*specs, CONTROL]))
     site = {"heads": heads, "head_dim": head_dim, "tokens": tokens, "grid": squarest(tokens)}
     common = provenance(torch.device("cpu"), torch.float64)
@@ -101,16 +110,16 @@ def over_draws(metric: str, values: Sequence[float], common: Provenance, tags: d
 
 
 def _check(sigmas: Sequence[float] = (), **sizes: tuple[int, int]) -> None:
-    for name, (size, least) in sizes.items():
-        if size < least:
-            raise ValueError(f"{name}={size} must be at least {least}")
+    for name, (value, least) in sizes.items():
+        if value < least:
+            raise ValueError(f"{name}={value} must be at least {least}")
     if bad := [sigma for sigma in sigmas if not (math.isfinite(sigma) and sigma > 0)]:
         raise ValueError(f"sigma={bad[0]} must be a positive number")
 
 
 def drawn(spec: str, seed: int, site: dict[str, Any]) -> Attention:
     """The attention in float64, its random features by the seed."""
-    return create(spec, **site, seed=seed).eval().double()
+    return create(spec, **{**site, "seed": seed}).eval().double()
 
 
 def refusals(specs: Iterable[str], seed: int, site: dict[str, Any]) -> dict[str, str]:
@@ -125,6 +134,12 @@ def refusals(specs: Iterable[str], seed: int, site: dict[str, Any]) -> dict[str,
     return found
 
 
+def must_be_right(specs: Iterable[str], seed: int, site: Site) -> None:
+    """A peer that does not compute what it says is an error."""
+    for spec, why in refusals(specs, seed, asdict(site)).items():
+        raise ValueError(f"{spec} is not measured: {why}")
+
+
 def refused(spec: str, why: str, common: Provenance, tags: dict[str, Tag]) -> Record:
     """A record that says so."""
     told: dict[str, Tag] = {"attention": spec, "refused": why}
@@ -134,17 +149,17 @@ def refused(spec: str, why: str, common: Provenance, tags: dict[str, Tag]) -> Re
 def with_features(spec: str, features: int, **site: Any) -> str:
     """The spec with so many features: m where a row of Ω makes one, half as many where it makes two (hyp, trig)."""
     given = parse(spec)
-    for size in ("m", "k"):
+    for option in ("m", "k"):
         try:
-            probe = create(Spec(given.name, {**given.options, size: 2}), **site)
+            probe = create(Spec(given.name, {**given.options, option: 2}), **site)
         except ValueError as error:
-            if f"has no option '{size}'" not in str(error):
+            if f"has no option '{option}'" not in str(error):
                 raise
             continue
         each = probe.kernel.width // 2 if isinstance(probe, Performer) else 1
         if features % each:
             raise ValueError(f"features={features} is not a multiple of {each}, which a row of {spec} makes")
-        return str(Spec(given.name, {**given.options, size: features // each}))
+        return str(Spec(given.name, {**given.options, option: features // each}))
     raise ValueError(f"'{spec}' has no number of features: neither m nor k is an option of it")
 
 

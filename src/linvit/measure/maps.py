@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from linvit.measure.error import must_be_right
 from linvit.measure.peers import create
 from linvit.measure.provenance import provenance
 from linvit.measure.trained import captured
@@ -46,6 +47,7 @@ def measure(
     if len({q.shape for _, q, _, _ in layers}) > 1:
         raise ValueError(f"the layers of {name} differ in heads or tokens: their maps do not make a grid")
     specs = [spec for spec in dict.fromkeys(specs) if spec != own]
+    must_be_right(specs, seed, layers[0][0].site)
     others = {spec: [create(spec, **asdict(replace(a.site, seed=seed))).eval() for a, *_ in layers] for spec in specs}
     common = provenance(image.device, torch.float64)
     reference = None

@@ -207,12 +207,13 @@ class _Check:
             self.ended = refusal(memory, self.seconds.at(tokens), limits.memory, limits.seconds)
         if self.ended:
             return
+        device = torch.device(self.setting.device)
         try:
-            with bounded(limits.memory):
+            with bounded(limits.memory, device):
                 if not self.seconds.found:
                     check()  # libraries take their own time and memory
                 begun = time.monotonic(), time.process_time()
-                self.memory.add(tokens, extra_memory_on(torch.device(self.setting.device), check))
+                self.memory.add(tokens, extra_memory_on(device, check))
                 # other programs stretch the one, several threads the other
                 self.seconds.add(tokens, min(time.monotonic() - begun[0], time.process_time() - begun[1]))
         except (RuntimeError, MemoryError) as error:

@@ -53,7 +53,7 @@ def _beside(panels: dict[str, alt.LayerChart], width: int, rows: int, title: str
 
 def error(records: Iterable[Record]) -> alt.HConcatChart:
     """A dot per attention and σ: total variation to softmax, with the uniform control as a line."""
-    found = [record for record in records if record.metric == "attention_error"]
+    found = [record for record in records if record.metric == "attention_error" and record.value is not None]
     values = [{**record.tags, "value": record.value} for record in found if record.tags["attention"] != "softmax"]
     sigmas = sorted({row["sigma"] for row in values})
     middle = sigmas[len(sigmas) // 2]
