@@ -261,7 +261,17 @@ RECOVERY = ("validation_accuracy", "Recovery from the start", "Validation images
 def _curves(summary: Summary) -> list[tuple[str, ...]]:
     """Accuracy over steps where there were trained weights to begin with: how soon each attention is at home there."""
     started = any(v.get("start_accuracy") is not None for v in summary.variants)
-    return [RECOVERY if started else summary.merit.curve, *CURVES]
+    first = RECOVERY if started else summary.merit.curve
+    return [
+        first,
+        *(curve for curve in CURVES if summary.merit is ACCURACY or curve[0] != "validation_loss"),
+    ]  # or bits
+
+
+def _whole(places: Iterable[float]) -> Any:
+    """Ticks at some of the whole epochs, or steps, if there are several."""
+    last = int(max(places))
+    return list(range(0, last + 1, max(1, round(last / 6)))) if last > 1 else alt.Undefined
 
 
 def learning(
@@ -270,10 +280,8 @@ def learning(
     rows = curves.learning(summary, key, over)
     if not rows:
         return None
-    last = int(max(row[over] for row in rows))
-    whole = list(range(0, last + 1, max(1, round(last / 6)))) if last > 1 else alt.Undefined
     x = alt.X(f"{over}:Q", title=over.capitalize(), scale=alt.Scale(nice=False),
-              axis=alt.Axis(values=whole, format="~f", grid=False))  # fmt: skip
+              axis=alt.Axis(values=_whole(row[over] for row in rows), format="~f", grid=False))  # fmt: skip
     y = alt.Y("mean:Q", title=label, axis=alt.Axis(format=form, tickCount=5), scale=alt.Scale(zero=False))
     shown = ".1%" if form == "~%" else ".4g"
     tips = ["variant:N", alt.Tooltip(f"{over}:Q"), alt.Tooltip("mean:Q", title=title.lower(), format=shown),
@@ -290,9 +298,10 @@ def learning(
 def learned(summary: Summary, name: str, rows: Rows) -> Chart:
     """One parameter of attentions over training, a line for each layer."""
     letter = LETTERS.get(name, name)
-    x = alt.X(
-        "epoch:Q", title="Epoch", scale=alt.Scale(nice=False), axis=alt.Axis(format="~f", grid=False, tickCount=6)
-    )
+    first, last = (end(row["epoch"] for row in rows) for end in (min, max))
+    scale = alt.Scale(domain=[first, last + 0.16 * (last - first)], nice=False)  # with room for names
+    x = alt.X("epoch:Q", title="Epoch", scale=scale,
+              axis=alt.Axis(values=_whole(row["epoch"] for row in rows), format="~f", grid=False))  # fmt: skip
     y = alt.Y("value:Q", title=letter, axis=alt.Axis(tickCount=5, format="~g"), scale=alt.Scale(zero=False))
     tips = ["variant:N", "layer:N", "epoch:Q", alt.Tooltip("value:Q", title=letter, format=".4g")]
     base = _data(rows).encode(x=x, y=y, detail="layer:N", **_looks(summary, "color"))
@@ -300,7 +309,7 @@ def learned(summary: Summary, name: str, rows: Rows) -> Chart:
     return Chart(f"learned-{name}", f"{letter} of each layer", 280, [
         base.mark_line(strokeWidth=2).encode(**_looks(summary, "strokeDash")),
         _nearest(rows, x, y, tips, summary),
-        ends.mark_text(align="right", dx=-8, dy=-9, style="quiet").encode(text="layer:N"),
+        ends.mark_text(align="left", dx=8, style="quiet").encode(text="layer:N"),
     ])  # fmt: skip
 
 

@@ -31,9 +31,10 @@ def growth(summary: Summary, best: Result, deciding: Sequence[Result]) -> Growth
     why = _why(summary, best, whole - half, deciding)
     if not why:
         return None
-    most = 1.0 if summary.merit is ACCURACY else 0.0  # the score of one that makes no error
-    left = max(most - whole, 1e-9)
-    ratio = min(1.0, left / max(most - half, 1e-9))  # a doubling leaves this share of the error: a power law
+    if summary.merit is not ACCURACY:  # nobody knows with how few bits these images can do
+        return Growth(why, 1, True, _budget(summary, 1))
+    left = max(1 - whole, 1e-9)
+    ratio = min(1.0, left / max(1 - half, 1e-9))  # a doubling leaves this share of the error: a power law
     after = [left * ratio**k * (1 - ratio) for k in range(1, MOST + 1)]  # what one more doubling would gain
     doublings = next((k for k, more in enumerate(after, 1) if more <= GAIN), MOST)
     return Growth(why, doublings, after[-1] > GAIN, _budget(summary, doublings))

@@ -106,7 +106,7 @@ def rule(summary: Summary) -> str:
     text = (f"{what}: {of}. Verdicts: “within {margin}” is shown to lose less than "
             f"{margin} to every other variant, “worse” to lose more to some; at most 5 % of studies say the first of "
             f"one that does not, with a second look at the seeds this page names included. {sample} Below: the "
-            f"difference to the {merit.best} in {merit.unit}, its 95 % intervals, and the bound that "
+            f"difference to the best in {merit.unit}, its 95 % intervals, and the bound that "
             f"decides.")  # fmt: skip
     if summary.classes:
         least, most = summary.classes
