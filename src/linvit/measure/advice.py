@@ -166,7 +166,7 @@ class Forecast:
 
     @property
     def spread(self) -> float:
-        """By how much the quartiles of the rounds differ, in the median of all that was measured: a busy machine's do."""
+        """By how much the quartiles of the rounds differ, in the median: those of a busy machine do."""
         return float(np.median([float(r.tags.get("high") or 0) / quick(r) - 1 for r in self.records]))
 
 
