@@ -111,7 +111,8 @@ def _show(advice: Advice) -> None:
         f"{where(model.known.records[0])}; rounds differ by {model.known.spread:.0%}{busy}.", "",
     ])  # fmt: skip
     for one in advice.enough:
-        found = f"more than m = {one.tried} ({one.error:.2f}{', no nearer than uniform' * (one.error >= advice.uniform)})"
+        vain = ", no nearer than uniform" if one.error >= advice.uniform else ""
+        found = f"more than m = {one.tried} ({one.error:.2f}{vain})"
         if one.spec is not None:
             speed = _times(model.speed(one.spec, advice.task))
             found = f"m = {one.count} ({one.error:.2f}; {HEADINGS[advice.task]} then {speed})"
