@@ -12,6 +12,7 @@ from linvit.cli import _options as options
 if TYPE_CHECKING:
     from linvit.study.advising import Advice, Earlier
 
+BUSY = 0.15  # between quartiles of rounds
 HEADINGS = {"latency": "one image", "inference": "inference", "training": "training"}
 
 
@@ -101,15 +102,17 @@ def _show(advice: Advice) -> None:
         | {f"{name} from N": _even(model.known.break_even(spec, shapes[task]), low) for task, name in HEADINGS.items()}
         for spec in advice.specs
     ]
+    busy = ", the machine was busy: --fresh measures again" if model.known.spread > BUSY else ""
     how = "its layers timed at this size" if model.measured else "forecast"
     print()
     print_table(rows, right=list(rows[0])[1:], notes=[
         f"×: the whole model beside softmax ({how}). from N: tokens from which the attention layer is faster, forecast "
         f"from {low:,} to {high:,} tokens (– is beyond; median error {model.known.error:.0%}).",
-        f"{where(model.known.records[0])}.", "",
+        f"{where(model.known.records[0])}; rounds differ by {model.known.spread:.0%}{busy}.", "",
     ])  # fmt: skip
     for one in advice.enough:
-        found = f"more than m = {one.tried} ({one.error:.2f})"
+        vain = ", no nearer than uniform" if one.error >= advice.uniform else ""
+        found = f"more than m = {one.tried} ({one.error:.2f}{vain})"
         if one.spec is not None:
             speed = _times(model.speed(one.spec, advice.task))
             found = f"m = {one.count} ({one.error:.2f}; {HEADINGS[advice.task]} then {speed})"

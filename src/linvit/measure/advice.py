@@ -164,6 +164,11 @@ class Forecast:
         found = [self.seconds(str(r.tags["attention"]), Shape.of(r)) / quick(r) for r in self.records]
         return float(np.median(np.abs(np.array(found) - 1)))
 
+    @property
+    def spread(self) -> float:
+        """By how much the quartiles of the rounds differ, in the median: those of a busy machine do."""
+        return float(np.median([float(r.tags.get("high") or 0) / quick(r) - 1 for r in self.records]))
+
 
 def quick(record: Record) -> float:
     """Its seconds in the quicker rounds: what else a machine does only ever adds to them."""
@@ -206,7 +211,11 @@ def forecast(
     """
     kinds = list(dict.fromkeys([*BASELINES, *map(kind_of, specs)]))
     key = [kinds, seconds, [str(point) for point in points()]]
-    return Forecast(cached(key, device, lambda: list(measure(kinds, device, seconds, progress)), fresh, cache))
+
+    def make() -> list[Record]:
+        return list(measure(kinds, device, seconds, progress))
+
+    return Forecast(cached(key, make, device=device, fresh=fresh, cache=cache))
 
 
 def measure(kinds: Sequence[str], device: torch.device, seconds: float, progress: Progress) -> Iterator[Record]:
@@ -269,7 +278,7 @@ def layer_call(attention: Attention, shape: Shape, projection: Tensor, gradient:
 
 
 def cached(
-    key: object, device: torch.device, make: Callable[[], list[Record]], fresh: bool, cache: str | Path | None
+    key: object, make: Callable[[], list[Record]], *, device: torch.device, fresh: bool, cache: str | Path | None
 ) -> list[Record]:
     """Records that were made before on this machine, with these versions and as many threads; else made now."""
     known = [FORMAT, key, machine(), versions(), commit(), *provenance(device, torch.float32).values()]
@@ -330,7 +339,7 @@ def measure_model(
         return found
 
     key = ["model", config.model_dump(mode="json", exclude={"attention", "seed"}), specs, batch, seconds]
-    return Model(config, batch, known, cached(key, device, make, fresh, cache))
+    return Model(config, batch, known, cached(key, make, device=device, fresh=fresh, cache=cache))
 
 
 @dataclass(frozen=True)

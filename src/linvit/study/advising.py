@@ -12,6 +12,7 @@ import shlex
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -69,9 +70,9 @@ class Question:
 
     def pixels(self, tokens: float) -> int:
         """The side of an image with at least so many tokens."""
-        rows, _ = grid(self.config)
-        side = math.ceil(math.sqrt(max(1.0, tokens - self.config.prefix_tokens)) - 1e-9)
-        return side * (self.config.image_size // rows)
+        rows, columns = grid(self.config)
+        side = math.ceil(math.sqrt(max(1.0, tokens - self.config.prefix_tokens) * columns / rows) - 1e-9)
+        return side * (self.config.image_size // columns)
 
 
 @dataclass(frozen=True)
@@ -149,15 +150,14 @@ def advise(
     image_size: int | None = None, patch: int | None = None, size: str | None = None, task: str = "inference",
     batch: int | None = None, target: float = 0.2, sigma: float = 1.0, runs: str | Path = "runs", fresh: bool = False,
     cache: str | Path | None = None, device: str = "cpu", data_root: str | Path | None = None,
-    seconds: float | None = None, progress: Progress = ignore,
+    progress: Progress = ignore,
 ) -> Advice:  # fmt: skip
     """about: a number of tokens, a data set's name or path, or the folder of a trained model (linvit's or a Hugging
     Face or timm ViT's); with a model, `data` are the images whose q and k it is looked at with.
 
     task decides: "latency" (one image at a time), "inference" (a batch) or "training". target: the total variation to
     softmax for which features are counted; sigma: the deviation of q and k where they have to be drawn. runs: where
-    earlier studies lie. fresh: measure again what this machine was measured for; cache: where that is kept. seconds:
-    for the points of the forecast.
+    earlier studies lie. fresh: measure again what this machine was measured for; cache: where that is kept.
     """
     if task not in TASKS:
         raise ValueError(f"task={task} is not one of {', '.join(TASKS)}")
@@ -167,24 +167,30 @@ def advise(
             wanted = "at least 1" if name == "batch" else "between 0 and 1" if name == "error" else "a positive number"
             raise ValueError(f"{name}={value} must be {wanted}")
     question = ask(about, data, image_size, patch, size, data_root)
-    place, config = pick_device(device), question.config
-    specs = _candidates(attentions, question)
-    kinds = features.estimators(specs)
-    known = forecast([*specs, *kinds], device=place, fresh=fresh, cache=cache, progress=progress,
-                     **({} if seconds is None else {"seconds": seconds}))  # fmt: skip
-    many = batch or suitable_batch(config)
-    model = measure_model(config, specs, known, batch=many, device=place, fresh=fresh, cache=cache, progress=progress)
-    errors, origin = _errors(question, kinds, sigma, data_root,
-                             lambda key, make: cached(key, place, make, fresh, cache), progress)  # fmt: skip
+    place, specs = pick_device(device), _candidates(attentions, question)
+    kinds, kept = features.estimators(specs), {"device": place, "fresh": fresh, "cache": cache}
+    errors, origin = _errors(question, kinds, sigma, data_root, partial(cached, **kept), progress)
+    known = forecast([*specs, *kinds], **kept, progress=progress)
+    many = batch or suitable_batch(question.config)
+    model = measure_model(question.config, specs, known, batch=many, **kept, progress=progress)
     earlier = studies(Path(runs), question)
     choice = choose({spec: model.speed(spec, task) for spec in specs}, _proven(earlier, question))
     evens = [_break_even(model, spec, name) for spec in specs for name in TASKS]
     return Advice(
-        question, model, tuple(specs), task, target, tuple(features.enough(errors, kinds, target)),
-        features.control(errors), origin, tuple(earlier), choice, reason(model, specs, choice, task, question, earlier),
-        command(question, choice if choice != "softmax" else _next(model, specs, task)),
-        (*known.records, *model.records, *errors, *evens),
-    )  # fmt: skip
+        question=question,
+        model=model,
+        specs=tuple(specs),
+        task=task,
+        target=target,
+        enough=tuple(features.enough(errors, kinds, target)),
+        uniform=features.control(errors),
+        origin=origin,
+        studies=tuple(earlier),
+        choice=choice,
+        reason=reason(model, specs, choice, task, question, earlier),
+        command=command(question, choice if choice != "softmax" else _next(model, specs, task)),
+        records=(*known.records, *model.records, *errors, *evens),
+    )
 
 
 def ask(
@@ -217,7 +223,7 @@ def _of_tokens(tokens: int, image_size: int | None, patch: int | None, size: str
         raise ValueError(f"N={tokens} must be at least 1 token")
     if image_size is not None:
         raise ValueError(f"image_size={image_size} has no effect: {tokens} tokens are asked about; give one of them")
-    side, patch = math.isqrt(tokens), patch or max(PATCH, 4)
+    side, patch = math.isqrt(tokens), patch or PATCH
     prefix = tokens - side**2
     config = model_config(size or SIZE, image_size=side * patch, patch_size=patch, prefix=prefix,
                           pool="cls" if prefix else "mean")  # fmt: skip
@@ -282,13 +288,13 @@ def _candidates(attentions: Sequence[str] | None, question: Question) -> list[st
 
 def _errors(
     question: Question, kinds: Sequence[str], sigma: float, data_root: str | Path | None,
-    keep: Callable[[object, Callable[[], list[Record]]], list[Record]], progress: Progress,
+    keep: Callable[..., list[Record]], progress: Progress,
 ) -> tuple[list[Record], str]:  # fmt: skip
     """The errors over numbers of features, and of which q and k they are."""
     shape, config = shapes_of(question.config, 1)["latency"], question.config
     if question.trained is None:
         where = {"sigma": sigma, "tokens": shape.tokens, "heads": shape.heads, "head_dim": shape.head_dim}
-        found = keep(["drawn", kinds, where], lambda: features.drawn(kinds, **where, progress=progress))
+        found = keep(["drawn", kinds, where], make=lambda: features.drawn(kinds, **where, progress=progress))
         return found, f"modelled: drawn from N(0, σ²) with σ = {sigma:g}"
     stored = read_model(question.trained)
     if question.data is None:
@@ -305,7 +311,7 @@ def _errors(
         return features.seen(model, x, kinds, ERROR_SECONDS, progress)
 
     key = ["seen", kinds, checksum(stored.tensors), config.image_size, config.patch_size, x.double().sum().item()]
-    return keep(key, make), f"those of {stored.about['name']} for {what}"
+    return keep(key, make=make), f"those of {stored.about['name']} for {what}"
 
 
 def some_images(data: str, config: ModelConfig, data_root: str | Path | None) -> np.ndarray:
