@@ -229,7 +229,7 @@ class Table(Reproduction):
         )  # fmt: skip
 
     def state(self, folder: Path) -> str:
-        columns = [column for column in COLUMNS if self.of(column)]
+        columns: list[Column] = [column for column in COLUMNS if self.of(column)]
         done = [self._done(column, folder / column) for column in columns]
         return "done" if all(done) else "begun" if any((folder / column).exists() for column in columns) else ""
 
