@@ -157,7 +157,7 @@ def cluster() -> Iterator[None]:
     node = {"num_cpus": 1, "include_dashboard": False}
     there = Cluster(initialize_head=True, head_node_args=node)
     there.add_node(**node)
-    os.environ["RAY_ADDRESS"] = there.address
+    os.environ["RAY_ADDRESS"] = str(there.address)
     try:
         yield
     finally:

@@ -82,7 +82,7 @@ def run(
 
 
 def _show(advice: Advice) -> None:
-    from linvit.cli._output import print_table, where
+    from linvit.cli._output import print_table
     from linvit.metrics import percent
 
     model, config = advice.model, advice.question.config
@@ -108,7 +108,7 @@ def _show(advice: Advice) -> None:
     print_table(rows, right=list(rows[0])[1:], notes=[
         f"×: the whole model beside softmax ({how}). from N: tokens from which the attention layer is faster, forecast "
         f"from {low:,} to {high:,} tokens (– is beyond; median error {model.known.error:.0%}).",
-        f"{where(model.known.records[0])}; rounds differ by {model.known.spread:.0%}{busy}.", "",
+        f"{model.known.records[0].where}; rounds differ by {model.known.spread:.0%}{busy}.", "",
     ])  # fmt: skip
     for one in advice.enough:
         vain = ", no nearer than uniform" if one.error >= advice.uniform else ""
@@ -151,20 +151,19 @@ def _write(advice: Advice, out: Path) -> list[Path]:
     """advice.json, the records and the chart."""
     import json
 
-    from linvit.cli import _charts
     from linvit.files import write_atomically
+    from linvit.report.benchmarks import save
 
     paths = [out / "advice.json", out / "records.jsonl"]
     write_atomically(paths[0], json.dumps(advice.summary(), ensure_ascii=False, indent=1) + "\n")
     write_atomically(paths[1], "".join(record.line() + "\n" for record in advice.records))
-    return [*paths, *_charts.save(chart(advice), out / "advice")]
+    return [*paths, *save(chart(advice), out / "advice")]
 
 
 def chart(advice: Advice) -> Any:
     """Over the number of tokens, how many times faster than softmax a layer is: lines as forecast, dots as measured."""
     import altair as alt
 
-    from linvit.cli._output import where
     from linvit.report import theme
 
     model, specs, one = advice.model, list(advice.specs), advice.model.shapes["latency"]
@@ -196,7 +195,7 @@ def chart(advice: Advice) -> Any:
         f"Softmax's time / its time, {one.heads} heads of {one.head_dim}: {advice.question.text} (dashed: "
         f"{one.tokens:,} tokens).",
         f"Lines: forecast from {len(model.known.records)} timings" + "; dots: measured" * any(dots.values()) + ".",
-        where(model.known.records[0]),
+        model.known.records[0].where,
     ]
     title = alt.TitleParams(
         "From how many tokens on an attention layer is faster than fused softmax", subtitle=subtitle

@@ -58,7 +58,8 @@ def _table(sheet: Sheet, found: Table, results: Results) -> Sheet:
     ran = {column: of for column in COLUMNS if (of := results.column(sheet.name, column))}
     columns = {
         column: Column(of.scale, found.size(of.scale, column).text, _link(of.folder, results.home), of.summary.merit)
-        for column, of in ran.items()
+        for column in COLUMNS
+        if (of := ran.get(column))
     }
     known, rows, lines = table(sheet.name), {row.name: row for row in found.rows}, []
     for name in dict.fromkeys([*known, *(rows if ran else ()), *(name for of in ran.values() for name in of.rows)]):
