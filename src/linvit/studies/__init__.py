@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -150,7 +150,7 @@ class Scale:
 
 ENDS = ("test_accuracy", "bits_per_dim", "diverged", "failed")  # metrics of a run that came to its end
 TINY = {"dim": 32, "depth": 1, "heads": 2, "mlp_dim": 64}
-SMOKE = Scale(seeds=1, limit=200, options={"steps": 1, "batch_size": 8, **TINY}, measured=False,
+SMOKE = Scale(seeds=1, options={"steps": 1, "batch_size": 8, **TINY}, measured=False,
               text="one step of eight images through one narrow layer: it runs, and nothing is learned")  # fmt: skip
 
 
@@ -165,8 +165,10 @@ class Table(Reproduction):
     fair: ClassVar[Mapping[str, Any]] = {}  # over the defaults tuned for these images
     scales: ClassVar[Mapping[str, Mapping[str, Scale]]]  # scale → column → how large; smoke is the same for all
 
+    fewest: ClassVar[int] = 40  # images of each split at scale smoke: no fewer than classes
+
     def size(self, scale: str, column: Column) -> Scale:
-        return SMOKE if scale == "smoke" else self.scales[scale][column]
+        return replace(SMOKE, limit=self.fewest) if scale == "smoke" else self.scales[scale][column]
 
     def gives_way(self, scale: str) -> str:
         texts = {column: self.size(scale, column).text for column in COLUMNS if self.of(column)}

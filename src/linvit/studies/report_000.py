@@ -95,7 +95,7 @@ class Cifar100(Cifar10):
     linvit reproduce 000-cifar100
     """
 
-    title, data = "Transformer, Linformer and Performers on CIFAR-100", "cifar100"
+    title, data, fewest = "Transformer, Linformer and Performers on CIFAR-100", "cifar100", 100
 
 
 @STUDIES.register("000-hybrid")

@@ -80,7 +80,8 @@ def experiment(number: str) -> type[Table]:
     return type(f"Experiment{number}", (Table,), {
         "__doc__": (TINY if tiny else CIFAR).format(name=name, tokens=(side // patch) ** 2, m=m, speed=speed),
         "report": "001", "title": f"ViT, relu, exp and fθ, experiment {number}: patches of {patch}, {m} features",
-        "data": "tiny-imagenet" if tiny else "cifar10", "mistakes": ("M9", "M10"), "rows": rows(m),
+        "data": "tiny-imagenet" if tiny else "cifar10", "fewest": 200 if tiny else 40,
+        "mistakes": ("M9", "M10"), "rows": rows(m),
         "takes": {"full": "a day on a GPU" if tiny else "hours on a GPU", "cpu": "60 min", "smoke": "30 s"},
         "literal": {"size": name, "emb_dropout": size["dropout"], "lr": lr, "epochs": epochs, "restart_epochs": cycle,
                     **ADAM},
