@@ -182,3 +182,12 @@ def test_shrinking_needs_centring(spec):
         build(spec)
     with pytest.raises(ValueError, match="shrink=true"):
         build("performer-hyp:shrink=true", causal=True)
+
+
+def test_shrinking_has_its_gradients_and_sees_no_masked_token():
+    attention = build("performer-hyp:m=3,shrink=true").double()
+    q, k, v = (2 * x for x in inputs(sigma=1.3))
+    few = [x[:1, :, :5].detach().requires_grad_() for x in (q, k, v)]
+    assert torch.autograd.gradcheck(attention, few, fast_mode=True)
+    mask = (torch.arange(q.shape[2]) < 9).expand(len(q), -1)
+    torch.testing.assert_close(attention(q, k, v, mask)[:, :, :9], attention(*(x[:, :, :9] for x in (q, k, v))))
