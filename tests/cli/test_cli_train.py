@@ -96,7 +96,7 @@ def test_train_names_its_folder_after_the_data(capsys, tmp_path, monkeypatch):
         ([DATA, "--set", "dropout=much"], "dropout='much'"),
         ([DATA, "--lr", "0.1", "--set", "lr=0.2"], "lr is given twice"),
         ([DATA, "--set", "seed=1"], "use --seed"),
-        ([DATA, "--set", "task=other"], "unknown option 'task'"),
+        ([DATA, "--set", "task=other"], "--set task=other: use --task"),
         ([DATA, "--set", "dataset=x"], "unknown option 'dataset'"),
         ([DATA, "--set", "optimizer=adam,sgd"], "optimizer="),
         ([DATA, "--set", "classes=3"], "classes comes from the data"),

@@ -88,7 +88,7 @@ def test_a_study_keeps_its_starts(tmp_path, monkeypatch):
     home = {spec: _model(tmp_path / name, spec) for spec, name in (("softmax", "a"), ("uniform", "b"))}
     monkeypatch.setattr(backbones, "shipped", lambda: home)
     monkeypatch.setattr(Measuring, "all", lambda self: [])
-    monkeypatch.setattr("linvit.report.build", lambda folder: None)
+    monkeypatch.setattr("linvit.report.build", lambda folder, figures: None)
     dataset, own, shared = load_data("synthetic:images=60,size=8,classes=2"), tmp_path / "own", tmp_path / "shared"
 
     def study(attentions, out):
@@ -135,7 +135,7 @@ def photos(folder: Path) -> Path:
 
 def test_variants_of_another_shape_take_none(tmp_path, monkeypatch):
     monkeypatch.setattr(Measuring, "all", lambda self: [])
-    monkeypatch.setattr("linvit.report.build", lambda folder: None)
+    monkeypatch.setattr("linvit.report.build", lambda folder, figures: None)
     place = photos(tmp_path / "photos")
     begun = {}
     for name, options in (("usual", {}), ("wide", {"mlp_dim": 24})):

@@ -205,7 +205,8 @@ def test_divergence_names_the_layer_and_keeps_what_was_good(tmp_path):
     assert events[-1] == Diverged(5, "blocks.1.mlp.0")
     assert (tmp_path / "run" / "best" / "model.safetensors").read_bytes() == best
     assert checkpoint.exists()
-    assert {r.metric for r in trained.records} == {"parameters", "macs", "learning_curve", "train_seconds", "diverged"}
+    assert {r.metric for r in trained.records} == {
+        "parameters", "macs", "learning_curve", "train_seconds", "gradient_norm", "diverged"}  # fmt: skip
     assert trained.value("diverged") == 5
     assert run(tmp_path / "run").diverged == "blocks.1.mlp.0"
 

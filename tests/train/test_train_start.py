@@ -138,9 +138,10 @@ def test_shape_and_statistics_of_a_start_are_read_without_its_weights(dataset, t
     monkeypatch.setattr(checkpoint, "load_tensors", lambda path: asked.append(path) or load_tensors(path))
     like = architecture(start)
     assert like.depth == 2
-    assert normalised(replace(dataset, mean=(0.9,) * dataset.channels), start).mean == pytest.approx(dataset.mean)
+    experiment = design(dataset, "softmax", start=start, like=like)
+    assert normalised(replace(dataset, mean=(0.9,) * dataset.channels), experiment).mean == pytest.approx(dataset.mean)
     assert asked == []
-    started(design(dataset, "softmax", start=start, like=like), dataset)
+    started(experiment, dataset)
     assert len(asked) == 1
 
 
@@ -173,7 +174,7 @@ def test_every_variant_starts_from_the_same_weights_and_once_more_from_nothing(d
 def test_a_start_that_was_moved_is_known_by_its_weights(dataset, teacher, tmp_path, monkeypatch):
     """Another variant comes into a study whose start lies elsewhere now."""
     monkeypatch.setattr(Measuring, "all", lambda self: [])
-    monkeypatch.setattr("linvit.report.build", lambda folder: None)
+    monkeypatch.setattr("linvit.report.build", lambda folder, figures: None)
     before, after = tmp_path / "before", tmp_path / "after"
     shutil.copytree(teacher, before)
     options = {"controls": False, "seeds": 1, "steps": 1, "jobs": 1, "out": tmp_path / "study", "device": "cpu"}

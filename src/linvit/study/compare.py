@@ -99,9 +99,8 @@ def compare(
     trainings at a time, each in a process with `threads` threads (1), or as another registered `runner` has it ("ray"
     and "ray://HOST:PORT": on a cluster); without any of them the machine's faster way is measured. jobs_file writes the
     jobs to jobs.jsonl instead, for a scheduler: `linvit job` does one, `linvit report` shows what is there, the same
-    call without it measures the rest. measured=False leaves out all but
-    accuracy. hear(job, event) is told of every training, as are trackers (track:
-    "tensorboard", "mlflow"), progress(done, total, what) of all else.
+    call without it measures the rest. measured=False leaves out all but accuracy, and figure files. hear(job, event) is
+    told of every training, as are trackers (track: "tensorboard", "mlflow"), progress(done, total, what) of all else.
     """
     begun = time.perf_counter()
     _check(seeds, epochs, budget, jobs, margin, options)
