@@ -19,7 +19,7 @@ from linvit.cli import main
 from linvit.records import Records
 from linvit.report import reproduction
 from linvit.report.statistics import LEVEL
-from linvit.studies import page, published
+from linvit.studies import page, published, study
 from linvit.studies.claims import (
     CLAIMS,
     FAILS,
@@ -327,7 +327,7 @@ def test_a_row_says_what_was_printed_and_what_came_of_it(home):
     assert found["Memory here"].text == "125\N{NO-BREAK SPACE}%"
     assert "Memory, printed" not in found
     assert "Known of it" not in found
-    assert sheet.columns["literal"].smaller == "12,000 images, 2 epochs of 20, 1 seed"
+    assert sheet.columns["literal"].smaller == study("000-mnist").size("cpu", "literal").text
     assert sheet.flags == ["time not comparable across rows: different framework, width, heads and batch size",
                            "single run"]  # fmt: skip
 
