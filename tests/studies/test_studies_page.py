@@ -171,8 +171,8 @@ def test_speeds_need_quartiles_apart(tmp_path):
 
 def test_rows_of_two_studies_are_compared_if_their_images_are_the_same(tmp_path):
     a, b = Ref("001-I", "relu"), Ref("001-II", "relu")
-    for study, mean, identity in (("001-I", 0.9, "x"), ("001-II", 0.8, "x"), ("001-V", 0.7, "y")):
-        made(tmp_path, {"relu": noisy(mean)}, study=study, identity=identity)
+    for name, mean, identity in (("001-I", 0.9, "x"), ("001-II", 0.8, "x"), ("001-V", 0.7, "y")):
+        made(tmp_path, {"relu": noisy(mean)}, study=name, identity=identity)
     results = Results(tmp_path)
     assert judge([Claim("001.0", "", "", [better(a, b)], ())], results)[0].word == HOLDS
     found = judge([Claim("001.0", "", "", [better(a, Ref("001-V", "relu"))], ())], results)[0]
