@@ -2,7 +2,7 @@
 
 BIN := .venv/bin
 
-.PHONY: setup demo docs test test-all test-lowest lint bench clean
+.PHONY: setup demo docs test test-kills test-all test-lowest lint bench clean
 
 setup: .venv/.done
 
@@ -16,10 +16,14 @@ demo: setup
 	$(BIN)/linvit compare digits --epochs 14 --out runs/demo
 
 # Two workers share the cores: threads that wait must not spin.
-test test-all: export OMP_WAIT_POLICY ?= passive
+test test-kills test-all: export OMP_WAIT_POLICY ?= passive
 
 test: setup
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 -m "not slow and not kills"
+
+# Trainings, studies, searches and conversions that are killed and go on.
+test-kills: setup
+	$(BIN)/python -m pytest -n 2 -m "kills and not slow"
 
 test-all: setup
 	$(BIN)/python -m pytest -n 2
@@ -34,7 +38,7 @@ LOWEST := .venv-lowest/bin
 
 test-lowest: .venv-lowest/.done
 	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 OMP_WAIT_POLICY=passive \
-	  $(LOWEST)/python -m pytest -n 2 -m "not slow"
+	  $(LOWEST)/python -m pytest -n 2 -m "not slow and not kills"
 
 lint: setup
 	$(BIN)/ruff check .

@@ -50,6 +50,7 @@ def left_by(folder: Path) -> dict[str, object]:
     return {"records": rows, **models}
 
 
+@pytest.mark.kills
 def test_killed_again_and_again(start, tmp_path):
     assert start(tmp_path / "whole") == 0
     whole = left_by(tmp_path / "whole")

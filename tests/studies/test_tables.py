@@ -114,6 +114,7 @@ def test_the_row_from_a_checkpoint_begins_with_the_softmax_model(done):
         assert {r.tags["variant"] for r in before} == {"from checkpoint"}
 
 
+@pytest.mark.kills
 def test_killed_and_resumed_it_ends_the_same(done, tmp_path):
     """Killed in the first column, in the second, and left alone."""
     state = []

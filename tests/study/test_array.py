@@ -87,6 +87,7 @@ def until(there: Path, pattern: str, process: subprocess.Popen) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.kills
 def test_an_array_that_is_killed_and_requeued_is_the_same_study(tmp_path: Path, slurm: Slurm, capsys) -> None:
     words = WORDS | {"epochs": 120}
     out = compare(DATA, out=tmp_path / "study", jobs_file=True, **words)

@@ -165,6 +165,7 @@ def jobs(folder: Path, count: int, **options: Any) -> list[Job]:
     return found
 
 
+@pytest.mark.kills
 @pytest.mark.parametrize("shared", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_node_killed_in_the_middle_costs_no_bit(
     shared: bool, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

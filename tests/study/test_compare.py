@@ -289,6 +289,7 @@ def results(folder: Path) -> dict:
             for r in Records(folder / "records.jsonl") if r.metric in ("test_accuracy", "test_loss")}  # fmt: skip
 
 
+@pytest.mark.kills
 def test_a_killed_study_goes_on_and_ends_the_same(whole: Path, tmp_path: Path) -> None:
     """Killed in the second training, then while it is measured; then left alone."""
     for stage, turn in (("train", 12), ("memory of performer-relu:m=8", 1), ("examples", 1), ("never", 1)):
@@ -428,6 +429,7 @@ def test_compare_and_report_on_the_command_line(tmp_path: Path, capsys: pytest.C
     assert (tmp_path / "x" / "report.html").exists()
 
 
+@pytest.mark.kills
 def test_ctrl_c_saves_every_training_and_says_how_to_go_on(tmp_path: Path) -> None:
     out = tmp_path / "x"
     sets = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]

@@ -64,6 +64,7 @@ def crew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(real, "__init__", lambda self, *args: (CREW.append(self), start(self, *args))[1])
 
 
+@pytest.mark.kills
 def test_a_worker_that_dies_is_one_failed_job_and_is_tried_again(tmp_path: Path, crew: None) -> None:
     words = WORDS | {"epochs": 40}
     doom = Doomed("performer-relu:m=8")
@@ -81,6 +82,7 @@ def test_a_worker_that_dies_is_one_failed_job_and_is_tried_again(tmp_path: Path,
     assert weights(alone) == weights(folder)
 
 
+@pytest.mark.kills
 def test_a_killed_study_leaves_no_worker_and_goes_on(tmp_path: Path) -> None:
     """The study is killed -9 in the middle: its workers save and end, and the same call ends with the same bits."""
     code = """

@@ -105,6 +105,7 @@ def test_killed_at_random_moments(start, whole, tmp_path):
     assert set(kills) == set(STAGES)
 
 
+@pytest.mark.kills
 def test_killed_at_every_write(start, whole, tmp_path):
     """One training that dies at its first write, its second, …, each time going on from what the last one left."""
     data, expected, *_ = whole

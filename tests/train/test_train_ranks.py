@@ -164,6 +164,7 @@ def test_one_is_killed_the_other_ends_and_one_alone_goes_on(whole, double, tmp_p
     same(tmp_path / "run", whole)
 
 
+@pytest.mark.kills
 def test_torchrun_ends_all_with_one_and_goes_on(cache, tmp_path):
     sets = ["--set", "patch_size=4", "--set", "mlp_dim=19", "--set", "pad_crop=1", "--set", "mixup=0.2"]
     words = ["train", ranked.DATA, "--stem", "patch", "--dim", "14", "--depth", "2", "--heads", "2", *sets,

@@ -165,6 +165,7 @@ def test_a_fold_that_diverges_ends_its_trial(tmp_path):
     assert not (out / "best.toml").exists()
 
 
+@pytest.mark.kills
 def test_a_killed_trial_goes_on_in_its_fold(begin, tmp_path):
     """Finished folds are not done again, and what is found is what a search finds that nobody disturbed."""
     options = {"trials": 1, "epochs": 3, "folds": 3, "space": searching.space(tmp_path)}

@@ -108,6 +108,7 @@ def attacked(
     assert (out / "best.toml").exists()
 
 
+@pytest.mark.kills
 def test_four_workers_of_which_some_are_killed(begin, tmp_path):
     attacked(begin, tmp_path, None, kills=3, trials=2, epochs=6)
 
@@ -118,6 +119,7 @@ def test_workers_of_other_machines_are_missed_too(begin, tmp_path):
     attacked(begin, tmp_path, None, kills=2, trials=2, epochs=6, beat=0.4, other_machines=True)
 
 
+@pytest.mark.kills
 def test_four_workers_on_postgresql(begin, tmp_path, postgres):
     attacked(begin, tmp_path, postgres, kills=3, trials=2, epochs=6)
 
