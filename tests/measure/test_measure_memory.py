@@ -72,11 +72,11 @@ def test_too_much_fails_by_itself_and_the_limit_goes():
 
 
 def test_attentions_are_weighed_in_processes_of_their_own():
-    """One head of 8 floats is 2 MB at this length, and identity's output is its input."""
+    """One head of 64 floats is 2 MB at this length, and identity's output is its input."""
     found = {(r.metric, r.tags["attention"], r.tags["mode"]): r for r in measure(
-        ["identity"], tokens=[65536], heads=1, head_dim=8, most_memory=2**30)}  # fmt: skip
+        ["identity"], tokens=[8192], heads=1, head_dim=64, most_memory=2**30)}  # fmt: skip
     softmax = found["attention_memory", "softmax", "forward"]
-    assert (softmax.unit, softmax.tags["tokens"]) == ("bytes", 65536)
+    assert (softmax.unit, softmax.tags["tokens"]) == ("bytes", 8192)
     assert 2 * MB <= softmax.value < 40 * MB
     assert found["attention_memory", "softmax", "both"].value > softmax.value
     assert found["attention_memory", "identity", "forward"].value < MB
