@@ -29,6 +29,10 @@ Settings = Annotated[
 ]
 Size = Annotated[str | None, typer.Option(metavar="NAME", help="A model size by name; see `linvit list sizes`.")]
 Threads = Annotated[int, typer.Option(min=0, callback=set_threads, help="CPU threads; 0 leaves PyTorch's choice.")]
+EachThreads = Annotated[int | None, typer.Option(min=1, help="CPU threads of each training.")]
+Jobs = Annotated[
+    int | None, typer.Option(min=1, help="Trainings at a time. [default: the faster way, which is measured]")
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 DataRoot = Annotated[Path | None, typer.Option(help="Where named data sets lie. [default: $LINVIT_DATA]")]
 Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the results.")]

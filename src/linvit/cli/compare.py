@@ -50,9 +50,8 @@ def run(
     skip_bad: options.SkipBad = False,
     controls: Annotated[bool, typer.Option(help="Train `uniform` too, which tells what attention is worth.")] = True,
     out: options.Out = None,
-    jobs: Annotated[int | None, typer.Option(
-        min=1, help="Trainings at a time. [default: the faster way, which is measured]")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of each training.")] = None,
+    jobs: options.Jobs = None,
+    threads: options.EachThreads = None,
     on: options.On = None,
     device: options.Device = "auto",
     data_root: options.DataRoot = None,

@@ -21,9 +21,8 @@ def run(
         "--report", help="Write the one page of all of them, from what was run.")] = False,
     out: Annotated[Path, typer.Option(
         metavar="DIR", help="Where results lie: DIR/NAME/SCALE.")] = Path("runs/reproduce"),
-    jobs: Annotated[int | None, typer.Option(
-        min=1, help="Trainings at a time. [default: the faster way, which is measured]")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of each training.")] = None,
+    jobs: options.Jobs = None,
+    threads: options.EachThreads = None,
     on: options.On = None,
     device: options.Device = "auto",
     data_root: options.DataRoot = None,

@@ -46,7 +46,7 @@ def run(
     jobs: Annotated[int | None, typer.Option(
         min=1, help="Trainings at a time. [default: one per core, at most 8; of a cluster, as many as its CPUs allow]",
     )] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of each training.")] = None,
+    threads: options.EachThreads = None,
     on: options.On = None,
     device: options.Device = "auto",
     data_root: options.DataRoot = None,

@@ -28,6 +28,7 @@ class Task(ABC):
 
     def __init__(self, experiment: Experiment, dataset: Dataset, device: torch.device):
         self.experiment, self.dataset, self.device = experiment, dataset, device
+        self.augment = dataset.augment(**experiment.recipe.augmentation())
 
     @classmethod
     def check(cls, name: str, model: ModelConfig, recipe: Recipe) -> None:

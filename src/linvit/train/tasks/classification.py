@@ -8,23 +8,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linvit.data import Dataset, Split
+from linvit.data import Split
 from linvit.measure.accuracy import Evaluation, evaluate
 from linvit.records import Record
-from linvit.train.experiment import Experiment
 from linvit.train.tasks import TASKS, Task
 
 
 @TASKS.register("classification")
 class Classification(Task):
-    def __init__(self, experiment: Experiment, dataset: Dataset, device: torch.device):
-        super().__init__(experiment, dataset, device)
-        self.augment = dataset.augment(**experiment.recipe.augmentation())
-
     def loss(
         self, model: nn.Module, images: Tensor, labels: Tensor, indices: Tensor, epoch: int
     ) -> tuple[Tensor, Tensor]:

@@ -7,15 +7,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linvit.data import Dataset, Split
+from linvit.data import Split
 from linvit.measure.likelihood import Likelihood, likelihood
 from linvit.models.stems import to_levels
 from linvit.records import Record
-from linvit.train.experiment import Experiment
 from linvit.train.tasks import TASKS, Task
 
 MIXES = ("label_smoothing", "mixup", "cutmix", "cutout")
@@ -28,10 +26,6 @@ class NextPixel(Task):
 
     causal = True
     refused = dict.fromkeys(MIXES, "it learns the images as they are")
-
-    def __init__(self, experiment: Experiment, dataset: Dataset, device: torch.device):
-        super().__init__(experiment, dataset, device)
-        self.augment = dataset.augment(**experiment.recipe.augmentation())
 
     def loss(
         self, model: nn.Module, images: Tensor, labels: Tensor, indices: Tensor, epoch: int
