@@ -37,6 +37,8 @@ def test_outputs_equal_the_oracle(spec, sigma, monkeypatch):
         with monkeypatch.context() as without, torch.inference_mode():
             without.setattr(linear, "_Linear", None)  # the path with gradients is not taken
             assert (attention(*tensors, mask=mask) - expected).abs().max() <= tolerance
+            one = attention(*(x[:1] for x in tensors), mask=None if mask is None else mask[:1])
+            assert (one - expected[:1]).abs().max() <= tolerance
 
 
 @pytest.mark.parametrize("spec", ["performer-exp:m=11", "performer-relu:m=11", "softmax"])

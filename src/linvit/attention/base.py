@@ -21,6 +21,8 @@ from linvit.kernels.base import Site, tracing
 from linvit.randomness import generator
 from linvit.registry import Registry
 
+PRECISE = (torch.float32, torch.float64)  # what is computed in
+
 
 @dataclass(frozen=True, kw_only=True)
 class Switches:
@@ -41,7 +43,7 @@ class Attention(nn.Module, ABC):
     why_not_causal: ClassVar[str] = ""
     without_effect: ClassVar[dict[str, str]] = {}  # switches that would change nothing, and why
 
-    def __init__(self, site: Site, switches: Switches = Switches()):  # noqa: B008 (frozen)
+    def __init__(self, site: Site, switches: Switches = Switches()):
         super().__init__()
         if site.causal and not self.can_be_causal:
             raise ValueError(f"{type(self).__name__.lower()} cannot be causal: {self.why_not_causal}")
@@ -56,6 +58,7 @@ class Attention(nn.Module, ABC):
             raise ValueError("exact_cls=true needs prefix tokens (prefix ≥ 1) and a bidirectional attention")
         if switches.dwc:
             self.dwc = _DepthwiseConvolution(site, switches.dwc)
+        self.bare = not (switches.qk_norm or switches.exact_cls or switches.dwc)  # nothing is done around `attend`
 
     @abstractmethod
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -81,8 +84,9 @@ class Attention(nn.Module, ABC):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         """Computed in float32 or better, returned in v's dtype."""
-        self._check(q, k, v, mask)
-        dtype = v.dtype
+        usual, dtype = self._check(q, k, v, mask), v.dtype
+        if usual and self.bare and dtype in PRECISE and not torch.is_autocast_enabled(q.device.type):
+            return self.attend(q, k, v, None)  # what stands below would change nothing, and takes as long as a product
         with full_precision(q):
             q, k, v = _kept(mask, *precise(q, k, v))
             out = self._mix(q, k, v, mask)
@@ -131,7 +135,8 @@ class Attention(nn.Module, ABC):
         gains = self.q_norm.to(q), self.k_norm.to(k)
         return F.rms_norm(q, gains[0].shape, gains[0]), F.rms_norm(k, gains[1].shape, gains[1])
 
-    def _check(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
+    def _check(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:
+        """Refuse what does not fit; whether it is the usual input, of one dtype and without a mask."""
         site, shape = self.site, q.shape
         if (
             shape == k.shape == v.shape
@@ -143,7 +148,7 @@ class Attention(nn.Module, ABC):
             and mask is None
             and not self.switches.debug
         ):  # what is most often right is told at one look, the rest takes time
-            return
+            return True
         for name, x in (("q", q), ("k", k), ("v", v)):
             if x.ndim != 4:
                 raise ValueError(f"{name} has shape {tuple(x.shape)}: it must be (batch, heads, tokens, head_dim)")
@@ -167,6 +172,7 @@ class Attention(nn.Module, ABC):
             if not torch.isfinite(seen).all():
                 kind = "NaN" if torch.isnan(seen).any() else "infinity"
                 raise ValueError(f"{name} holds {kind} (layer {site.layer})")
+        return False
 
     def extra_repr(self) -> str:
         return f"heads={self.site.heads}, head_dim={self.site.head_dim}, tokens={self.site.tokens}"

@@ -31,7 +31,7 @@ same formulas stand in as few operations as they take.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -47,9 +47,9 @@ from linvit.kernels.base import Features, Prepared
 KEEP_WIDTH = 64
 KEEP_SIZE = 1 << 22
 
-# Inputs whose features are this part of a block take the short path, in memory of its own: up to 40 % less time on one
-# core. With half a block, relu took 1.8 times as long there as in blocks, which use their memory again.
-FEW = 4
+# Inputs with no more features than this take the short path, in memory of its own: up to 40 % less time on one core.
+# With twice as many, relu took 1.8 times as long there as in blocks, which use their memory again.
+FEW_FEATURES = pieces.BLOCK["cpu"] // 4
 
 At = tuple[slice, slice]  # a block: some heads, some tokens
 
@@ -58,58 +58,78 @@ def linear_attention(prepared: Prepared, v: Tensor) -> Tensor:
     """Bidirectional: q, k (G, N, d) as prepared by a kernel and v (G, N, e) → (G, N, e)."""
     q, k, φ, weight, bias = prepared
     recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, weight, bias))
-    if not recorded and FEW * q.shape[0] * q.shape[1] * pieces.feature_rows(q, φ) <= pieces.block_size(q):
-        return (_exponential if φ.exponential else _pointwise)(prepared, v)
+    if not recorded and math.prod(q.shape[:2]) * pieces.feature_rows(q, φ) <= FEW_FEATURES:
+        return short(φ, len(q))(q, k, v, weight, bias)
     return _Linear.apply(q.contiguous(), k.contiguous(), v.contiguous(), weight, bias, φ)  # type: ignore[return-value]
 
 
-def _exponential(prepared: Prepared, v: Tensor) -> Tensor:
-    """Q' (K'ᵀv) of a small input. Keys are powers of two, twice as fast as of e; products add w and λ as they go."""
-    q, k, φ, weight, bias = prepared
-    ω, log2e = _for_heads(φ.omega, q), math.log2(math.e)
-    if ω is None:
-        w = pieces.log_weight(k, weight, φ.norm)
-        u = (k if w is None else k + w) * log2e
-    elif weight is None:
-        squares = torch.linalg.vector_norm(k, dim=-1, keepdim=True).square_() if φ.norm else k[:1, :1, :1]
-        u = torch.baddbmm(squares, k, ω, beta=φ.norm * log2e, alpha=log2e)
-    else:
-        w = pieces.log_weight(k, weight, φ.norm)
-        assert w is not None
-        u = torch.baddbmm(w, k, ω, beta=log2e, alpha=log2e)
-    top = u.amax(1, keepdim=True)
-    if weight is not None:
-        top.clamp_min_(pieces.lowest(u))  # finite where every key is masked
-    mass = u.sub_(top).exp2_().sum(1, keepdim=True)
-    if weight is not None:
-        mass.clamp_min_(torch.finfo(u.dtype).tiny)
-    s = torch.bmm(u.transpose(1, 2), v).div_(mass.transpose(1, 2))
-    λ, unit = mass.log2_().add_(top), 1 / log2e
-    if bias is not None or ω is None:
-        λ, unit = λ * unit if bias is None else torch.add(bias, λ, alpha=unit), 1.0
-    return torch.bmm(torch.softmax(q + λ if ω is None else torch.baddbmm(λ, q, ω, beta=unit), -1), s)
+Short = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], Tensor]  # of q, k, v, weight and bias
 
 
-def _pointwise(prepared: Prepared, v: Tensor) -> Tensor:
-    """φ(q) S / D of a small input."""
-    q, k, φ, weight, _ = prepared
-    w, ω = pieces.log_weight(k, weight, φ.norm), _for_heads(φ.omega, q)
-    f_q, f_k = (pieces.features(φ, x.clone() if ω is None else torch.bmm(x, ω)) for x in (q, k))
-    factor = None if w is None else _relative(w)
-    f_k = f_k if factor is None else f_k * factor
-    s = torch.bmm(f_k.transpose(1, 2), v)
-    if φ.divide:  # features, which are mostly fewer than value columns
-        d = _denominators(f_q, f_k.sum(1, keepdim=True))
-        if φ.positive and factor is None:
-            f_q.div_(d)
+def short(φ: Features, heads: int) -> Short:
+    """Attention of so many heads in as few operations as it takes, with all decided that φ decides. No gradients."""
+    ω = None if φ.omega is None else φ.omega.t().expand(heads, -1, -1)  # products of batches read it where it is
+    return (_exponential if φ.exponential else _pointwise)(φ, ω)
+
+
+def _exponential(φ: Features, ω: Tensor | None) -> Short:
+    """Q' (K'ᵀv). Keys are powers of two, twice as fast as of e; products add w and λ as they go."""
+    log2e, norm = math.log2(math.e), φ.norm
+    baddbmm, bmm, softmax, length = torch.baddbmm, torch.bmm, torch.softmax, torch.linalg.vector_norm
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        if ω is None:
+            w = pieces.log_weight(k, weight, norm)
+            u = (k if w is None else k + w) * log2e
+        elif weight is None:
+            squares = length(k, dim=-1, keepdim=True).square_() if norm else k[:1, :1, :1]
+            u = baddbmm(squares, k, ω, beta=norm * log2e, alpha=log2e)
         else:
-            f_q.mul_(_one_over(d, φ, f_k.shape[2], k.shape[1] if factor is None else factor.sum(1, keepdim=True)))
-    return torch.bmm(f_q, s)
+            w = pieces.log_weight(k, weight, norm)
+            assert w is not None
+            u = baddbmm(w, k, ω, beta=log2e, alpha=log2e)
+        top = u.amax(1, keepdim=True)
+        if weight is not None:
+            top.clamp_min_(pieces.lowest(u))  # finite where every key is masked
+        mass = u.sub_(top).exp2_().sum(1, keepdim=True)
+        if weight is not None:
+            mass.clamp_min_(torch.finfo(u.dtype).tiny)
+        s = bmm(u.transpose(1, 2), v).div_(mass.transpose(1, 2))
+        λ, unit = mass.log2_().add_(top), 1 / log2e
+        if bias is not None or ω is None:
+            λ, unit = λ * unit if bias is None else torch.add(bias, λ, alpha=unit), 1.0
+        return bmm(softmax(q + λ if ω is None else baddbmm(λ, q, ω, beta=unit), -1), s)
+
+    return attend
 
 
-def _for_heads(omega: Tensor | None, q: Tensor) -> Tensor | None:
-    """Ωᵀ for every head: products of batches read tensors where they are, so that no view need be copied."""
-    return None if omega is None else omega.t().expand(len(q), -1, -1)
+def _pointwise(φ: Features, ω: Tensor | None) -> Short:
+    """φ(q) S / D."""
+    f, floor, norm, bmm = φ.f, φ.floor, φ.norm, torch.bmm
+    assert f is not None
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        f_q = f(q.clone() if ω is None else bmm(q, ω))
+        f_k = f(k.clone() if ω is None else bmm(k, ω))
+        if floor:
+            f_q.add_(floor)
+            f_k.add_(floor)
+        factor = None
+        if norm or weight is not None:
+            w = pieces.log_weight(k, weight, norm)
+            assert w is not None
+            factor = _relative(w)
+            f_k = f_k * factor
+        s = bmm(f_k.transpose(1, 2), v)
+        if φ.divide:  # features, which are mostly fewer than value columns
+            d = _denominators(f_q, f_k.sum(1, keepdim=True))
+            if φ.positive and factor is None:
+                f_q.div_(d)
+            else:
+                f_q.mul_(_one_over(d, φ, f_k.shape[2], k.shape[1] if factor is None else factor.sum(1, keepdim=True)))
+        return bmm(f_q, s)
+
+    return attend
 
 
 def _denominators(h: Tensor, z: Tensor) -> Tensor:

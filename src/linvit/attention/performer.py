@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from linvit.attention.base import Attention, Switches
 from linvit.attention.causal import causal_attention
-from linvit.attention.linear import linear_attention
+from linvit.attention.linear import FEW_FEATURES, linear_attention, short
 from linvit.attention.plain import State, plain_attention, plain_causal
 from linvit.kernels.base import FeatureMap, Prepared, Site, tracing
 
@@ -16,10 +19,12 @@ class Performer(Attention):
     """φ(q) [φ(k)ᵀv] / φ(q) [φ(k)ᵀ1] for any FeatureMap φ."""
 
     plain = False  # set it for ordinary operations in place of the fast paths; when exporting or compiling it always is
+    _short: tuple[Any, Any] = None, None  # features, and their short path
 
     def __init__(self, site: Site, kernel: FeatureMap, switches: Switches = Switches()):  # noqa: B008 (frozen)
         super().__init__(site, switches)
         self.kernel = kernel
+        self._at_once = kernel.direct and not site.causal
 
     def prepare(self, q: Tensor, k: Tensor, mask: Tensor | None = None) -> Prepared:
         """(B, H, N, D) → what the kernel makes of them, (G, N, ·); a masked key gets the log-weight −∞."""
@@ -32,6 +37,8 @@ class Performer(Attention):
         return prepared._replace(weight=weight.masked_fill(~keep, float("-inf")))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is None and not torch.is_grad_enabled() and (out := self._of_one_image(q, k, v)) is not None:
+            return out
         prepared, flat = self.prepare(q, k, mask), v.flatten(0, 1)
         if v.shape[2] == 1 and mask is None and (prepared.features.exponential or prepared.features.positive):
             return v  # a token alone: φ(q)·φ(k) v / φ(q)·φ(k), which computing would only round
@@ -42,6 +49,29 @@ class Performer(Attention):
         if not prepared.features.divide:
             out = F.rms_norm(out, out.shape[-1:])
         return out.view_as(v)
+
+    def _of_one_image(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
+        """What `attend` comes to, without its preparations: they take as long as the products of 64 tokens. None for
+        more images, and where the kernel has to prepare q and k."""
+        (batch, heads, tokens, _), kernel = q.shape, self.kernel
+        if (
+            batch != 1
+            or tokens == 1
+            or not self._at_once
+            or heads * tokens * kernel.width > FEW_FEATURES
+            or self.plain
+            or tracing()
+        ):
+            return None
+        φ = kernel.features(q)
+        made_for, attend = self._short
+        if φ is not made_for:
+            attend = short(φ, heads)
+            self._short = φ, attend
+        return attend(q.squeeze(0), k.squeeze(0), v.squeeze(0), None, None).unsqueeze(0)
+
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, "_short": (None, None)}  # copies have features of their own
 
     def decode(self, q: Tensor, k: Tensor, v: Tensor, state: State | None) -> tuple[Tensor, State]:
         """At a cost, and with a state, independent of how many tokens came before."""

@@ -84,6 +84,7 @@ class FeatureMap(nn.Module, ABC):
     estimates: ClassVar[str] = ""
     rows: int  # of Ω: what projecting one token costs, in units of head_dim
     width: int  # features
+    direct: bool = False  # whether `prepare` leaves q and k as they are, and all it adds is `features(q)`
 
     @dataclass(frozen=True, kw_only=True)
     class Options:
@@ -113,6 +114,10 @@ class FeatureMap(nn.Module, ABC):
     @abstractmethod
     def prepare(self, q: Tensor, k: Tensor, keep: Tensor | None) -> Prepared:
         """Raw q, k (G, N, d) and the keys to keep (G, N, 1) → inputs of the linear attention."""
+
+    def features(self, x: Tensor) -> Features:
+        """What is done with q and k like x."""
+        raise NotImplementedError
 
     @abstractmethod
     def phi(self, x: Tensor) -> Tensor:

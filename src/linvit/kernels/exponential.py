@@ -55,7 +55,7 @@ class Exponential(Projected):
             weight = scale**2 * weight
         if self.options.shrink:
             q, k = self._shortened(q, k, keep)
-        if self.omega is None:  # φ(x) = exp(x)
+        if not self.rows:  # φ(x) = exp(x)
             return Prepared(q * scale, k * scale, Features(), weight)
         return Prepared(q, k, self.features(q), weight)
 
@@ -106,6 +106,8 @@ class Favor(Exponential):
         elif site.causal:
             raise ValueError("stabilizer=reference needs a maximum over all keys, which a causal attention may not see")
         self.center = self.center and not self.reference
+        straight = type(self).prepare is Favor.prepare and not (self.reference or self.center or self.options.shrink)
+        self.direct = straight and self.omega is not None and self.clamp is None
 
     def prepare(self, q: Tensor, k: Tensor, keep: Tensor | None) -> Prepared:
         if self.reference:

@@ -48,6 +48,8 @@ class Pointwise(Projected):
             raise ValueError(f"negative=shift: {name} has no minimum; choose clamp, rms or literal")
         if self.negative == "auto":
             self.negative = "clamp" if self.minimum is None else "shift"
+        straight = type(self).prepare is Pointwise.prepare and self.negative != "rms"
+        self.direct = straight and self.omega is not None and self.clamp is None
 
     @property
     def floor(self) -> float:
@@ -72,7 +74,7 @@ class Pointwise(Projected):
         )
 
     def prepare(self, q: Tensor, k: Tensor, keep: Tensor | None) -> Prepared:
-        if self.omega is None:
+        if not self.rows:  # no Ω to scale
             q, k = q * self.scale, k * self.scale
         prepared = Prepared(q, k, self.features(q))
         return prepared if self.clamp is None else clamped(prepared, self.clamp)

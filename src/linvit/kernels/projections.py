@@ -78,7 +78,7 @@ class Projected(FeatureMap):
     """A kernel of Ωx or, with projection=none, of x itself."""
 
     deterministic: ClassVar[bool] = True  # whether projection=none makes sense
-    _made: tuple[Tensor, tuple, Features] | None = None  # for which Ω, how, what
+    _made: tuple | None = None  # for which Ω and inputs, and what
 
     @dataclass(frozen=True, kw_only=True)
     class Options(FeatureMap.Options):
@@ -109,15 +109,24 @@ class Projected(FeatureMap):
         raise NotImplementedError
 
     def features(self, x: Tensor) -> Features:
-        """`make_features`, made once while Ω stays as it is: a tenth of the time of a small call is to scale Ω."""
-        omega = self.omega
-        rows = None if omega is None else omega.rows
-        if rows is None or rows.requires_grad or rows.is_inference() or tracing():
-            return self.make_features(x)
-        made, key = self._made, (rows._version, x.dtype, x.device, torch.is_inference_mode_enabled())
-        if made is None or made[0] is not rows or made[1] != key:
-            made = self._made = rows, key, self.make_features(x)
-        return made[2]
+        """`make_features`, made once while Ω stays as it is: a small call has no time to scale Ω, or to look for it."""
+        if self._made is not None and not tracing():
+            buffers, rows, version, dtype, device, inference, φ = self._made
+            if (
+                buffers.get("rows") is rows
+                and rows._version == version
+                and x.dtype is dtype
+                and x.device == device
+                and torch.is_inference_mode_enabled() is inference
+            ):
+                return φ
+        φ = self.make_features(x)
+        if self.omega is not None and not tracing():
+            rows = self.omega.rows
+            if not (rows.requires_grad or rows.is_inference()):  # else no version would tell of a change
+                inference = torch.is_inference_mode_enabled()
+                self._made = self.omega._buffers, rows, rows._version, x.dtype, x.device, inference, φ
+        return φ
 
     def __getstate__(self) -> dict:
         return {**self.__dict__, "_made": None}  # copies have an Ω of their own
