@@ -141,7 +141,7 @@ def test_what_is_open_is_run_by_the_command_that_began(tmp_path):
             line["variant"] += ", from backbones (b9349d)"
     (folder / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = advice(folder)
-    assert found.command == ("linvit compare -a softmax -a linformer:k=16 --seeds 3 --no-controls --budget 15m "
+    assert found.command == ("linvit compare -a softmax -a linformer:k=16 --seeds 3 --budget 15m "
                              "--out 'my runs' photos")  # fmt: skip
     assert found.attention_worth.startswith("In one seed, attention was worth ")
 
@@ -219,7 +219,7 @@ def test_a_pair_without_a_shared_seed_promises_nothing(tmp_path):
              "linformer": dict.fromkeys(range(3, 6), 0.8)}  # fmt: skip
     found = advice(accuracies(tmp_path / "x", table))
     assert found.variant == "softmax"  # as fast as the second would be enough, but who knows of it and the third?
-    assert "performer-relu (−0.2 points) is faster, but it is undecided" in found.sentences[2]
+    assert "performer-relu (−0.1 points) is faster, but it is undecided" in found.sentences[2]
     assert "inf" not in " ".join(found.sentences)
 
 

@@ -23,12 +23,18 @@ class Growth:
     budget: str  # "" if it is not known how long training took
 
 
-def growth(summary: Summary, best: Result, deciding: Sequence[Result]) -> Growth | None:
-    """Why it is too early, and what would do; None if it is not, or if nobody was trained for half of the steps."""
-    if not best.both:
+def growth(
+    summary: Summary, best: Result, able: Sequence[Result], deciding: Sequence[Result], others: Sequence[Result]
+) -> Growth | None:
+    """Why it is too early, and what would do; None if it is not, or if nobody was trained for half of the steps.
+
+    Of `deciding`, the difference to the best must stay as it is; `others` must not be about to pass it."""
+    known = [v for v in able if v.both and v.id in summary.verdicts.names]
+    whom = best if best.both else max(known, key=lambda v: sum(_ends(v)), default=None)
+    if whom is None:
         return None
-    whole, half = (sum(of[seed] for seed in best.both) / len(best.both) for of in (best.scores, best.half))
-    why = _why(summary, best, whole - half, deciding)
+    whole, half = _ends(whom)
+    why = _why(summary, whom, whole - half, [(v, v in deciding) for v in (*deciding, *others) if v is not whom])
     if not why:
         return None
     if summary.merit is not ACCURACY:  # nobody knows with how few bits these images can do
@@ -40,13 +46,20 @@ def growth(summary: Summary, best: Result, deciding: Sequence[Result]) -> Growth
     return Growth(why, doublings, after[-1] > GAIN, _budget(summary, doublings))
 
 
-def _why(summary: Summary, best: Result, gain: float, deciding: Sequence[Result]) -> str:
+def _ends(variant: Result) -> tuple[float, float]:
+    """Its score after all of the training, and after half, over the runs that have both."""
+    whole, half = (sum(of[run] for run in variant.both) / len(variant.both) for of in (variant.scores, variant.half))
+    return whole, half
+
+
+def _why(summary: Summary, best: Result, gain: float, others: Sequence[tuple[Result, bool]]) -> str:
     when, merit = "between half and all of the training", summary.merit
     if gain > GAIN:
         return f"{best.label} still gained {merit.plain(gain)} {merit.unit} {when}: more may change the order."
-    for other in deciding:
+    for other, decides in others:
         moved, allowed = _moved(summary, best, other)
-        if abs(moved) > allowed:
+        passes = moved > allowed and summary.verdicts.ahead(other.id, best.id) + moved > summary.margin
+        if (decides and abs(moved) > allowed) or passes:
             how = f"{'gained' if moved > 0 else 'lost'} {merit.plain(abs(moved))} {merit.unit} on"
             return f"{other.label} {how} {best.label} {when}: their order is not settled."
     return ""

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 from linvit.files import slug
 from linvit.report import statistics
@@ -38,7 +39,8 @@ def recommend(summary: Summary) -> Recommendation:
             if v.best and not v.diverged and not v.control and v.column != "published"}  # fmt: skip
     if not able:
         nothing = f"no {summary.merit.title.lower()} was measured"
-        why = "every variant diverged" if any(v.diverged for v in summary.variants) else nothing
+        real = [v for v in summary.variants if not v.control and v.column != "published"]
+        why = "every variant diverged" if real and all(v.diverged for v in real) else nothing
         return Recommendation(
             None, "Nothing to recommend",
             (f"No attention can be recommended: {why}.", "Run the comparison to its end, then rebuild this page."),
@@ -46,9 +48,10 @@ def recommend(summary: Summary) -> Recommendation:
         )  # fmt: skip
     verdicts = summary.verdicts
     best = able[verdicts.best] if verdicts.best in able else max(able.values(), key=_score)
-    speed = next((m for m in SPEEDS if all(v.get(m) for v in able.values())), None)
+    open_to = [v for v in able.values() if v is best or v.standing.shown or v.standing.undecided]
+    speed = next((m for m in SPEEDS if all(v.get(m) for v in open_to)), None)
     found = _advice(summary, able, best, speed)
-    if early := growth(summary, best, _deciding(able, best, found.variant, speed)):
+    if early := growth(summary, best, list(able.values()), *_deciding(able, best, found.variant, speed)):
         found = _too_early(summary, best, early)
     return _with_control(found, summary, best)
 
@@ -71,7 +74,7 @@ def _advice(summary: Summary, able: dict[str, Result], best: Result, speed: str 
         )  # fmt: skip
     lead = (f"{best.label} {_has_best(summary)} so far, {_right(best, summary)} in {_seeds(best, summary)}"
             f"{_speed(best)}.")  # fmt: skip
-    few = [v for v in able.values() if v.verdict == statistics.UNKNOWN]
+    few = [v for v in able.values() if v.verdict == statistics.UNKNOWN and v.id in summary.verdicts.names]
     if few or len(best.scores) < ENOUGH:
         who = able.values() if len(best.scores) < ENOUGH else [best, *few]
         what = "folds" if summary.folds else "seeds"
@@ -84,14 +87,14 @@ def _advice(summary: Summary, able: dict[str, Result], best: Result, speed: str 
             again(summary, who, _in_seeds(max(ENOUGH, *(len(v.scores) for v in who)), summary)),
         )  # fmt: skip
     shown = [v for v in able.values() if v.standing.shown]
-    chosen = _fastest(shown, speed) if shown else best
+    chosen = _fastest(summary, shown, speed) if shown else best
     faster = [v for v in able.values() if v.standing.undecided and v is not chosen and _is_faster(v, chosen, speed)]
     if shown:
-        open_ones, text, command = _undecided(summary, faster, [])
+        open_ones, text, command = _undecided(summary, faster, [], speed)
         sentences = (_what(chosen, best, summary), _how_sure(chosen, summary), *open_ones, *text)
         return Recommendation(chosen.id, "Recommendation", sentences, summary.merit.within(summary.margin),
                               _reason(speed, len(shown), summary), command)  # fmt: skip
-    open_ones, text, command = _undecided(summary, faster, [best])
+    open_ones, text, command = _undecided(summary, faster, [best], speed)
     margin = summary.merit.amount(summary.margin)
     return Recommendation(
         best.id, f"{summary.merit.best.capitalize()} so far",
@@ -101,40 +104,50 @@ def _advice(summary: Summary, able: dict[str, Result], best: Result, speed: str 
     )  # fmt: skip
 
 
-def _fastest(variants: Sequence[Result], speed: str | None) -> Result:
-    """Of those within 5 % of the fastest, the best."""
+def _fastest(summary: Summary, variants: Sequence[Result], speed: str | None) -> Result:
+    """Of those within 5 % of the fastest, the best, over the seeds that they share."""
     top = max(v.numbers[speed] for v in variants) if speed else 0.0
-    return max((v for v in variants if not speed or v.numbers[speed] * TIE >= top), key=_score)
+    near = [v for v in variants if not speed or v.numbers[speed] * TIE >= top]
+    ahead = summary.verdicts.ahead
+    return max(near, key=lambda v: min((ahead(v.id, other.id) for other in near if other is not v), default=0.0))
 
 
 def _is_faster(variant: Result, than: Result, speed: str | None) -> bool:
-    return speed is None or variant.numbers[speed] > TIE * than.numbers[speed]
+    """Or may be, where that was not measured."""
+    mine, its = (None if speed is None else v.get(speed) for v in (variant, than))
+    return mine is None or its is None or mine > TIE * its
 
 
-def _deciding(able: dict[str, Result], best: Result, chosen: str | None, speed: str | None) -> list[Result]:
-    """Whose difference to the best the choice rests on."""
-    ruled_out = [v for v in able.values() if v.verdict == statistics.WORSE and _is_faster(v, best, speed)]
-    return [*([able[chosen]] if chosen and chosen != best.id else []), *ruled_out]
+def _deciding(
+    able: dict[str, Result], best: Result, chosen: str | None, speed: str | None
+) -> tuple[list[Result], list[Result]]:
+    """Whose difference to the best the choice rests on; and the others, who would matter if they went on to pass."""
+    known = [v for v in able.values() if v is not best and v.verdict != statistics.UNKNOWN]
+    decide = [v for v in known if v.id == chosen or (v.verdict == statistics.WORSE and _is_faster(v, best, speed))]
+    return decide, [v for v in known if v not in decide]
 
 
 def _undecided(
-    summary: Summary, faster: Sequence[Result], also: Sequence[Result]
+    summary: Summary, faster: Sequence[Result], also: Sequence[Result], speed: str | None
 ) -> tuple[tuple[str, ...], tuple[str, ...], str]:
     """Who is open, what would settle it, and the command for that."""
     seeds, who, times = summary.verdicts.settle(v.id for v in [*faster, *also])
     if not who:
         return (), (), ""
-    best = summary[summary.verdicts.best or who[0]]
-    are = "is faster, but it is" if len(faster) == 1 else "are faster, but it is"
-    whether = "loses" if len(faster) == 1 else "lose"
-    margin = summary.merit.amount(summary.margin)
-    names = _and(f"{v.label} ({_behind(v, best, summary.merit)})" for v in faster)
-    lead = (f"{names} {are} undecided whether {'it' if len(faster) == 1 else 'they'} {whether} {margin} or more.",)
-    lead = lead if faster else ()
-    if len(summary.study.info.get("commands") or []) > 1 and summary.seeds > (1 if summary.folds else ENOUGH):
-        return lead, (f"The difference lies too near {margin} for these seeds; `--margin` asks with another one.",), ""
+    one, margin = len(faster) == 1, summary.merit.amount(summary.margin)
+    are = ("is" if one else "are") + " faster" if speed else "may be faster, which was not timed"
+    names = _and(f"{v.label} ({_behind(v, summary.merit)})" for v in faster)
+    whether = "it loses" if one else "they lose"
+    lead = (f"{names} {are}, but it is undecided whether {whether} {margin} or more.",) if faster else ()
+    runs = [summary[name] for name in who]
+    if missing := [v for v in runs if v.missing]:
+        what = f"{sum(v.missing for v in missing)} runs of this study are missing, of {_and(v.label for v in missing)}"
+        return lead, (f"{what}: the same command makes them.",), _last(summary)
+    if summary.looks(who) > 1:
+        text = f"After a second look it is still open: the truth lies near {margin}, or these images are too few"
+        return lead, (f"{text}; `--margin` asks with another one.",), ""
     if math.isfinite(seeds):
-        runs, count = [summary[name] for name in who], _in_seeds(seeds, summary)
+        count = _in_seeds(seeds, summary)
         each = f", {summary.folds} folds each," if summary.folds else ""
         return lead, (f"About {count} seeds{each} would settle it:",), again(summary, runs, count)
     if math.isfinite(times) and times > 0:
@@ -143,13 +156,18 @@ def _undecided(
     return lead, (f"Not even {_in_seeds(MOST, summary)} seeds would settle it: they differ too much.",), ""
 
 
+def _last(summary: Summary) -> str:
+    return (summary.study.info.get("commands") or [""])[-1]
+
+
 def _in_seeds(runs: float, summary: Summary) -> int:
     """How many seeds are at least so many runs of a variant."""
     return math.ceil(runs / max(1, summary.folds))
 
 
-def _behind(variant: Result, best: Result, merit: Merit) -> str:
-    return f"{merit.signed(merit.sign * (_score(variant) - _score(best)))} {merit.unit}"
+def _behind(variant: Result, merit: Merit) -> str:
+    """The best, over the seeds that both have."""
+    return f"{merit.signed(merit.sign * (variant.standing.behind or 0.0))} {merit.unit}"
 
 
 def _rounded(value: float) -> int:
@@ -159,29 +177,45 @@ def _rounded(value: float) -> int:
 
 
 def _too_early(summary: Summary, best: Result, early: Growth) -> Recommendation:
-    info, words = summary.study.info, _words(summary)
     times = "twice the training" if early.doublings == 1 else f"{2**early.doublings} times the training"
     times = f"more than {times}" if early.more else times
     time = f" (about {early.budget} here)" if early.budget else ""
-    if info.get("budget"):
-        name, value = "budget", early.budget or info["budget"]
-    else:
-        name = "steps" if any(word.startswith("steps=") for word in words) else "epochs"
-        value = f"{(info.get(name) or 1) * 2**early.doublings:g}"
-    if words:
-        out = next((b for a, b in pairwise(words) if a == "--out"), "")
-        out = out or f"runs/compare-{slug(str(summary.study.dataset.get('name', 'images')))}"
-        words = [f"steps={value}" if word.startswith("steps=") else word for word in words]
-        option = [] if name == "steps" else [f"--{name}", value]
-        command = _joined(_without(words, ("--out", "--budget", "--epochs")), [*option, "--out", f"{out}-longer"])
-    else:
-        quote = '"' if name == "budget" else ""
-        command = f'linvit.compare(…, {name}={quote}{value}{quote}, out="…")'
     return Recommendation(
         None, "Too early to tell", (early.why, f"Try {times}{time} before choosing:"), "too early",
         f"A choice is made only when the best gains at most {summary.merit.amount(GAIN)} from twice the training, and "
-        "differences that decide stay as they are.", command, growth=early,
+        "differences that decide stay as they are.", longer(summary, 2**early.doublings), growth=early,
     )  # fmt: skip
+
+
+def longer(summary: Summary, times: int) -> str:
+    """The same study with so many times the training, in a folder of its own. What a budget chose is kept: a larger
+    one would buy a larger model and more seeds before it bought training."""
+    info, words = summary.study.info, _words(summary)
+    in_steps = any(word.startswith("steps=") for word in words)
+    length = {"steps": times * int(info.get("steps") or 1)} if in_steps else {
+        "epochs": f"{times * float(info.get('epochs') or 1):.4g}"
+    }  # fmt: skip
+    plan: dict[str, Any] = info.get("plan") or {} if info.get("budget") else {}
+    kept = {"image_size": plan["image_size"], "seeds": plan["seeds"], **plan["options"]} if plan else {}
+    if not words:
+        return f'linvit.compare(…, {", ".join(f"{key}={value}" for key, value in {**kept, **length}.items())}, out="…")'
+    flags = {"--image-size": kept.pop("image_size", None), "--seeds": kept.pop("seeds", None),
+             "--epochs": length.pop("epochs", None)}  # fmt: skip
+    out = next((b for a, b in pairwise(words) if a == "--out"), "")
+    out = out or f"runs/compare-{slug(str(summary.study.dataset.get('name', 'images')))}"
+    words = _without(words, ("--out", "--budget", "--epochs", *(flag for flag in flags if flags[flag])))
+    words = _unset(words, ("epochs", "steps", *kept))
+    more = [word for flag, value in flags.items() if value for word in (flag, str(value))]
+    for key, value in {**kept, **length}.items():
+        text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+        more += ["--set", f"{key}={text}"]
+    return _joined(words, [*more, "--out", f"{out}-longer"])
+
+
+def _unset(words: Sequence[str], keys: Sequence[str]) -> list[str]:
+    """Without the `--set KEY=…` of these."""
+    gone = {i for i, word in enumerate(words) if i and words[i - 1] == "--set" and word.partition("=")[0] in keys}
+    return [word for i, word in enumerate(words) if i not in gone and i + 1 not in gone]
 
 
 def _with_control(found: Recommendation, summary: Summary, best: Result) -> Recommendation:
@@ -231,30 +265,40 @@ def _joined(words: Sequence[str], more: Sequence[str]) -> str:
 
 
 def again(summary: Summary, variants: Iterable[Result], seeds: int) -> str:
-    """What trains these variants, and no other, with so many seeds."""
+    """What trains these variants with so many seeds, and no other if that can be said in a command."""
     specs = {v.id: v.attention for v in variants}
     words = _words(summary)
     names = [name.removesuffix(", next-pixel").partition(", from ")[0] for name in specs]
-    usual = names == list(specs.values())  # start and task are the command's own
-    if not words or not usual:
-        what = "attentions" if all(name == spec for name, spec in specs.items()) else "variants"
+    usual = names == list(specs.values()) and "--config" not in words  # start and task are the command's own
+    margin = summary.margin != (summary.study.info.get("margin") or statistics.MARGIN)
+    if not words:
         quoted = ", ".join(f'"{name}"' for name in specs)
-        return f'linvit.compare(…, {what}=[{quoted}], seeds={seeds}, controls=False, out="…")'
-    words = _without(words, ("-a", "--attention", "--seeds", "--jobs"), ("--controls", "--no-controls", "--dry-run"))
+        which = f"attentions=[{quoted}], " if all(name == spec for name, spec in specs.items()) else ""
+        return f'linvit.compare(…, {which}seeds={seeds}{", controls=False" * bool(which)}, out="…")'
+    more = ["--seeds", str(seeds), *(["--margin", f"{100 * summary.margin:g}"] if margin else [])]
+    words = _without(words, ("--seeds", "--jobs", *(["--margin"] if margin else [])), ("--dry-run",))
+    if not usual:
+        return _joined(words, more)
+    controls = all(len(v.scores) >= ENOUGH or v.diverged for v in summary.variants if v.control)
+    words = _without(words, ("-a", "--attention"), ("--controls", "--no-controls") if controls else ())
     chosen = [word for spec in dict.fromkeys(specs.values()) for word in ("-a", spec)]
-    return _joined(words, [*chosen, "--seeds", str(seeds), "--no-controls"])
+    return _joined(words, [*chosen, *more, *(["--no-controls"] if controls else [])])
 
 
 def _score(variant: Result) -> float:
     return sum(variant.scores.values()) / len(variant.scores) if variant.scores else -math.inf
 
 
-def _number(variant: Result, summary: Summary) -> str:
-    return summary.merit.show(variant.best and variant.best.mean)
+def _number(variant: Result, summary: Summary, beside: Result | None = None) -> str:
+    """Its mean; beside another, over the seeds that both have."""
+    if beside is None or set(beside.scores) == set(variant.scores):
+        return summary.merit.show(variant.best and variant.best.mean)
+    shared = [variant.scores[run] for run in variant.scores if run in beside.scores]
+    return summary.merit.show(summary.merit.sign * sum(shared) / len(shared) if shared else None)
 
 
-def _right(variant: Result, summary: Summary) -> str:
-    return summary.merit.says.format(_number(variant, summary))
+def _right(variant: Result, summary: Summary, beside: Result | None = None) -> str:
+    return summary.merit.says.format(_number(variant, summary, beside))
 
 
 def _has_best(summary: Summary) -> str:
@@ -281,10 +325,10 @@ def _speed(variant: Result) -> str:
 
 def _what(chosen: Result, best: Result, summary: Summary) -> str:
     behind, merit = chosen.standing.behind, summary.merit
-    mine = f"Use {chosen.label}: {_right(chosen, summary)}"
+    mine = f"Use {chosen.label}: {_right(chosen, summary, best)}"
     if chosen is best or behind is None:
         return f"{mine}, {'more' if merit is ACCURACY else 'fewer'} than any other{_speed(chosen)}."
-    other = f"the {merit.best}, {best.label} ({_number(best, summary)})"
+    other = f"the {merit.best}, {best.label} ({_number(best, summary, chosen)})"
     level = round(merit.scale * behind, merit.digits) == 0
     near = f"as many as {other}" if level else f"{merit.plain(-behind)} {merit.unit} behind {other}"
     return f"{mine}, {near}{_speed(chosen)}."

@@ -12,7 +12,9 @@ their noise. The rest, of images, is known well. A bound of the difference there
     h² = c(f)²·V_seed / n + c(∞)²·(V_image − V_residual / n) / N
 
 where f are the degrees of freedom of MS: each part has a constant of its own (Howe), since Satterthwaite's one for both
-trusts two degrees of freedom too much. c is Dunnett's one-sided constant for k − 1 comparisons at correlation ½, as
+trusts two degrees of freedom too much. Whoever loses the margin is wrong on at least that share of the images more, so
+V_image is at least margin·(1 − margin) if that is to be refuted: on a few hundred images two variants may agree on all
+by chance, and prove nothing. c is Dunnett's one-sided constant for k − 1 comparisons at correlation ½, as
 Hsu's multiple comparisons with the best want it. Variant i is within the margin if d_ij − h_ij > −margin for every
 other j, worse if d_ij + h_ij < −margin for some j, and else undecided.
 
@@ -45,6 +47,7 @@ LOOK = 0.0225  # of each of two looks, one-sided; Pocock's 2.94 % are of looks w
 POWER = 0.8  # with which the seeds that are named decide
 ENOUGH = 3  # shared seeds without which nothing is claimed
 MOST = 30  # seeds that may be asked for
+SEED_SPARE, BLUR_SPARE = 1.5, 1.3  # times the variance that was seen, of seeds and of images, must be low enough
 MARGIN = 0.01
 
 WORSE, OPEN = "worse", "undecided"
@@ -103,8 +106,9 @@ def _dunnett(count: int, freedom: float, level: float) -> float:
 @dataclass(frozen=True)
 class Comparison:
     """All pairs (variants, variants): `difference[i, j]` = accuracy i − j over the `seeds` they share; `noise`, its
-    variance between seeds, known with `freedom`; `images`, its variance by the choice of test images (NaN: unknown).
-    Of folds a seed is one fold of one seed, and `shared` are the images held out over the others."""
+    variance between seeds, known with `freedom`; `images`, its variance by the choice of test images (NaN: unknown),
+    of which `tested` are known to be right or wrong. Of folds a seed is one fold of one seed, and `shared` are the
+    images held out over the others."""
 
     difference: np.ndarray
     seeds: np.ndarray
@@ -112,6 +116,14 @@ class Comparison:
     freedom: np.ndarray
     images: np.ndarray
     shared: float = 0.0
+    tested: int = 0
+
+    def _blur(self, loss: float) -> np.ndarray:
+        """Variance by the choice of images, if the question is whether one loses so much to the other."""
+        known = np.nan_to_num(self.images)
+        if not self.tested:
+            return known
+        return np.where(np.isfinite(self.images), np.maximum(known, abs(loss) * (1 - abs(loss)) / self.tested), 0.0)
 
     def _constants(self, level: float, count: int | None = None) -> tuple[np.ndarray, float]:
         """Dunnett's: of each pair for seeds, and of all for images."""
@@ -119,12 +131,13 @@ class Comparison:
         seeds = [dunnett(count, freedom, level) for freedom in self.freedom.flat]
         return np.reshape(seeds, self.freedom.shape), dunnett(count, math.inf, level)
 
-    def half(self, level: float = LOOK, count: int | None = None) -> np.ndarray:
-        """Half width of one-sided bounds that hold together; infinite where nothing can be said."""
+    def half(self, level: float = LOOK, count: int | None = None, loss: float = 0.0) -> np.ndarray:
+        """Half width of one-sided bounds that hold together, to hold against a loss; infinite where nothing can be
+        said."""
         seeds, images = self._constants(level, count)
         with np.errstate(divide="ignore", invalid="ignore"):
             mean = self.noise * (1 / self.seeds + self.shared)
-            found = np.sqrt(seeds**2 * mean + images**2 * np.nan_to_num(self.images))
+            found = np.sqrt(seeds**2 * mean + images**2 * self._blur(loss))
         found = np.where(self.seeds >= ENOUGH, found, np.inf)
         np.fill_diagonal(found, 0)
         return found
@@ -136,7 +149,7 @@ class Comparison:
         if self.seeds[i, j] < ENOUGH or gap <= 0:
             return 1.0
         seeds = float(self.noise[i, j] * (1 / self.seeds[i, j] + self.shared))
-        images, freedom = float(np.nan_to_num(self.images[i, j])), float(self.freedom[i, j])
+        images, freedom = float(self._blur(than)[i, j]), float(self.freedom[i, j])
         low, high = 0.0, 0.5
         while high - low > 1e-6:
             level = (low + high) / 2
@@ -147,16 +160,20 @@ class Comparison:
     def needed(self, margin: float) -> tuple[np.ndarray, np.ndarray]:
         """Seeds with which a pair is decided with 80 % probability if it truly differs by 0 or by two margins: after
         Stein, by quantiles of the degrees of freedom at hand, which may ask for too many, but not for more than MOST.
-        Infinite if MOST would not do either; then, how many times as many test images it would take (infinite: it is
-        seeds that differ too much)."""
+        Infinite if MOST would not do either, with something to SPARE, since those for whom a number is named are mostly
+        those whose noise was underestimated; then, how many times as many test images it would take (infinite: it is
+        seeds that differ too much). A pair without a first look needs ENOUGH for that."""
         (seeds, images), (more, and_more) = self._constants(LOOK), self._constants(1 - POWER)
         others = max(1, len(self.difference) - 1)
         most = sum(dunnett(others, MOST - 1, level) for level in (LOOK, 1 - POWER)) ** 2 * self.noise / MOST
-        blur = (images + and_more) ** 2 * np.nan_to_num(self.images) + (seeds + more) ** 2 * self.shared * self.noise
+        blur = (images + and_more) ** 2 * self._blur(margin) + (seeds + more) ** 2 * self.shared * self.noise
         with np.errstate(divide="ignore", invalid="ignore"):
             count = np.ceil((seeds + more) ** 2 * self.noise / np.maximum(margin**2 - blur, 0) - 1e-9)
-            times = np.where(most < blur, blur / np.maximum(margin**2 - most, 0), np.inf)
-        return np.where(most + blur <= margin**2, np.minimum(count, MOST), np.inf), times
+            times = np.where(most < blur, BLUR_SPARE * blur / np.maximum(margin**2 - SEED_SPARE * most, 0), np.inf)
+        enough = SEED_SPARE * most + BLUR_SPARE * blur <= margin**2
+        return np.where(
+            self.seeds < ENOUGH, ENOUGH, np.where(enough, np.minimum(SEED_SPARE * count, MOST), np.inf)
+        ), times
 
 
 def compare(
@@ -188,7 +205,8 @@ def compare(
                 difference[a, b], seeds[a, b], freedom[a, b] = sign * d.mean(), n, known or max(1, n - 1)
                 noise[a, b] = max(own, 2 * pooled, max(resolution, 1e-12) ** 2)
                 images[a, b] = blur.get((i, j), np.nan)
-    return Comparison(difference, seeds, noise, freedom, images, shared)
+    counted = [found.shape[-1] for found in right if found is not None and found.dtype == bool]
+    return Comparison(difference, seeds, noise, freedom, images, shared, max(counted, default=0))
 
 
 def _images(scores: np.ndarray, right: Mapping[int, np.ndarray]) -> dict[tuple[int, int], float]:
@@ -262,25 +280,32 @@ class Verdicts:
         at = self.names.index(name), self.names.index(other)
         return float(self.comparison.noise[at]), float(self.comparison.seeds[at])
 
-    def between(self, name: str, other: str) -> tuple[float, float, float] | None:
-        """The difference of two variants, with its 95 % interval over seeds and images."""
+    def ahead(self, name: str, other: str) -> float:
+        """By how much the first is the better one, over the seeds that both have."""
+        return float(self.comparison.difference[self.names.index(name), self.names.index(other)])
+
+    def between(self, name: str, other: str, among: int = 1) -> tuple[float, float, float] | None:
+        """The difference of two variants, with its 95 % interval over seeds and images; `among`: the first is the best
+        of so many, which makes its lead look larger than it is."""
         at = self.names.index(name), self.names.index(other)
-        d, half = (float(found[at]) for found in (self.comparison.difference, self.comparison.half(LEVEL / 2, 1)))
+        d, half = (float(found[at]) for found in (self.comparison.difference, self.comparison.half(LEVEL / 2, among)))
         return (d, d - half, d + half) if math.isfinite(half) else None
 
     def settle(self, names: Iterable[str]) -> tuple[float, list[str], float]:
         """The seeds that would settle these undecided variants, and who needs them; if that is infinite, how many times
         as many test images would be needed (infinite: seeds differ too much for any)."""
-        found, half = self.comparison, self.comparison.half()
+        found, half = self.comparison, self.comparison.half(loss=self.margin)
         needed, times = found.needed(self.margin)
         rows = np.isin(self.names, list(names))
         is_open = (found.difference - half <= -self.margin) & rows[:, None] & ~np.eye(len(rows), dtype=bool)
         if not is_open.any():
             return 0.0, [], 0.0
-        seeds = max(float(needed[is_open].max()), 2 * float(found.seeds[is_open].max()))
+        seeds, now = float(needed[is_open].max()), float(found.seeds[is_open].max())
+        if math.isfinite(seeds) and now >= ENOUGH:  # a second look with few more would tell little more
+            seeds = min(max(seeds, 2 * now), MOST) if now < MOST else math.inf
         runs = rows | is_open.any(axis=0) | np.isin(self.names, [str(self.best)])
         who = [name for name, wanted in zip(self.names, runs, strict=True) if wanted]
-        return (seeds if seeds <= MOST else math.inf), who, float(times[is_open].max())
+        return math.ceil(seeds) if math.isfinite(seeds) else seeds, who, float(times[is_open].max())
 
 
 def holm(found: Sequence[float]) -> list[float]:
@@ -311,7 +336,7 @@ def judge(
     found = compare(table, known_right, resolution, shared)
     itself = np.eye(len(names), dtype=bool)
     top = int(np.where(itself, np.inf, found.difference).min(axis=1).argmax())  # over shared seeds, pair by pair
-    half = found.half()
+    half = found.half(loss=margin)
     low, high = (np.where(itself, np.inf, found.difference + sign * half).min(axis=1) for sign in (-1, 1))
     for i, name in enumerate(names):
         known = len(names) > 1 and (found.seeds[i, top] >= ENOUGH or i == top)

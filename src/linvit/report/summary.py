@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,7 @@ class Result(Asked):
     numbers: dict[str, float] = field(default_factory=dict)
     diverged: list[str] = field(default_factory=list)  # one line for each run
     failed: list[str] = field(default_factory=list)
+    missing: int = 0  # runs that were asked for, and neither ended nor failed
     standing: Standing = field(default_factory=lambda: Standing(statistics.MISSING))
 
     @property
@@ -67,6 +70,15 @@ class Summary:
         """As many as were asked for: one that diverged everywhere counts too."""
         asked = self.study.info.get("seeds") or {}
         return max([0, *(v.seeds for v in self.variants), *map(len, asked.values())])
+
+    def looks(self, names: Sequence[str]) -> int:
+        """How often some two of these were compared, each time with more seeds."""
+        every = self.study.info.get("looks") or []
+        pairs = combinations(names, 2)
+        shared = [{min(look.get(a, 0), look.get(b, 0)) for look in every} for a, b in pairs]
+        return max(
+            (sum(seeds * max(1, self.folds) >= statistics.ENOUGH for seeds in found) for found in shared), default=0
+        )
 
     @property
     def folds(self) -> int:
@@ -131,20 +143,28 @@ def summarise(study: Evidence, margin: float | None = None) -> Summary:
     summary = Summary(study, variants, margin)
     run = [v for v in variants if v.column != "published"]  # a printed number has no seeds to compare
     real = [v for v in run if not v.control]
-    summary.verdicts = verdicts = summary.judge(real or run)
+    # one whose runs fail again and again must not keep the others from being judged
+    judged = [v for v in real if not (v.failed and len(v.scores) < statistics.ENOUGH)] or real
+    summary.verdicts = verdicts = summary.judge(judged or run)
     for variant in variants:
         if variant.column == "published":
             variant.standing = Standing(statistics.PUBLISHED)
         elif variant.id in verdicts.of:
             variant.standing = verdicts.of[variant.id]
-        else:  # a control: noise of its own must not blur what is said of the others
-            beside = summary.judge([*real, variant])
+        elif not variant.control:
+            variant.standing = Standing(statistics.UNKNOWN if variant.scores else statistics.MISSING)
+        else:  # noise of its own must not blur what is said of the others
+            beside = summary.judge([*judged, variant])
             variant.standing = mine = beside.of[variant.id]
             if mine.word == summary.merit.best:
                 word = statistics.OPEN if mine.undecided else statistics.UNKNOWN
                 variant.standing = replace(mine, word=summary.merit.within(margin) if mine.shown else word)
             pair = {verdicts.best, variant.id} & set(beside.names)
-            if verdicts.best and len(pair) == 2 and (found := beside.between(verdicts.best, variant.id)):
+            if (
+                verdicts.best
+                and len(pair) == 2
+                and (found := beside.between(verdicts.best, variant.id, len(verdicts.names)))
+            ):
                 summary.worth[variant.id] = found
     summary.warnings = list(dict.fromkeys(study.warnings + _doubts(summary)))
     return summary
@@ -175,12 +195,13 @@ def _result(study: Evidence, asked: Asked, index: int) -> Result:
             half[run] = merit.sign * value
     scores, final = found["best"], found["final"]
     failed = {run_of(r): r.tags.get("why") for r in mine if r.metric == "failed"}
+    wanted = len((study.info.get("seeds") or {}).get(asked.id, ())) * max(1, study.folds)
     numbers = {metric: sum(values) / len(values) for metric, values in (seen | together).items()}
     every = len(together["test_accuracy"]) * study.folds == len(scores) > 0
     return Result(
         **vars(asked), index=index, folds=study.folds, scores=scores, half=half, final=_interval(study, final),
         best=_interval(study, scores, numbers["test_accuracy"] if every else None), numbers=numbers,
-        diverged=list(diverged.values()),
+        diverged=list(diverged.values()), missing=max(0, wanted - len({*scores, *diverged, *failed})),
         failed=[f"{_name(run)}: {why}" for run, why in failed.items() if run not in scores | diverged],
     )  # fmt: skip
 
@@ -233,8 +254,11 @@ def _doubts(summary: Summary) -> list[str]:
                      ("versions of linvit", "commit")):  # fmt: skip
         if values := _mixed(study.records, of):
             found.append(f"Measured with different {what}: {', '.join(values)}.")
-    if measured and not any(v.half for v in measured):
+    unchecked = [v.label for v in measured if not v.both and not v.diverged]
+    if unchecked and not any(v.half for v in measured):
         found.append("It was not checked whether more training would change the order.")
+    elif unchecked:
+        found.append(f"It was not checked whether more training would change the place of {', '.join(unchecked)}.")
     if len(summary.verdicts.names) > 1 and not summary.sampled and not summary.folds:
         what = "how many bits each test image took" if summary.merit is BITS else "which test images it got right"
         found.append(f"Not every run says {what}: verdicts hold for these test images only.")

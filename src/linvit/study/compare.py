@@ -338,7 +338,7 @@ def _job_line(job: Job) -> str:
 def _configuration(study: Study, protocol: Protocol) -> dict[str, Any]:
     """All that decides the study, defaults too: what holds for all of it, and each variant's experiment."""
     found = study.model_dump(mode="json", exclude={"variants", "commands", "started", "finished", "placing", "machine",
-                                                   "warnings", "seconds", "format"})  # fmt: skip
+                                                   "warnings", "seconds", "looks", "format"})  # fmt: skip
     every = [variant.model_dump(mode="json", exclude={"published", "place"}) | {
         "experiment": protocol.experiment(variant).model_dump(mode="json", include={"model", "recipe", "task", "start"})
     } for variant in study.variants if not variant.published]  # fmt: skip
@@ -368,6 +368,9 @@ def _measure(
     if late:
         failed.append(f"The time was up before {late} of the runs with half the steps: the same command makes them.")
     study.warnings = _warnings(study, protocol, limit) + failed
+    seen = {name: len(seeds) for name, seeds in study.seeds.items()}
+    if seen not in study.looks and all(job.half or job.finished() for job in jobs):
+        study.looks.append(seen)
     study.save(folder)
 
 

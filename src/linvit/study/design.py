@@ -195,6 +195,7 @@ class Study(Stored):
     machine: dict[str, Any] = Field(default_factory=dict)
     warnings: list[str] = Field(default_factory=list)
     seconds: dict[str, float] = Field(default_factory=dict)  # spent on measuring, and on all of it
+    looks: list[dict[str, int]] = Field(default_factory=list)  # seeds of each variant whenever all of them had ended
 
     def settings(self) -> dict[str, Any]:
         return {
