@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from linvit.models import create_model
 from linvit.registry import parse
 from linvit.studies import COLUMNS, SCALES, STUDIES, Figure, NotHere, Row, Table, published, study
 from linvit.train.experiment import resolve
@@ -18,7 +19,8 @@ FACTS = {
     "cifar10:grey=true": (32, 1, 10),
 }  # fmt: skip
 # rows of published tables that are ours: what a report asks for, claims or leaves open without printing a number
-OURS = {"ViT, patch 8", "MLP, dropout 0.05", "softmax", "ReLU, 512 features"}
+OURS = {"ViT, patch 8", "MLP, dropout 0.05", "softmax", "ReLU, 512 features", "fθ, positive", "its EXP, clamped",
+        "its EXP, not clamped"}  # fmt: skip
 UNPUBLISHED = {"000-cifar100", "000-hybrid", "002-factorial"}
 
 
@@ -153,3 +155,9 @@ def test_the_report_has_only_rows_with_columns():
         assert len({row.name for row in table(name).rows}) == len(table(name).rows), name
         if any(row.checkpoint for row in table(name).rows):
             assert any(row.attention == "softmax" and not row.checkpoint for row in table(name).rows)
+
+
+def test_the_keras_model_is_the_one_that_was_printed():
+    """One layer of it has the printed 5,545,489 parameters, but for 7 of Keras's input normalisation."""
+    model = create_model("000-keras-cifar", image_size=30, depth=1, classes=10)
+    assert model.parameter_count() == 5_545_489 - 7

@@ -97,7 +97,7 @@ A, B = Ref("000-mnist", "RF16 softmax"), Ref("000-mnist", "transformer")
     (at_least, 0.03, 3, HOLDS),
     (at_least, 0.0, 5, HOLDS),
     (at_least, -0.03, 3, FAILS),
-    (at_least, -0.01, 3, OPEN),
+    (at_least, -0.002, 3, OPEN),  # of MNIST, where a fifth of a point is the margin
     (equal, 0.0, 5, HOLDS),
     (equal, 0.03, 3, FAILS),
     (equal, -0.03, 3, FAILS),

@@ -43,8 +43,10 @@ class ModelConfig(BaseModel):
     head_dim: int | None = Field(None, ge=1)
     mlp_dim: int = Field(256, ge=1)
     attention: str = "softmax"
-    pool: Literal["cls", "mean", "cls-mean"] = "mean"  # the first prefix token, the mean of the image tokens, or both
-    prefix: int | None = Field(None, ge=0)  # learned tokens before the image's; without it 0 for pool=mean, else 1
+    pool: Literal["cls", "mean", "cls-mean", "all"] = (
+        "mean"  # the first prefix token, the image tokens' mean, both; all
+    )
+    prefix: int | None = Field(None, ge=0)  # learned tokens before the image's; without it 1 where pool has cls, else 0
     positions: Literal["learned", "sincos", "none"] = "learned"
     qkv_bias: bool = True
     norm_eps: float = Field(1e-5, gt=0)
@@ -64,7 +66,7 @@ class ModelConfig(BaseModel):
     def prefix_tokens(self) -> int:
         if self.causal:
             return 0
-        return int(self.pool != "mean") if self.prefix is None else self.prefix
+        return int(self.pool.startswith("cls")) if self.prefix is None else self.prefix
 
     @property
     def causal(self) -> bool:
@@ -79,7 +81,16 @@ class ModelConfig(BaseModel):
     @property
     def features(self) -> int:
         """The width of what the head sees."""
-        return 2 * self.dim if self.pool == "cls-mean" and not self.causal else self.dim
+        if self.causal:
+            return self.dim
+        return self.dim * {"cls-mean": 2, "all": self.image_tokens}.get(self.pool, 1)
+
+    @property
+    def image_tokens(self) -> int:
+        from linvit.models.cost import grid
+
+        rows, columns = grid(self)
+        return rows * columns
 
     @model_validator(mode="before")
     @classmethod
@@ -97,9 +108,9 @@ class ModelConfig(BaseModel):
             raise ValueError(f"trunk has {len(self.widths):,} widths, more than the {LONGEST_TRUNK} there may be")
         for spec in parse_layers(self.attention, self.depth) or parse_layers(self.attention.split("@")[0], 1):
             check_options(spec, attention_options(spec.name))
-        if self.pool != "mean" and not self.prefix_tokens:
+        if self.pool.startswith("cls") and not self.prefix_tokens:
             raise ValueError(f"pool={self.pool}: prefix=0 has no token: use pool=mean")
-        if self.pool != "mean" and not self.depth:
+        if self.pool.startswith("cls") and not self.depth:
             raise ValueError(f"pool={self.pool}: depth=0 leaves a cls token that has seen no image: use pool=mean")
         if self.head != "linear" and not self.outputs:
             raise ValueError(f"head={self.head} has no effect: classes=0 has no head: leave it out")

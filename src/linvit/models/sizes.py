@@ -13,8 +13,10 @@ SIZES: dict[str, dict[str, Any]] = {
     # report 000: torch models (patch 7 on MNIST, 6 on CIFAR resized to 72²) and the Keras performer
     "000-torch-mnist": {"patch_size": 7, "dim": 256, "depth": 6, "heads": 8, "mlp_dim": 768, "dropout": 0.2},
     "000-torch-cifar": {"patch_size": 6, "dim": 256, "depth": 8, "heads": 8, "mlp_dim": 768, "dropout": 0.2},
-    "000-keras-mnist": {"patch_size": 7, "dim": 64, "depth": 6, "heads": 8, "mlp_dim": 128, "head": "wide"},
-    "000-keras-cifar": {"patch_size": 6, "dim": 64, "depth": 8, "heads": 4, "mlp_dim": 128, "head": "wide"},
+    "000-keras-mnist": {"patch_size": 7, "dim": 64, "depth": 6, "heads": 8, "head_dim": 128, "mlp_dim": 128,
+                        "pool": "all", "head": "wide"},
+    "000-keras-cifar": {"patch_size": 6, "dim": 64, "depth": 8, "heads": 4, "head_dim": 128, "mlp_dim": 128,
+                        "pool": "all", "head": "wide"},
     # report 001: nine experiments, four sizes
     **{
         name: {"patch_size": patch, "dim": dim, "depth": 6, "heads": 8, "head_dim": head, "mlp_dim": mlp,

@@ -136,11 +136,13 @@ class VisionTransformer(nn.Module):
         return self.classify(x)[:, 0], after
 
     def pooled(self, x: Tensor) -> Tensor:
-        """(B, N, dim) → what the head sees, (B, features). One vector is normalised once it is pooled, two before."""
+        """(B, N, dim) → what the head sees, (B, features). One vector is normalised once pooled, several before."""
         first = self.config.prefix_tokens
         if self.config.pool == "cls-mean":
             x = self.norm(x)
             return torch.cat([x[:, 0], x[:, first:].mean(1)], 1)
+        if self.config.pool == "all":
+            return self.norm(x[:, first:]).flatten(1)
         return self.norm(x[:, 0] if self.config.pool == "cls" else x[:, first:].mean(1))
 
     def attentions(self) -> list[Attention]:

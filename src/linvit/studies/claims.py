@@ -2,7 +2,8 @@
 
 A claim is a list of tests, all of which must come out for it to hold; one that is shown to come out the other way
 refutes it. `better`, `at_least` and `equal` are one-sided tests of differences in test accuracy over shared seeds, by
-the bounds that all verdicts here have (`report.statistics`), with one point as the margin:
+the bounds that all verdicts here have (`report.statistics`), with one point as the margin (a fifth of one on MNIST,
+where all are right on more than 99 %):
 
     better     holds: a − b > 0 is shown.               fails: a − b < 1 point is shown, and not > 0
     at_least   holds: a − b > −1 point is shown.        fails: a − b < −1 point is shown
@@ -23,6 +24,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from scipy.special import stdtr
 
 from linvit.records import Record
 from linvit.report.statistics import ENOUGH, LEVEL, MARGIN, holm
@@ -60,7 +65,9 @@ def better(a: Ref, b: Ref) -> Test:
 
 
 def at_least(a: Ref, b: Ref) -> Test:
-    return partial(_accuracy, a, b, "loses less than 1 point to", lambda d: (d.above(-MARGIN), d.below(-MARGIN)))
+    margin = MARGIN / 5 if "mnist" in a.study else MARGIN
+    points = "1 point" if margin == MARGIN else f"{100 * margin:g} points"
+    return partial(_accuracy, a, b, f"loses less than {points} to", lambda d: (d.above(-margin), d.below(-margin)))
 
 
 def equal(a: Ref, b: Ref) -> Test:
@@ -275,20 +282,7 @@ def _own_elu() -> tuple[bool, str]:
                   f"one layer, against {seconds[1]:g} s for four layers of ReLU")  # fmt: skip
 
 
-def _kernel_matters(results: Results) -> Part:
-    """Accuracies of all kernels in the one-token model, seed by seed."""
-    rows = ("relu", "elu", "gelu", "exp")
-    what = "kernels make a difference in the one-token model (002-factorial, literal)"
-    found = [results.get(Ref("002-factorial", row, "literal")) for row in rows]
-    scores = [result.scores for result in found if result is not None]
-    if len(scores) < len(rows):
-        return Part.missing(what)
-    same = all(of == scores[0] for of in scores)
-    text = "accuracies are equal to the last bit" if same else "accuracies are not equal"
-    return Part.certain(what, f"{text}: {', '.join(rows)}", not same)
-
-
-def _alpha_matters(results: Results) -> Part:
+def _own_alpha() -> tuple[bool, str]:
     """Logits of the one-token model with α = 0.1 and with 0.9."""
     import torch
 
@@ -299,8 +293,27 @@ def _alpha_matters(results: Results) -> Part:
             model.get_parameter(name).fill_(value)
         said.append(model(images).float())
     same = bool(names) and torch.equal(*said)
-    return Part.certain("the one-token model's answer depends on α", "logits are equal to the last bit for α = 0.1 and "
-                        "0.9: what α becomes says nothing" if same else "logits differ", not same)  # fmt: skip
+    how = "equal to the last bit: what α became there says nothing" if same else "different"
+    return same, f"with α = 0.1 and 0.9 the one-token model's logits are {how}"
+
+
+def _prefers_relu(results: Results) -> Part:
+    """α, the share of exp, after training with many tokens: one number for each seed, the mean over layers."""
+    what = f"α is below one half with many tokens, {MIXTURE}"
+    column = results.column(MIXTURE.study, MIXTURE.column)
+    if column is None or MIXTURE.row not in column.rows:
+        return Part.missing(what)
+    seeds: dict[Any, list[float]] = {}
+    for record in column.summary.study.of("learned_parameter", variant=MIXTURE.row, name="alpha"):
+        if record.value is not None:
+            seeds.setdefault(record.tags.get("seed"), []).append(record.value)
+    means = [sum(values) / len(values) for values in seeds.values()]
+    said = f"{', '.join(f'{value:.3f}' for value in means)}, one for each seed"
+    if len(means) < ENOUGH:
+        return Part(what, said)
+    spread = max(float(np.std(means, ddof=1)), 1e-9) / math.sqrt(len(means))
+    below = float(stdtr(len(means) - 1, (0.5 - float(np.mean(means))) / spread))
+    return Part(what, said, 1 - below, below)
 
 
 def ratio(angle: float, length: float = 1.0) -> float:
@@ -348,11 +361,14 @@ def _refs(study: str, *rows: str, column: str = "fair") -> list[Ref]:
 
 
 FACTORIAL = partial(Ref, "002-factorial")
+MIXTURE = Ref("002-theta-mixture", "mixture")
 CLAIMS = (
     Claim("000.1", "Performers are at least as accurate as the Transformer, in less time.",
-          "Every Performer from scratch, on MNIST and on CIFAR-10: loses less than a point, and trains faster.",
+          "Every Performer from scratch, on CIFAR-10 (and on MNIST): loses less than a point (a fifth), and trains "
+          "faster, for which the report excepts 128 features.",
           [test(Ref(study, row), Ref(study, "transformer"))
-           for study in TABLES_000 for row in PERFORMERS_000 for test in (at_least, faster)],
+           for study in TABLES_000 for row in PERFORMERS_000 for test in (at_least, faster)
+           if test is at_least or row != "RF128 ReLU"],
           TABLES_000, _own_performers, "M8"),
     Claim("000.2", "More random features make softmax Performers better, and ReLU ones worse.",
           "128 against 16 features on CIFAR-10.",
@@ -360,13 +376,13 @@ CLAIMS = (
            better(Ref("000-cifar10", "RF16 ReLU"), Ref("000-cifar10", "RF128 ReLU"))],
           ("000-cifar10",), _own_features, "M8"),
     Claim("000.3", "Starting from a trained Transformer saves training.",
-          "With the same steps of its own, one that began with the Transformer's weights is better than one that began "
-          "with nothing. What the Transformer itself took is not counted.",
-          [better(Ref(study, f"{row} from checkpoint"), Ref(study, row)) for study in TABLES_000 for row in STARTED],
-          TABLES_000, _own_checkpoint),
+          "On CIFAR-10, with the same steps of its own, one that began with the Transformer's weights is better than "
+          "one that began with nothing. What the Transformer itself took is not counted.",
+          [better(Ref("000-cifar10", f"{row} from checkpoint"), Ref("000-cifar10", row)) for row in STARTED],
+          ("000-cifar10",), _own_checkpoint),
     Claim("000.4", "Deterministic feature maps are competitive, but slower.",
-          "Without projection against 64 (ReLU) or 16 (softmax) random features: loses less than a point, and trains "
-          "more slowly.",
+          "Without projection against 64 (ReLU) or 16 (softmax) random features: loses less than a point (on MNIST a "
+          "fifth), and trains more slowly.",
           [test for study in TABLES_000
            for plain, drawn in (("deterministic ReLU", "RF64 ReLU"), ("deterministic softmax", "RF16 softmax"))
            for test in (at_least(Ref(study, plain), Ref(study, drawn)), faster(Ref(study, drawn), Ref(study, plain)))],
@@ -398,14 +414,15 @@ CLAIMS = (
           [test(Ref("001-I", row), Ref("001-II", row)) for row in KERNELS_001 for test in (faster, at_least)],
           ("001-I", "001-II"), _own_m),
     Claim("001.6", "A learned kernel helps on small data.",
-          "fθ better than exp and relu on CIFAR-10 (I).",
-          [better(Ref("001-I", "fθ"), ref) for ref in _refs("001-I", "exp", "relu")], ("001-I",), _own_theta),
+          "fθ better than exp on CIFAR-10 (I).",
+          [better(Ref("001-I", "fθ"), Ref("001-I", "exp"))], ("001-I",), _own_theta),
     Claim("002.1", "Patches of 4 beat patches of 8.", "The same vision transformer with both.",
           [better(Ref("002-vit", "ViT"), Ref("002-vit", "ViT, patch 8"))], ("002-vit",)),
     Claim("002.2", "Hyperparameters do not transfer from one kernel to another.",
-          "Under one recipe kernels must at least differ: in its own model of one token, and, with ReLU ahead, in one "
-          "that keeps the map as tokens.",
-          [_kernel_matters, *(better(FACTORIAL("relu"), FACTORIAL(row)) for row in ("elu", "gelu"))],
+          "Under one recipe ReLU is ahead of ELU and GELU: in its own model of one token, where it is the trunk's "
+          "activation that differs, and in one that keeps the map as tokens.",
+          [better(FACTORIAL("relu", column), FACTORIAL(f"{row}, in the trunk too", column))
+           for column in ("literal", "fair") for row in ("elu", "gelu")],
           ("002-factorial",), mistake="M1"),
     Claim("002.3", "GELU is the best kernel, at a rate 8 times lower.",
           "Under one recipe, better than ReLU, ELU and exp; and its literal run better than those at 5 and 10 times "
@@ -419,12 +436,13 @@ CLAIMS = (
           [faster(FACTORIAL("elu"), FACTORIAL("relu")), diverges(Ref("002-elu-3", "ELU", "literal"))],
           ("002-factorial", "002-elu-3"), _own_elu, "M4"),
     Claim("002.5", "Clamping its argument makes the exponential kernel stable.",
-          "The clamped kernel trains to the end in all of three seeds or more.",
-          [trains(Ref("002-exp", "EXP", "literal"))], ("002-exp",),
+          "With many tokens, where a clamp has an effect: its kernel trains to the end in all of three seeds or more, "
+          "and without the clamp some seed diverges.",
+          [trains(Ref("002-exp", "its EXP, clamped")), diverges(Ref("002-exp", "its EXP, not clamped"))], ("002-exp",),
           lambda: (True, "its limitations mention runs that had to be restarted despite the clamp")),
     Claim("002.6", "A learned mixture of exp and ReLU prefers ReLU.",
-          "α = 0.364 can say so only if the model's answer depends on α.", [_alpha_matters], ("002-theta-mixture",),
-          mistake="M1"),
+          "α after training with many tokens, a t-test over seeds; in the report's model of one token it is idle.",
+          [_prefers_relu], ("002-theta-mixture",), _own_alpha, "M1"),
     Claim("002.7", "What pretraining gains is made up by training longer.",
           "None: the report prints no number of it, and no study here pretrains on other images.", [], (),
           lambda: (False, "no number is printed")),

@@ -37,7 +37,7 @@ class Transfer(Table):
     ]  # fmt: skip
     literal, fair = {}, {"heads": 4}
     scales = {
-        "full": {"fair": Scale(seeds=5)},
+        "full": {"fair": Scale(seeds=5, options={"epochs": 12})},
         "cpu": {"fair": Scale(seeds=2, options=SMALL | {"epochs": 3}, text="half the width, 3 epochs of 12, 2 seeds")},
     }
 
@@ -93,8 +93,9 @@ class Sweep(Table):
         Row("Linear Transformer", "performer-elu1:projection=none"),
         Row("OPT (v itself)", "identity", columns=FAIR),
     ]
-    literal = {"size": "nano", "patch_size": 4, "optimizer": "adam", "lr": 1e-3, "schedule": "constant", "warmup": 0.0,
-               "clip_norm": 0.0, "label_smoothing": 0.0, "batch_size": 128, "epochs": 20}  # fmt: skip
+    literal = {"size": "nano", "patch_size": 4, "optimizer": "adam", "lr": 1e-3, "betas": (0.9, 0.999),
+               "schedule": "constant", "warmup": 0.0, "clip_norm": 0.0, "label_smoothing": 0.0, "batch_size": 128,
+               "epochs": 20}  # fmt: skip
     scales = {
         "full": {"literal": Scale(), "fair": Scale(seeds=5)},
         "cpu": {
@@ -215,7 +216,6 @@ class Long(Table):
     scales = {
         "full": {"fair": Scale()},
         "cpu": {"fair": Scale(
-            seeds=2, limit=10_000,
-            options={"trunk": (16, 32), "dim": 32, "depth": 2, "heads": 2, "mlp_dim": 64, "epochs": 4},
-            text="10,000 images, a quarter of the width, 2 layers, 4 epochs of 60, 2 seeds")},
+            limit=6_000, options={"trunk": (16, 32), "dim": 32, "depth": 2, "heads": 2, "mlp_dim": 64, "epochs": 4},
+            text="6,000 images, a quarter of the width, 2 layers, 4 epochs of 60")},
     }  # fmt: skip
