@@ -59,7 +59,7 @@ def search(best: Path, seed: int, options: argparse.Namespace) -> tuple[int, int
     """Layers that may be linear without training: the greedy search's, and the best of all mixes'."""
     stored = read_model(best)
     data, _ = open_data("mnist", root=options.data_root, image_size=stored.config.image_size, limit=options.images)
-    images = images_for(data, stored.about, True, seed)
+    images = images_for(data, stored.about, True, True, seed)
     models = [load(best), student_of(fitted(stored, data), TO, "all", seed)]
     blocks = Blocks(models, images.search, images.data.mean, images.data.std)
     every: list[Mix] = [tuple(mix) for mix in itertools.product((0, 1), repeat=DEPTH)]

@@ -19,7 +19,7 @@ def folder(teacher, tmp_path_factory):
     """A conversion with a search, on larger images, so that every section is there."""
     out = tmp_path_factory.mktemp("page") / "</script><b>x"
     done = linvit.convert(
-        teacher, to="performer-hyp", data="digits", out=out, max_drop=0.3, stages=(2,), steps=8, device="cpu",
+        teacher, to="performer-hyp", data="digits", out=out, max_drop=0.45, stages=(2,), steps=8, device="cpu",
         image_size=12, limit=300, command="linvit convert '</script><script>alert(1)</script>'",
     )  # fmt: skip
     return done.folder

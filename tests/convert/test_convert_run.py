@@ -104,7 +104,7 @@ def test_a_mix_is_the_model_that_was_searched(teacher, digits, tmp_path, monkeyp
     for i, kind in enumerate(mix):
         wanted = (load(teacher), student, made)[kind].blocks[i](wanted)
     torch.testing.assert_close(made(x), made.classify(wanted))
-    decide = images_for(digits, made.about, True, 0).decide
+    decide = images_for(digits, made.about, True, True, 0).decide
     right = [evaluate(model, decide, digits.classes, digits.mean, digits.std).predictions == decide.labels
              for model in (load(teacher), made)]  # fmt: skip
     assert asked == [Drop.of(*right)]
@@ -138,15 +138,15 @@ def test_softmax_to_softmax_is_the_teacher(teacher, tmp_path):
 
 def test_the_images_that_decide_are_seen_by_nobody_else(digits, teacher):
     about = read_model(teacher).about
-    images = images_for(digits, about, True, 3)
+    images = images_for(digits, about, True, False, 3)
     parts = [set(split.rows.tolist()) for split in (images.data.train, images.search, images.decide)]
     assert set().union(*parts) == set(digits.train.rows.tolist())
     assert sum(map(len, parts)) == len(digits.train)
     assert all(parts)
     assert images.data.identity != digits.identity
-    assert np.array_equal(images_for(digits, about, True, 3).decide.rows, images.decide.rows)
-    assert images_for(digits, about, False, 3).data.identity == digits.identity
-    other = images_for(digits, about | {"mean": [0.25]}, False, 3)  # the teacher's normalisation is used
+    assert np.array_equal(images_for(digits, about, True, False, 3).decide.rows, images.decide.rows)
+    assert images_for(digits, about, False, False, 3).data.identity == digits.identity
+    other = images_for(digits, about | {"mean": [0.25]}, False, False, 3)  # the teacher's normalisation is used
     assert other.data.mean == (0.25,)
     assert other.data.identity != digits.identity
 
@@ -278,7 +278,7 @@ def test_a_budget_becomes_steps_once(teacher, tmp_path):
     ({"to": "softmax@3+uniform@2"}, "describes 5 layers, but the model has depth=4"),
     ({"stages": (1, 4)}, "stage 4 is not one of 1, 2, 3"),
     ({"inherit": "some"}, "inherit=some must be one of all, not-qk, mlp"),
-    ({"max_drop": 0.001}, "so small a drop can be shown on no fewer than 2,325 images, but digits leaves 243"),
+    ({"max_drop": 0.001}, "so small a drop can be shown on no fewer than 3,384 images, but digits leaves 75 of its validation"),
     ({"max_drop": 7}, "max_drop=7 must be a share"),
     ({"steps": 5, "epochs": 1}, "give one of epochs, steps and budget"),
     ({"steps": 1}, "steps=1 are too few for 3 trainings"),

@@ -132,11 +132,11 @@ def test_the_bound_holds_in_95_of_100_samples():
 
 def test_so_many_images_are_needed_at_least():
     for share in (0.01, 0.02, 0.3):
-        fewest = images_needed(share)
+        fewest = images_needed(share, 1)
         assert Drop(fewest, 1.0, 0, 0).within(share)
         assert not Drop(fewest - 1, 1.0, 0, 0).within(share)
     with pytest.raises(ValueError, match=r"max_drop=1\.5 must be a share"):
-        images_needed(1.5)
+        images_needed(1.5, 1)
 
 
 FINE, BAD = Drop(1000, 1.0, 1, 0), Drop(1000, 1.0, 500, 0)

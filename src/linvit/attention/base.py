@@ -78,6 +78,12 @@ class Attention(nn.Module, ABC):
     def redraw(self, step: int) -> None:
         """New random features, where there are any; called from the training loop, never from `forward`."""
 
+    @torch.no_grad()
+    def near_softmax(self) -> None:
+        """Begin as near as possible to the softmax attention whose weights it is given: a convolution adds nothing."""
+        if self.dwc is not None:
+            self.dwc.weight.zero_()
+
     def learned(self) -> dict[str, Tensor]:
         """Single numbers that are learned and mean something, by name: a training logs them."""
         return {}

@@ -43,18 +43,18 @@ class Linformer(Attention):
         k: int | None = None,
         sharing: Sharing = "headwise",
         kind: Literal["learned", "pool", "conv"] = "learned",
-        init: Literal["normal", "pool", "identity"] = "normal",
+        init: Literal["normal", "pool", "identity"] | None = None,
     ):
         super().__init__(site, switches)
         k = min(64, site.tokens) if k is None else k
         positive("k", k, at_least=1)
         if k > site.tokens:
             raise ValueError(f"k={k} is more than the {site.tokens} tokens there are to project")
-        if kind != "learned" and init != "normal":
+        if kind != "learned" and init is not None:
             raise ValueError(f"init={init} has no effect: kind={kind} has a start of its own")
         if kind == "pool" and sharing not in ("headwise", "layerwise"):
             raise ValueError(f"sharing={sharing} has no effect: kind=pool takes the same averages everywhere")
-        self.k, self.sharing, self.kind = k, sharing, kind
+        self.k, self.sharing, self.kind, self.init = k, sharing, kind, init
         self.stride = -(-site.tokens // k)
         self.shared: list[Linformer] = []  # a list hides the owner of layerwise projections from this module's state
         heads = site.heads if sharing == "none" else 1
@@ -67,7 +67,7 @@ class Linformer(Attention):
         value = torch.randn(shape, generator=source) / math.sqrt(k)
         if kind == "conv":
             value = torch.full(shape, 1 / self.stride) + 0.02 * torch.randn(shape, generator=source)
-        elif init != "normal":
+        elif init not in (None, "normal"):
             value = (_pooling(k, site.tokens) if init == "pool" else torch.eye(k, site.tokens)).expand(shape).clone()
         self.projection = nn.Parameter(value)
 
@@ -106,6 +106,11 @@ class Linformer(Attention):
             [torch.arange(site.prefix).clamp_max(alone), alone + _blocks(self.k - alone, site.grid).flatten()]
         )
         self.projection.copy_(_averages(group, self.k))
+
+    def near_softmax(self) -> None:
+        super().near_softmax()
+        if self.kind == "learned" and self.init is None and not self.shared:
+            self.pool()
 
     @torch.no_grad()
     def regrid(self, grid: tuple[int, int]) -> None:

@@ -32,11 +32,13 @@ from linvit.files import remove_parts, slug
 from linvit.locks import claimed, locked
 from linvit.measure.provenance import pick_device
 from linvit.progress import Progress, ignore, seconds
+from linvit.registry import parse_layers
 from linvit.train import Start, open_data
 from linvit.train import experiment as experiments
 from linvit.train.checkpoint import read_model
 from linvit.train.events import Listener
 from linvit.train.files import checksum
+from linvit.train.recipe import check_amp
 
 
 def convert(
@@ -83,18 +85,26 @@ def convert(
         data, progress, root=data_root, image_size=image_size or stored.config.image_size, limit=limit,
         skip_bad=skip_bad,
     )  # fmt: skip
-    images = images_for(dataset, stored.about, max_drop is not None, seed)
+    check_amp(options.get("amp", "off"), place)
+    if max_drop is not None and any(spec.name == "softmax" for spec in parse_layers(to, stored.config.depth)):
+        raise ValueError(
+            f"max_drop={max_drop:g} finds which layers stay softmax: name linear attentions alone, not {to}"
+        )
+    seen = plan.trained_on(stored, dataset)
+    images = images_for(dataset, stored.about, max_drop is not None, seen, seed)
     for name in ("train", "validation", "test"):
         if not len(images.part(name)):
             raise ValueError(f"{dataset.name} has no {name} images, and a conversion needs some")
-    if max_drop is not None and (left := len(images.decide)) < (fewest := images_needed(max_drop)):
+    fewest = 0 if max_drop is None else images_needed(max_drop, stored.config.depth + 2)
+    if (left := len(images.decide)) < fewest:
+        part = "validation images, as the teacher was trained on the others," if seen else "training images"
         raise ValueError(
             f"max_drop={max_drop:g}: so small a drop can be shown on no fewer than {fewest:,} images, but "
-            f"{dataset.name} leaves {left:,} of its training images to decide by"
+            f"{dataset.name} leaves {left:,} of its {part} to decide by"
         )
     teacher = fitted(stored, dataset, patch_size=patch_size)
     student_of(teacher, to, inherit, seed)  # what cannot be built is an error before anything is written
-    recipe = plan.common_recipe(stored, images.data, options)
+    recipe = plan.common_recipe(stored, images.data, teacher.tokens, options)
     known = {key: options[key] for key in sorted(options)}
     try:
         asked = Conversion(

@@ -62,6 +62,8 @@ def linearize(
             heads, head_dim = getattr(module, kind.heads), module.head_dim
             made[i] = create_attention(one, heads=heads, head_dim=head_dim, **site, layer=i, seed=seed)  # type: ignore[arg-type]
     share_layerwise(made.values())
+    for one in made.values():
+        one.near_softmax()
     going = [getattr(places[i][1], places[i][0].slot, None) for i in chosen]
     staying: list[Linformer] = [a for a in attentions(model) if isinstance(a, Linformer) and a not in going]
     if orphans := [a.site.layer for a in staying if a.shared and a.shared[0] in going]:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from linvit.convert.work import Row, Work
 
 LOCAL = "window:size=7"  # a linear kind that the search tries too, where it is registered
+CHEAPER = 0.98  # of the whole model's work, from which on local softmax is of use
 DISCORDANT = 0.1  # share of the images, roughly, of which teacher and a mix may say different things by chance
 FIRST, OTHER = "mix", "mix, decided"  # the mix that is trained further, and another that was taken
 
@@ -62,14 +63,15 @@ class Mixing:
 
     @cached_property
     def local(self) -> VisionTransformer | None:
-        """The teacher with local softmax, where there is one and it fits the grid."""
+        """The teacher with local softmax, where there is one, it fits the grid and takes less than all of softmax."""
         work = self.work
         if parse(LOCAL).name not in ATTENTIONS or parse(LOCAL).name in work.plan.to:
             return None
         try:
-            return student_of(work.teacher, LOCAL, "all", work.plan.seed).to(work.device)
+            found = student_of(work.teacher, LOCAL, "all", work.plan.seed).to(work.device)
         except ValueError:
             return None
+        return found if found.macs() < work.teacher.macs() * CHEAPER else None
 
     @cached_property
     def specs(self) -> list[list[Spec]]:

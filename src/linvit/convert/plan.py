@@ -25,7 +25,8 @@ OURS = ("experiment.json", "study.json", "records.jsonl", "report.html", "best")
 TASKS = {"stage 1": "attention-matching", "stage 2": "distillation", "mix, stage 2": "distillation",
          "stage 3": "classification"}  # fmt: skip
 SHARES = {"stage 1": 0.25, "stage 2": 0.5, "stage 3": 0.25}  # of all steps; two stages 2 have half of it each
-RATES = {"stage 1": 0.2, "stage 2": 0.1, "mix, stage 2": 0.1, "stage 3": 0.02}  # over the width of the tokens
+RATES = {"stage 1": 0.2, "stage 2": 0.04, "mix, stage 2": 0.04, "stage 3": 0.02}  # over the width of the tokens
+BATCH_TOKENS = 64 * 197  # of one step, at most: what the backward pass needs of a batch grows with its tokens
 EPOCHS, STEPS = 4.0, 300  # of all stages together, if nothing else is asked for: the longer of the two
 
 
@@ -107,7 +108,15 @@ def lengths(
     return {name: max(1, round(share * total)) for name, share in parts.items()}
 
 
-def common_recipe(stored: Stored, dataset: Dataset, options: dict[str, Any]) -> Recipe:
+def trained_on(stored: Stored, dataset: Dataset) -> bool:
+    """Whether the teacher was, as far as the training beside it tells; of one from elsewhere nothing is known."""
+    try:
+        return Experiment.read(stored.folder.parent / "experiment.json").data.name == dataset.name
+    except ValueError:
+        return False
+
+
+def common_recipe(stored: Stored, dataset: Dataset, tokens: int, options: dict[str, Any]) -> Recipe:
     """Of every stage, but for its rate and length: batches and augmentation as the teacher had them, or, where that is
     not known, as they suit the images."""
     for name in sorted(options):
@@ -121,7 +130,7 @@ def common_recipe(stored: Stored, dataset: Dataset, options: dict[str, Any]) -> 
         usual = tuned(dataset.name, dataset.image_size, dataset.channels)
         usual = {key: usual[key] for key in ("batch_size", "pad_crop", "flip") if key in usual}
         if dataset.image_size > 48:
-            usual["batch_size"] = 64
+            usual["batch_size"] = max(4, min(64, BATCH_TOKENS // tokens))
     recipe = create_recipe(**usual | {"optimizer": "adamw", "redraw": 0, "weight_decay": 0.01} | options)
     for option, why in idle(recipe).items():
         if option in options:

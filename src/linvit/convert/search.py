@@ -160,11 +160,12 @@ class Drop:
         return self.bound(risk) <= share * self.accuracy
 
 
-def images_needed(share: float) -> int:
-    """So many images prove that nobody loses more than this share, if teacher and student are right on all of them."""
+def images_needed(share: float, candidates: int) -> int:
+    """So many images prove that the first of the candidates loses no more than this share, if teacher and student are
+    right on all of them."""
     if not 0 < share < 1:
         raise ValueError(f"max_drop={share} must be a share of the teacher's accuracy, e.g. 0.01")
-    return max(2, math.ceil(NormalDist().inv_cdf(1 - RISK) * math.sqrt(2) / share) - 2)
+    return max(2, math.ceil(NormalDist().inv_cdf(1 - RISK / candidates) * math.sqrt(2) / share) - 2)
 
 
 def passing(candidates: Sequence[T], share: float, look: Callable[[T, float], Drop]) -> list[T]:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from linvit.attention import attention_options, create_attention
-from linvit.attention.linformer import Linformer
 from linvit.data import Dataset, Split, normalise
 from linvit.data.splits import stratified, thin
 from linvit.measure.error import attention_error
@@ -25,6 +24,7 @@ from linvit.train.use import class_numbers
 
 Inherit = Literal["all", "not-qk", "mlp"]
 HELD = 0.25  # of the training images, at most, are kept for the search and its decision
+SEEN = 0.7  # of the validation images, where the teacher was trained on the training images
 SEARCHED, DECIDED = 512, 4096  # images, at most, that guide the search and that decide
 NEAR, ALIKE = 0.05, 1.1  # an output error that is small enough, and one that is as small as another
 LOOKED_AT = 16  # images whose q and k choose the number of features, and that learned kernels are fitted on
@@ -42,21 +42,23 @@ class Images:
         return getattr(self, name) if name in ("search", "decide") else getattr(self.data, name)
 
 
-def images_for(dataset: Dataset, about: dict[str, Any], held: bool, seed: int) -> Images:
-    """`held`: whether some training images are to be kept for a search."""
-    train, nothing = dataset.train, np.zeros(0, np.int64)
-    kept, search, decide = np.arange(len(train)), nothing, nothing
+def images_for(dataset: Dataset, about: dict[str, Any], held: bool, seen: bool, seed: int) -> Images:
+    """`held`: whether some images are to be kept for a search; `seen`: the teacher was trained on the training images,
+    so that these must be of the validation images: of those it knows by heart a student loses fewer."""
+    part, share = ("validation", SEEN) if seen else ("train", HELD)
+    source, nothing = dataset.validation if seen else dataset.train, np.zeros(0, np.int64)
+    kept, search, decide = np.arange(len(source)), nothing, nothing
     if held:
-        kept, taken = stratified(kept, train.labels, HELD, "held out", seed)
-        search = thin(taken, train.labels, min(SEARCHED, len(taken) // 4), "search", seed)
-        decide = thin(np.setdiff1d(taken, search), train.labels, DECIDED, "decide", seed)
-        kept = np.setdiff1d(np.arange(len(train)), np.concatenate([search, decide]))
+        kept, taken = stratified(kept, source.labels, share, "held out", seed)
+        search = thin(taken, source.labels, min(SEARCHED, len(taken) // 4), "search", seed)
+        decide = thin(np.setdiff1d(taken, search), source.labels, DECIDED, "decide", seed)
+        kept = np.setdiff1d(np.arange(len(source)), np.concatenate([search, decide]))
     mean, std = tuple(about["mean"]), tuple(about["std"])
     same = (mean, std) == (tuple(dataset.mean), tuple(dataset.std)) and not held
-    text = repr((dataset.identity, mean, std, kept.tolist())).encode()
+    text = repr((dataset.identity, mean, std, kept.tolist(), *([part] if seen else []))).encode()
     identity = dataset.identity if same else hashlib.sha256(text).hexdigest()[:32]
-    mine = replace(dataset, train=train.some(kept), mean=mean, std=std, identity=identity)
-    return Images(mine, train.some(search), train.some(decide))
+    mine = replace(dataset, mean=mean, std=std, identity=identity, **{part: source.some(kept)})
+    return Images(mine, source.some(search), source.some(decide))
 
 
 def fitted(
@@ -98,13 +100,8 @@ def student_of(teacher: VisionTransformer, attention: str, inherit: Inherit, see
     config, tensors = teacher.config, teacher.state_dict()
     model = VisionTransformer(_changed(config, {"attention": attention, "seed": seed})).eval()
     own, old, specs = model.state_dict(), *(parse_layers(text, config.depth) for text in (config.attention, attention))
-    linformers: list[Linformer] = [one for one in model.attentions() if isinstance(one, Linformer)]
-    for one in linformers:
-        if one.kind == "learned" and not one.shared and "init" not in specs[one.site.layer].options:
-            one.pool()
-    for i in range(config.depth):
-        if model.attentions()[i].switches.dwc:
-            own[f"blocks.{i}.attn.attention.dwc.weight"].zero_()
+    for one in model.attentions():
+        one.near_softmax()
     changed = {f"blocks.{i}" for i, spec in enumerate(specs) if spec != old[i]}
     for key, value in own.items():
         there = tensors.get(key)

@@ -217,7 +217,9 @@ class Work:
         """One stage as a training."""
         task, options = TASKS[name], self.plan.options
         rate = options.get("lr", RATES[name] / self.config.dim)
-        recipe = create_recipe(plan.common_recipe(self.stored, self.images.data, options), lr=rate, steps=steps)
+        recipe = create_recipe(
+            plan.common_recipe(self.stored, self.images.data, self.teacher.tokens, options), lr=rate, steps=steps
+        )
         model = read_model(start).config
         return Experiment(
             data=experiments.Images(name=self.plan.data.name, identity=self.images.data.identity),
@@ -231,14 +233,17 @@ class Work:
         shares = plan.shares(self.plan.stages, self.plan.max_drop is not None)
         if self.plan.steps or not self.plan.budget or not shares:
             return
-        whole, steps = seconds(self.plan.budget), {}
+        whole, steps, data = seconds(self.plan.budget), {}, self.images.data
+        # evaluated whatever the length: teacher and student on both splits, and each stage where it begins and ends
+        passes = len(data.validation) * (2 + 3 * len(shares)) + 2 * len(data.test)
         for name, share in shares.items():
             self.progress(len(steps), len(shares), f"timing {name}")
             experiment = self._experiment(name, layers, self.folder / "zero-shot", 1)
-            training = Training(experiment, self.images.data, self.device, ())
+            training = Training(experiment, data, self.device, ())
             rate = training.rate(min(TRIED, whole / 50))
-            validation = len(self.images.data.validation) / rate.images / training.per_epoch
-            steps[name] = max(1, int(share * whole / (1 / rate.steps + validation)))
+            validation = len(data.validation) / rate.images / training.per_epoch
+            left = max(whole / 2, whole - passes / rate.images)
+            steps[name] = max(1, int(share * left / (1 / rate.steps + validation)))
         self.plan = self.plan.model_copy(update={"steps": steps})
         self.plan.save(self.folder)
 

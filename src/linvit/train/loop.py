@@ -181,7 +181,7 @@ class Training:
             size = f"{self.model.parameter_count():,} parameters; {len(self.dataset.train):,} images"
             text = f"{what}, {size} of {self.dataset.name}, {self.total:,} steps of {self.batch}"
             tell(self.listeners, Began(text, 0, self.total))
-            self._look_at_start()
+            self._look_at_start(folder)
         else:
             facts, complaints = found
             self.tally = Tally(**facts)
@@ -204,8 +204,9 @@ class Training:
             save_config(folder / name, self.experiment.model, self.dataset)
 
     @torch.no_grad()
-    def _look_at_start(self) -> None:
-        """A start is validated before its first step, with a head from class means where it has none of its own."""
+    def _look_at_start(self, folder: Path) -> None:
+        """A start is validated before its first step, with a head from class means where it has none of its own; it is
+        the best model until a better one comes."""
         if self.experiment.start is None:
             return
         if self.headless:
@@ -213,7 +214,9 @@ class Training:
                 getattr(self.model.head, name).copy_(value)
                 if self.averaged is not self.model:
                     getattr(self.averaged.head, name).copy_(value)
-        self.tally.first_row = dict(self.task.row(self.evaluate(self.model, self.dataset.validation)))
+        result = self.evaluate(self.averaged, self.dataset.validation)
+        self.tally.first_row = dict(self.task.row(result))
+        self._keep_if_best(folder, result)
 
     def _know_best(self, path: Path) -> None:
         """A best model may be newer than the checkpoint. Where steps repeat to the bit it will be made again; where
@@ -317,18 +320,23 @@ class Training:
         tally.sums, tally.norms[0] = [0.0, 0.0, 0.0], 0.0
         self.sums.zero_()
         self.norms[0] = 0.0
-        if self.task.select(result) > tuple(tally.best):
-            tally.best, tally.best_row = [*self.task.select(result)], dict(found)
-            if self.first:
-                facts = {"step": tally.step} | {f"validation_{name}": value for name, value in found.items()}
-                save_model(folder / "best", self.averaged, **facts, best=tally.best, best_row=tally.best_row)
-                write_atomically(folder / "best" / "README.md", model_card(self.experiment, self.dataset, facts))
+        self._keep_if_best(folder, result)
         tally.stale = 0 if found["loss"] < tally.lowest_loss else tally.stale + 1
         tally.lowest_loss = min(found["loss"], tally.lowest_loss)
         tally.stopped = bool(self.recipe.patience) and tally.stale >= self.recipe.patience
         if self.first:
             append_line(folder / "log.jsonl", row)
         return row
+
+    def _keep_if_best(self, folder: Path, result: Any) -> None:
+        tally, found = self.tally, self.task.row(result)
+        if not self.task.select(result) > tuple(tally.best):
+            return
+        tally.best, tally.best_row = [*self.task.select(result)], dict(found)
+        if self.first:
+            facts = {"step": tally.step} | {f"validation_{name}": value for name, value in found.items()}
+            save_model(folder / "best", self.averaged, **facts, best=tally.best, best_row=tally.best_row)
+            write_atomically(folder / "best" / "README.md", model_card(self.experiment, self.dataset, facts))
 
     def _save(self, folder: Path) -> None:
         if not self.first:

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from linvit.attention.linformer import Linformer
 from linvit.data import Dataset
 from linvit.data.augment import normalise
 from linvit.models import ModelConfig, VisionTransformer
@@ -59,7 +58,7 @@ def started(experiment: Experiment, dataset: Dataset) -> tuple[VisionTransformer
     """The model as it begins, and whether its head is still to be made.
 
     Positions follow the image size, and the filters of patches theirs. An attention's own weights are new where the
-    start has no such (a Linformer's average neighbours), and the head has the start's rows for classes that the start
+    start has no such, and as near to softmax as they can be; the head has the start's rows for classes that the start
     knows by name, all of them or none. Everything else must be there, in its shape.
     """
     model, start = VisionTransformer(experiment.model), experiment.start
@@ -67,10 +66,8 @@ def started(experiment: Experiment, dataset: Dataset) -> tuple[VisionTransformer
         return model, False
     stored = _same(start)
     tensors = resized(stored.tensors, stored.config, experiment.model.image_size, experiment.model.patch_size)
-    linformers: list[Linformer] = [a for a in model.attentions() if isinstance(a, Linformer)]
-    for attention in linformers:
-        if attention.kind == "learned" and not attention.shared:
-            attention.pool()
+    for attention in model.attentions():
+        attention.near_softmax()
     head = _known_rows(stored, dataset.classes)
     own, kept = model.state_dict(), False
     for key, value in own.items():

@@ -20,6 +20,7 @@ from linvit.data import Dataset, Split, normalise
 from linvit.measure.accuracy import Evaluation
 from linvit.models import VisionTransformer
 from linvit.records import Record
+from linvit.registry import parse_layers
 from linvit.train.experiment import Experiment
 from linvit.train.start import load_start
 from linvit.train.tasks import TASKS
@@ -89,8 +90,8 @@ class Matching(Classification):
 
 @TASKS.register("attention-matching")
 class AttentionMatching(Matching):
-    """Each attention, given the teacher's input to it, gives the teacher's output: the mean over layers of
-    ‖student − teacher‖² / ‖teacher‖², after `proj` and before the residual. Only attentions are trained."""
+    """Each attention that is another one, given the teacher's input to it, gives the teacher's output: the mean over
+    layers of ‖student − teacher‖² / ‖teacher‖², after `proj` and before the residual. Only attentions are trained."""
 
     def match(self, student: VisionTransformer, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         seen: list[tuple[Tensor, Tensor]] = []
@@ -104,7 +105,9 @@ class AttentionMatching(Matching):
         finally:
             for hook in hooks:
                 hook.remove()
-        errors = [distance(block.attn(given), out) for block, (given, out) in zip(student.blocks, seen, strict=True)]  # type: ignore[operator]
+        specs, old = (parse_layers(one.config.attention, one.config.depth) for one in (student, self.teacher))
+        new = [i for i, spec in enumerate(specs) if spec != old[i]] or range(len(specs))
+        errors = [distance(student.blocks[i].attn(seen[i][0]), seen[i][1]) for i in new]  # type: ignore[operator]
         return torch.stack(errors).mean(), logits, None
 
 
