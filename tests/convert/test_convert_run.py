@@ -151,6 +151,23 @@ def test_the_images_that_decide_are_seen_by_nobody_else(digits, teacher):
     assert other.data.identity != digits.identity
 
 
+def test_a_teacher_does_not_decide_by_what_it_was_trained_on(digits, teacher):
+    images = images_for(digits, read_model(teacher).about, True, True, 3)
+    parts = [set(split.rows.tolist()) for split in (images.data.validation, images.search, images.decide)]
+    assert set().union(*parts) == set(digits.validation.rows.tolist())
+    assert sum(map(len, parts)) == len(digits.validation)
+    assert np.array_equal(images.data.train.rows, digits.train.rows)
+
+
+def test_stage_1_leaves_layers_alone_that_stay_softmax(teacher, tmp_path):
+    done = linvit.convert(teacher, to="softmax@2+linformer:k=5@2", data="digits", out=tmp_path / "some", stages=(1,),
+                          steps=9, device="cpu", report=False)  # fmt: skip
+    old, new = load(teacher).state_dict(), load(done.folder / "stage-1/last").state_dict()
+    for key, value in old.items():
+        changed = key.startswith(("blocks.2.attn", "blocks.3.attn"))
+        assert torch.equal(value, new[key]) is not changed
+
+
 @pytest.mark.parametrize("inherit", ["all", "not-qk", "mlp"])
 def test_what_is_inherited(teacher, inherit):
     exact = load(teacher)
@@ -278,8 +295,10 @@ def test_a_budget_becomes_steps_once(teacher, tmp_path):
     ({"to": "softmax@3+uniform@2"}, "describes 5 layers, but the model has depth=4"),
     ({"stages": (1, 4)}, "stage 4 is not one of 1, 2, 3"),
     ({"inherit": "some"}, "inherit=some must be one of all, not-qk, mlp"),
-    ({"max_drop": 0.001}, "so small a drop can be shown on no fewer than 3,384 images, but digits leaves 75 of its validation"),
+    ({"max_drop": 0.001}, "shown on no fewer than 3,384 images, but digits leaves 75 of its validation"),
     ({"max_drop": 7}, "max_drop=7 must be a share"),
+    ({"max_drop": 0.4, "to": "softmax@2+uniform@2"}, "name linear attentions alone, not softmax@2"),
+    ({"amp": "fp16"}, "amp=fp16 needs a CUDA device"),
     ({"steps": 5, "epochs": 1}, "give one of epochs, steps and budget"),
     ({"steps": 1}, "steps=1 are too few for 3 trainings"),
     ({"budget": "soon"}, "budget 'soon' is not a duration"),

@@ -283,3 +283,13 @@ def test_what_is_refused():
     linvit.linearize(model, "linformer:k=7,sharing=layerwise")
     with pytest.raises(ValueError, match="layer 1 shares its projections with one that goes"):
         linvit.linearize(model, "softmax", layers=[0])
+
+
+def test_what_is_new_begins_near_softmax():
+    """As many keys as tokens, and a convolution that adds nothing: the answer is the model's own."""
+    model = create_model(image_size=8, patch_size=2, channels=3, dim=22, depth=2, heads=2, mlp_dim=13, classes=5).eval()
+    x = torch.randn(3, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        wanted = model(x)
+        found = linvit.linearize(model, "linformer:k=16,dwc=3")[0](x)
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)

@@ -196,6 +196,13 @@ def test_a_variants_id_does_not_depend_on_the_others():
     assert [v.id for v in named([begun, bare])] == [named([begun])[0].id, named([bare])[0].id]
 
 
+def test_a_start_that_training_spoils_is_kept(dataset, teacher, tmp_path):
+    spoiled = linvit.train(dataset, start=teacher, lr=50.0, epochs=1, out=tmp_path / "run", **TINY)
+    best, start = (checkpoint.load(folder).state_dict() for folder in (spoiled.folder / "best", teacher / "best"))
+    assert load_tensors(spoiled.folder / "best/model.safetensors")[1]["step"] == 0
+    assert all(torch.equal(best[key], value) for key, value in start.items())
+
+
 def test_images_of_other_channels_are_refused(teacher, tmp_path):
     grey = load_data("synthetic:images=60,size=8,classes=3,channels=1")
     with pytest.raises(ValueError, match="channels=1, but the start takes 3"):
