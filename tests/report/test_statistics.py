@@ -187,7 +187,9 @@ def test_images_that_agree_by_chance_prove_nothing():
     for images, word in ((359, OPEN), (20_000, WITHIN)):
         right = {name: {s: np.arange(images) % 50 > 0 for s in range(5)} for name in "ab"}
         scores = {name: {s: float(x.mean()) for s, x in of.items()} for name, of in right.items()}
-        assert word in words(judge(scores, right, resolution=1 / images)).values()
+        found = judge(scores, right, resolution=1 / images)
+        assert word in words(found).values()
+        assert found.too_few_images is (word == OPEN)
 
 
 def test_studies_with_few_images_are_rarely_wrong():

@@ -153,6 +153,9 @@ def _undecided(
     if math.isfinite(times) and times > 0:
         images = _rounded(max(1.1, times) * summary.images)
         return lead, (f"These {summary.images:,} test images cannot settle it; about {images:,} could.",), ""
+    if summary.verdicts.too_few_images:
+        text = f"These {summary.images:,} test images cannot settle it, whatever the seeds, and seeds differ much, too."
+        return lead, (text,), ""
     return lead, (f"Not even {_in_seeds(MOST, summary)} seeds would settle it: they differ too much.",), ""
 
 

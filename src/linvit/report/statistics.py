@@ -291,6 +291,12 @@ class Verdicts:
         d, half = (float(found[at]) for found in (self.comparison.difference, self.comparison.half(LEVEL / 2, among)))
         return (d, d - half, d + half) if math.isfinite(half) else None
 
+    @property
+    def too_few_images(self) -> bool:
+        """Whether no number of seeds could show a loss below the margin on these test images."""
+        constant = dunnett(max(1, len(self.names) - 1), math.inf, LOOK)
+        return bool((constant**2 * self.comparison._blur(self.margin) > self.margin**2).any())
+
     def settle(self, names: Iterable[str]) -> tuple[float, list[str], float]:
         """The seeds that would settle these undecided variants, and who needs them; if that is infinite, how many times
         as many test images would be needed (infinite: seeds differ too much for any)."""
