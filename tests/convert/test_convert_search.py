@@ -7,15 +7,18 @@ import math
 import random
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from linvit.convert.mixing import Mixing
 from linvit.convert.search import Blocks, Drop, Score, evaluations, greedy, images_needed, passing
 from linvit.convert.student import student_of
 from linvit.convert.work import Row
 from linvit.measure.accuracy import evaluate
+from linvit.models import create_model
 from linvit.train import load
 
 
@@ -208,3 +211,12 @@ def test_few_conversions_take_what_loses_more():
             drops[name] = Drop(600, 1.0, max(0, int(lost[1]) + few), int(won[1]))
         wrong += decision(drops).decide(ROWS) != (0, 0, 0, 0)
     assert wrong / 1000 < 0.05 + 4 * math.sqrt(0.05 * 0.95 / 1000)
+
+
+@pytest.mark.parametrize(("side", "of_use"), [(8, False), (28, False), (112, True)])
+def test_local_softmax_is_a_linear_kind_where_it_takes_less_work(side, of_use):
+    """7 × 7 of a grid of 2 × 2, 7 × 7 or 28 × 28 tokens."""
+    teacher = create_model(image_size=side, patch_size=4, dim=22, depth=2, heads=2, mlp_dim=13, pool="cls")
+    plan = SimpleNamespace(max_drop=0.02, to="uniform", seed=0)
+    work: Any = SimpleNamespace(config=teacher.config, plan=plan, teacher=teacher, device=torch.device("cpu"))
+    assert (Mixing(work, "uniform", Path()).local is not None) is of_use
