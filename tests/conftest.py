@@ -1,3 +1,4 @@
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))  # cases.py, for every folder
 torch.set_num_threads(1)
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")  # some virtual machines announce AMX and stop at it
 
 BROWSER = (
     "--no-sandbox",

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from linvit import data
+from linvit.measure import provenance
+from linvit.measure.setting import Setting
 from linvit.models import ModelConfig, VisionTransformer, create_model
 from linvit.train import create_recipe, design
 from linvit.train.muon import orthogonalised
@@ -139,6 +141,12 @@ def test_half_precision_is_refused_where_it_crawls(monkeypatch):
         check_amp("bf16", cpu)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "x86_64", "avx512_bf16": True})
     check_amp("bf16", cpu)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "x86_64", "amx_bf16": True})
+    monkeypatch.setattr(provenance, "_amx_runs", lambda: False)
+    with pytest.raises(ValueError, match="amp=bf16: this machine stops at AMX instructions"):
+        check_amp("bf16", cpu)
+    with pytest.raises(ValueError, match="dtype=bfloat16: this machine stops at AMX"):
+        Setting(dtype=torch.bfloat16)
 
 
 @pytest.fixture

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
+import sys
+from functools import cache
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -35,6 +38,22 @@ def pick_device(name: str = "auto") -> torch.device:
         why = str(error).partition("\n")[0]
         raise ValueError(f"device '{name}' cannot be used here ({why}); choose auto or cpu") from None
     return device
+
+
+def check_bfloat16(option: str, device: torch.device | str) -> None:
+    """Refuse bfloat16 on a CPU that announces AMX and stops at its first instruction, as in some virtual machines."""
+    if torch.device(device).type == "cpu" and torch.cpu.get_capabilities().get("amx_bf16") and not _amx_runs():
+        raise ValueError(
+            f"{option}: this machine stops at AMX instructions, though its CPU announces them: choose float32, or set "
+            "ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 in the environment"
+        )
+
+
+@cache
+def _amx_runs() -> bool:
+    """Tried in another process, which it would end."""
+    product = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); torch.nn.functional.linear(a, a)"
+    return subprocess.run([sys.executable, "-c", product], capture_output=True).returncode == 0
 
 
 def wait(device: torch.device) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from linvit.attention import Attention
 from linvit.measure.cost import squarest
 from linvit.measure.peers import create
+from linvit.measure.provenance import check_bfloat16
 from linvit.measure.race import ROUNDS
 from linvit.randomness import generator
 from linvit.records import Tag
@@ -36,6 +37,8 @@ class Setting:
         for name, least in {"heads": 1, "head_dim": 1, "prefix": 0, "batch": 1, "rounds": 1}.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
+        if self.dtype == torch.bfloat16:
+            check_bfloat16("dtype=bfloat16", self.device)
 
     def site(self, tokens: int) -> dict[str, Any]:
         """With the grid that is nearest to a square, if the tokens after the prefix make one of several rows."""

@@ -9,6 +9,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from linvit.errors import choices, clear
+from linvit.measure.provenance import check_bfloat16
 from linvit.train.optimizers import OPTIMIZERS
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -112,3 +113,4 @@ def check_amp(amp: str, device: torch.device) -> None:
         has = torch.cpu.get_capabilities()
         if has.get("architecture") == "x86_64" and not (has.get("avx512_bf16") or has.get("amx_bf16")):
             raise ValueError("amp=bf16: this CPU has no native bfloat16 and would take many times longer: use amp=off")
+        check_bfloat16("amp=bf16", device)
