@@ -171,7 +171,6 @@ class Mixing:
         if found := work.of("conversion_drop", model=candidate.name, mix=digits(candidate.mix)):
             tags = found[-1].tags
             return Drop(found[-1].n, float(tags["of"] or 0), int(tags["lost"] or 0), int(tags["won"] or 0))
-        work.progress(0, 1, f"deciding: {candidate.name}")
         drop = Drop.of(self.right, self._right(candidate))
         row = replace(work.base, metric="conversion_drop", value=drop.value, unit="fraction", n=drop.n)
         work.keep([row.tagged(
@@ -190,5 +189,8 @@ class Mixing:
         if row is not None and row.name != FIRST:
             said = self.work.evaluated(self.work.model_folder(row), "decide").predictions
             return said == self.work.images.decide.labels
-        found = self.blocks("decide").logits(mix, [mix])
-        return np.concatenate([(said[0].argmax(-1) == labels).cpu().numpy() for labels, said in found])
+        right, blocks = [], self.blocks("decide")
+        for labels, (said,) in blocks.logits(mix, [mix]):
+            right.append((said.argmax(-1) == labels).cpu().numpy())
+            self.work.progress(len(right) * blocks.batch, len(blocks.split), f"deciding: {candidate.name}")
+        return np.concatenate(right)

@@ -161,10 +161,11 @@ class Work:
         return self.folder / ("stage-2-mix" if name == "mix, stage 2" else slug(name))
 
     def evaluated(self, folder: Path, split: str) -> Evaluation:
-        data = self.images.data
-        self.progress(0, 1, f"evaluating {folder.name} on {split} images")
-        model = load(folder).to(self.device)
-        return evaluate(model, self.images.part(split), data.classes, data.mean, data.std, self.device, batch=64)
+        data, what = self.images.data, f"evaluating {folder.name} on {split} images"
+        return evaluate(
+            load(folder).to(self.device), self.images.part(split), data.classes, data.mean, data.std, self.device,
+            batch=64, progress=lambda done, total, _: self.progress(done, total, what),
+        )  # fmt: skip
 
     def _teacher_says(self, split: str) -> np.ndarray:
         if split not in self.said:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from linvit.data import Split, normalise
+from linvit.progress import Progress, ignore
 
 
 @dataclass(frozen=True)
@@ -46,19 +47,22 @@ class Evaluation:
 
 @torch.inference_mode()
 def evaluate(
-    model: nn.Module, split: Split, classes: list[str], mean, std, device: torch.device | str = "cpu", batch: int = 256
-) -> Evaluation:
+    model: nn.Module, split: Split, classes: list[str], mean, std, device: torch.device | str = "cpu", batch: int = 256,
+    progress: Progress = ignore,
+) -> Evaluation:  # fmt: skip
     """One pass over a split, unaugmented, in evaluation mode; the model's mode is left as it was."""
     was_training = model.training
     model.eval()
     losses, predictions, confidence = [], [], []  # on the device until the end: no batch waits for the one before
     for start in range(0, len(split), batch):
+        progress(start, len(split), "evaluating")
         images, labels = split.batch(slice(start, start + batch))
         logits = model(normalise(images.to(device), mean, std)).float()
         losses.append(F.cross_entropy(logits, labels.to(device), reduction="sum"))
         best = logits.softmax(-1).max(-1)
         predictions.append(best.indices)
         confidence.append(best.values)
+    progress(len(split), len(split), "evaluated")
     model.train(was_training)
     loss = sum(torch.stack(losses).tolist()) / max(1, len(split))
     said, sure = (torch.cat(parts).cpu().numpy() for parts in (predictions, confidence))

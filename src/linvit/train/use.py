@@ -83,7 +83,9 @@ def evaluate_folder(
         result: Evaluation | Likelihood = likelihood(model.to(place), config, chosen, place)
     else:
         chosen = _relabelled(chosen, dataset, model)
-        result = evaluate(model.to(place), chosen, about["classes"], about["mean"], about["std"], place, batch)
+        result = evaluate(
+            model.to(place), chosen, about["classes"], about["mean"], about["std"], place, batch, progress
+        )
     changed = dataset.identity != identity if identity and limit is None else None
     return Evaluated(home, dataset.name, split, result, changed)
 
