@@ -46,6 +46,18 @@ def test_a_start_has_its_own_image_sizes() -> None:
     assert sides(tuned, sizes=False) == [32]  # images that are given as they are
 
 
+def test_a_size_that_an_attention_cannot_have_is_not_chosen() -> None:
+    like = model_config(image_size=224, patch_size=16, dim=32, depth=1, heads=2)
+    ladder = Planner(PHOTOS, 2, 1, CPU, like=like)
+
+    def sides(*attentions: str) -> list[int]:
+        return [rung.side for rung in ladder.with_rungs({}, None, True, attentions).rungs]
+
+    assert sides("softmax", "linformer:k=32") == [224, 112]
+    assert sides("softmax", "linformer:k=64") == [224]
+    assert sides("linformer:k=640") == [224, 112]  # nowhere: whoever builds the models says so
+
+
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     """Three kinds of large pictures, few of each."""

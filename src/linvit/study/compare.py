@@ -145,7 +145,8 @@ def compare(
     rung = None
     if budget is not None and plan is None:
         given = {key: value for key, value in options.items() if value is not None}
-        ladder = ladder.with_rungs(given, image_size, not isinstance(data, Dataset))
+        specs = {v.attention for v in wanted if not v.published}
+        ladder = ladder.with_rungs(given, image_size, not isinstance(data, Dataset), specs)
         ladder = ladder.timed(seconds(budget), progress)
         rung, count = ladder.choose(seconds(budget))
         plan = Plan(seconds=seconds(budget), image_size=rung.side, options=rung.options, seeds=count, folds=folds or 1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -119,8 +119,11 @@ class Planner:
             return TUNED[self.images.name]["epochs"] / 2
         return min(MOST, max(FEWEST, SEEN / self.images.train))
 
-    def with_rungs(self, given: Mapping[str, Any], image_size: int | None, sizes: bool) -> Planner:
-        """The ladder for these images, the largest first; what is asked for, or cannot be otherwise, is fixed."""
+    def with_rungs(
+        self, given: Mapping[str, Any], image_size: int | None, sizes: bool, attentions: Collection[str] = ()
+    ) -> Planner:
+        """The ladder for these images, the largest first; what is asked for, or cannot be otherwise, is fixed. A rung
+        that one of the attentions cannot have is left out: a Linformer has no more keys than there are tokens."""
         model_given = {"size", *ModelConfig.model_fields} & set(given)
         fixed = image_size or (None if sizes and self.images.name not in TUNED else self.images.side)
         side = fixed or max(8, self.images.side // 4 * 4)
@@ -130,7 +133,9 @@ class Planner:
             steps = {(size, 1): None for size in sides}
         else:
             steps = {(fixed or min(size, side), 1 if model_given else narrower): None for size, narrower in LADDER}
-        return replace(self, rungs=[self._rung(*step, dict(given)) for step in steps])
+        rungs = [self._rung(*step, dict(given)) for step in steps]
+        fit = [rung for rung in rungs if all(_takes(rung.model, attention) for attention in attentions)]
+        return replace(self, rungs=fit or rungs)  # if none does, that is said when the models are built
 
     def _rung(self, side: int, narrower: int, given: dict[str, Any]) -> Rung:
         facts = {"image_size": side, "channels": self.images.channels, "classes": self.images.classes}
@@ -210,6 +215,14 @@ class Planner:
             ):  # fmt: skip
                 found.append(offer)
         return found[1:4]
+
+
+def _takes(model: ModelConfig, attention: str) -> bool:
+    try:
+        VisionTransformer(model.model_copy(update={"attention": attention}))
+    except ValueError:
+        return False
+    return True
 
 
 def _sides(like: ModelConfig, there: int) -> list[int]:
