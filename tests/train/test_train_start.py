@@ -23,6 +23,7 @@ from linvit.study.measuring import Measuring
 from linvit.train import architecture, checkpoint, design, run, start_from
 from linvit.train.files import load_tensors
 from linvit.train.start import class_means, normalised, started
+from linvit.train.use import evaluate_folder
 
 CPU = torch.device("cpu")
 TINY = {key: value for key, value in killable.TINY.items() if key != "device"}
@@ -203,7 +204,18 @@ def test_a_start_that_training_spoils_is_kept(dataset, teacher, tmp_path):
     assert all(torch.equal(best[key], value) for key, value in start.items())
 
 
-def test_images_of_other_channels_are_refused(teacher, tmp_path):
+def test_grey_images_are_shown_in_colour_to_a_model_that_is_used_to_it(teacher, tmp_path):
+    grey = "synthetic:images=60,size=8,classes=3,channels=1"
+    alone = linvit.train(grey, start=teacher, epochs=1, out=tmp_path / "run", **TINY)
+    assert (alone.data.channels, alone.model.config.channels) == (3, 3)
+    assert evaluate_folder(alone.folder).changed is False
+    folder = compare(grey, attentions=["softmax"], start=teacher, epochs=1, out=tmp_path / "study", seeds=1,
+                     controls=False, measured=False, **TINY)  # fmt: skip
+    study = Study.read(folder / "study.json")
+    assert (study.dataset.channels, study.model.channels) == (3, 3)
+
+
+def test_arrays_of_other_channels_are_refused(teacher, tmp_path):
     grey = load_data("synthetic:images=60,size=8,classes=3,channels=1")
     with pytest.raises(ValueError, match="channels=1, but the start takes 3"):
         linvit.train(grey, start=teacher, out=tmp_path / "run")

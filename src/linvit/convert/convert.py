@@ -83,7 +83,7 @@ def convert(
         raise ValueError(f"patch_size={patch_size} must be at least 1")
     dataset, source = open_data(
         data, progress, root=data_root, image_size=image_size or stored.config.image_size, limit=limit,
-        skip_bad=skip_bad,
+        channels=stored.config.channels, skip_bad=skip_bad,
     )  # fmt: skip
     check_amp(options.get("amp", "off"), place)
     if max_drop is not None and any(spec.name == "softmax" for spec in parse_layers(to, stored.config.depth)):

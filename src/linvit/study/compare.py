@@ -134,13 +134,15 @@ def compare(
     begins = start or (backbones.SCRATCH if causal else None)
     starts = backbones.chosen(begins, bare, images, image_size, options | shaped, known)
     begin = backbones.first(starts)
+    like = architecture(begin)
+    images = replace(images, channels=like.channels if like else images.channels)  # grey or coloured, as it is used to
     wanted = _with_starts(wanted, starts, with_scratch)
     if budget is None and epochs is None and options.get("steps") is None and not (causal or images.name in TUNED):
         budget = planning.BUDGET
     trained = sum(not v.published for v in wanted)
     at_once = at_once or (cores() if place.type == "cpu" else 1)
     near = pick_device() if there else place  # where steps are timed to choose a model
-    ladder = Planner(images, trained, at_once, near, seeds, folds or 1, like=architecture(begin))
+    ladder = Planner(images, trained, at_once, near, seeds, folds or 1, like=like)
     plan = earlier.plan if earlier and earlier.budget == budget else None  # what it chose stays chosen
     rung = None
     if budget is not None and plan is None:
@@ -150,8 +152,9 @@ def compare(
         ladder = ladder.timed(seconds(budget), progress)
         rung, count = ladder.choose(seconds(budget))
         plan = Plan(seconds=seconds(budget), image_size=rung.side, options=rung.options, seeds=count, folds=folds or 1)
-    side = image_size or (plan.image_size if plan else ladder.like and ladder.like.image_size)
-    asked = {"root": data_root, "image_size": side, "limit": limit, "skip_bad": skip_bad}
+    side = image_size or (plan.image_size if plan else like and like.image_size)
+    asked = {"root": data_root, "image_size": side, "channels": like and like.channels, "limit": limit,
+             "skip_bad": skip_bad}  # fmt: skip
     dataset, source = open_data(data, progress, **asked, patch_size=options.get("patch_size"))
     if jobs_file and source is None:
         raise ValueError("jobs_file needs images that other processes can find: give a name or a path, not a Dataset")

@@ -111,7 +111,7 @@ def train(
     like = architecture(begin)
     data, source = open_data(
         data, progress, root=data_root, image_size=image_size or (like and like.image_size), limit=limit,
-        skip_bad=skip_bad, patch_size=options.get("patch_size"),
+        channels=like and like.channels, skip_bad=skip_bad, patch_size=options.get("patch_size"),
     )  # fmt: skip
     if attention is None and like and start not in (None, backbones.NAME):
         spec = like.attention  # it is only trained further

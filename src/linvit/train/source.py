@@ -21,6 +21,7 @@ class Source(BaseModel):
     root: str | None = None
     image_size: int | None = None
     multiple_of: int = 4
+    channels: int | None = None  # other than the images' own: what a model that is started from takes
     limit: int | None = None
     skip_bad: bool = False
     fold: Fold | None = None  # held out; None: the set's own splits

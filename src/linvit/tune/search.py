@@ -124,7 +124,7 @@ def tune(
     like = architecture(begin)
     dataset, source = open_data(
         data, progress, root=data_root, image_size=image_size or (like and like.image_size), limit=limit,
-        skip_bad=skip_bad, patch_size=chosen.get("patch_size"),
+        channels=like and like.channels, skip_bad=skip_bad, patch_size=chosen.get("patch_size"),
     )  # fmt: skip
     chosen |= {} if epochs is None else {"epochs": epochs}
     protocol = Protocol(dataset, source, seed, chosen, match, begin, folds, spare_test=True)
