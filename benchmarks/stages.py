@@ -1,0 +1,141 @@
+"""What each stage of a conversion brings, beside training from nothing for as many steps.
+
+    python benchmarks/stages.py cifar10       # an hour and a half of one core; the same call goes on
+    python benchmarks/stages.py mnist         # half an hour
+
+A softmax transformer of plain patches is trained; with several seeds it is made linear in all layers, in stages that
+take no more than a tenth of its steps, and as many steps are spent on the same linear model from nothing. Then layers
+are made linear as far as `--max-drop 1%` allows, without training and with it. Writes stages-DATA.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+import torch
+
+from linvit import train
+from linvit.convert.convert import convert
+from linvit.convert.work import Converted
+from linvit.files import slug, write_atomically
+from linvit.measure.provenance import cpu_name
+from linvit.progress import duration
+from linvit.records import commit
+from linvit.train import Trained
+
+TEACHERS = {
+    "cifar10": {"size": "tiny", "attention": "softmax:dwc=3", "epochs": 10.0},
+    "mnist": {"size": "tiny", "patch_size": 4, "attention": "softmax", "epochs": 3.0},
+}
+STUDENTS = {"cifar10": "linformer:k=16,dwc=3", "mnist": "performer-relu:m=32,dwc=3"}
+SEARCHED = {"cifar10": "performer-hyp:dwc=3", "mnist": "performer-hyp"}  # the number of features is chosen by layer
+TENTH, ALLOWED = 0.1, 0.01
+
+
+@dataclass(frozen=True)
+class Found:
+    data: str
+    to: str
+    teacher: Trained
+    students: Sequence[Converted]
+    scratch: Sequence[Trained]
+    mixes: Sequence[tuple[str, Converted]]  # which stages there were
+
+    @property
+    def length(self) -> int:
+        """Steps of the teacher."""
+        return self.teacher.experiment.length(len(self.teacher.data.train)).total
+
+
+def accuracy(trained: Trained) -> float:
+    record = trained.find("test_accuracy", "best")
+    return float(record.value or 0) if record else 0.0
+
+
+def steps(done: Converted) -> int:
+    return sum(row.steps for row in done.rows)
+
+
+def found(options: argparse.Namespace) -> Found:
+    data, work = options.data, options.work / options.data
+    to, root = options.to or STUDENTS[data], {"data_root": options.data_root}
+    teacher = train(data, out=work / "teacher", **TEACHERS[data], **root)  # type: ignore[arg-type]
+    length = teacher.experiment.length(len(teacher.data.train)).total
+    few = options.steps or int(TENTH * length)
+    students, scratch = [], []
+    for seed in range(options.seeds):
+        students.append(convert(
+            work / "teacher", to=to, data=data, steps=few, stages=options.stages, seed=seed, report=seed == 0,
+            out=work / f"{slug(to)}-{seed}", **root,
+        ))  # fmt: skip
+        same = {key: value for key, value in TEACHERS[data].items() if key not in ("attention", "epochs")}
+        scratch.append(train(
+            data, attention=to, seed=seed, steps=steps(students[-1]), out=work / f"{slug(to)}-scratch-{seed}", **same,
+            **root,
+        ))  # type: ignore[arg-type]  # fmt: skip
+        print(f"seed {seed}: {students[-1].test_accuracy():.2%}, from nothing {accuracy(scratch[-1]):.2%}", flush=True)
+    mixes = [
+        (text, convert(
+            work / "teacher", to=SEARCHED[data], data=data, steps=few if stages else None, stages=stages,
+            max_drop=ALLOWED, out=work / f"drop-{slug(text)}", **root,
+        ))
+        for text, stages in (("none", ()), ("1, 2", (1, 2)))
+    ]  # fmt: skip
+    return Found(data, to, teacher, students, scratch, mixes)
+
+
+def page(one: Found) -> str:
+    teacher, students, model = accuracy(one.teacher), one.students, one.teacher.experiment.model
+    taken, seeds = steps(students[0]), range(len(students))
+    tested = {
+        "converted": [done.test_accuracy() for done in students],
+        "from nothing, as many steps": [accuracy(run) for run in one.scratch],
+    }
+    lines = [
+        f"# Stages of a conversion: {one.data}", "",
+        f"Made by `python benchmarks/stages.py {one.data}`, commit {commit()}, {cpu_name()}, {torch.get_num_threads()} "
+        f"thread, float32, PyTorch {torch.__version__}. The teacher, `{model.attention}` behind patches of "
+        f"{model.patch_size} pixels, took {one.length:,} steps and is right on {teacher:.2%} of "
+        f"{len(one.teacher.data.test):,} test images.", "",
+        f"All layers become `{one.to}`, {len(students)} seeds; {taken:,} steps of all stages together are "
+        f"{taken / one.length:.1%} of the teacher's.", "",
+        "| validation, mean over seeds | accuracy | as the teacher | steps | time of one |", "|---|---|---|---|---|",
+        *(f"| {rows[0].name} | {fmean(r.accuracy for r in rows):.2%} | {fmean(r.agreement for r in rows):.2%} "
+          f"| {rows[0].steps:,} | {duration(fmean(r.seconds for r in rows))} |"
+          for rows in zip(*(done.rows for done in students), strict=True)), "",
+        f"| test | {' | '.join(f'seed {seed}' for seed in seeds)} | mean | of the teacher's |",
+        "|---|" + "---|" * (len(seeds) + 2),
+        *(f"| {name} | {' | '.join(f'{value:.2%}' for value in values)} | {fmean(values):.2%} "
+          f"| {fmean(values) / teacher:.1%} |" for name, values in tested.items()), "",
+        f"With `--max-drop {ALLOWED:.0%}`, to `{SEARCHED[one.data]}` (features chosen by layer, at most 4 × head_dim), "
+        "one seed:", "",
+        "| stages | linear layers | student, test | lost | which |", "|---|---|---|---|---|",
+        *(f"| {text} | {done.chosen.linear} of {model.depth} | {done.test_accuracy():.2%} "
+          f"| {1 - done.test_accuracy() / done.test_accuracy('teacher'):.2%} | `{done.chosen.attention}` |"
+          for text, done in one.mixes), "",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", choices=list(TEACHERS))
+    parser.add_argument("--to", metavar="SPEC", help="another attention for all layers")
+    parser.add_argument("--stages", type=int, nargs="*", default=[2, 3])
+    parser.add_argument("--steps", type=int, help="of all stages together; a tenth of the teacher's if not given")
+    parser.add_argument("--out", type=Path, default=Path("docs/benchmarks"))
+    parser.add_argument("--work", type=Path, default=Path("runs/stages"), help="where models are kept")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--data-root", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    write_atomically(options.out / f"stages-{options.data}.md", page(found(options)))
+
+
+if __name__ == "__main__":
+    main()
