@@ -13,7 +13,7 @@ import linvit
 from linvit import metrics
 from linvit.convert import mixing
 from linvit.convert.measuring import between
-from linvit.convert.search import RISK, Drop
+from linvit.convert.search import RISK, Drop, Score
 from linvit.convert.student import feature_counts, fitted, images_for, student_of
 from linvit.data import load_data
 from linvit.measure.accuracy import evaluate
@@ -89,7 +89,7 @@ def test_a_mix_is_the_model_that_was_searched(teacher, digits, tmp_path, monkeyp
     """With another linear kind to choose from, and weights that layers share."""
     mix, asked = (0, 1, 2, 1), []
     monkeypatch.setattr(mixing, "LOCAL", "efficient")
-    monkeypatch.setattr(mixing.Mixing, "first", mix)
+    monkeypatch.setattr(mixing.Mixing, "candidates", {0: ((0,) * 4, Score(0.0, 1.0)), 3: (mix, Score(0.0, 1.0))})
     monkeypatch.setattr(
         mixing, "passing", lambda found, share, look: asked.append(look(mixing.Candidate("it", mix), 0.05)) or []
     )

@@ -171,7 +171,7 @@ class Mixing:
         if found := work.of("conversion_drop", model=candidate.name, mix=digits(candidate.mix)):
             tags = found[-1].tags
             return Drop(found[-1].n, float(tags["of"] or 0), int(tags["lost"] or 0), int(tags["won"] or 0))
-        drop = Drop.of(self.right, self._right(candidate))
+        drop = Drop.of(self.rights[self.exact], self._right(candidate))
         row = replace(work.base, metric="conversion_drop", value=drop.value, unit="fraction", n=drop.n)
         work.keep([row.tagged(
             model=candidate.name, mix=digits(candidate.mix), bound=drop.bound(risk), risk=risk, of=drop.accuracy,
@@ -180,17 +180,21 @@ class Mixing:
         return drop
 
     @cached_property
-    def right(self) -> np.ndarray:
-        """On which images that decide the teacher is."""
-        return self._right(Candidate("teacher", self.exact))
+    def rights(self) -> dict[Mix, np.ndarray]:
+        """The teacher and every mix that the search found → on which images that decide it is right. One pass over the
+        images for all: of a mix, only what comes after the teacher's first layers is computed again."""
+        mixes = list(dict.fromkeys([self.exact, *(mix for mix, _ in self.candidates.values())]))
+        found: list[list[np.ndarray]] = [[] for _ in mixes]
+        blocks = self.blocks("decide")
+        for i, (labels, every) in enumerate(blocks.logits(self.exact, mixes)):
+            self.work.progress(i * blocks.batch, len(blocks.split), f"deciding between {len(mixes)} mixes")
+            for right, said in zip(found, every, strict=True):
+                right.append((said.argmax(-1) == labels).cpu().numpy())
+        return {mix: np.concatenate(right) for mix, right in zip(mixes, found, strict=True)}
 
     def _right(self, candidate: Candidate) -> np.ndarray:
-        row, mix = candidate.row, candidate.mix
-        if row is not None and row.name != FIRST:
-            said = self.work.evaluated(self.work.model_folder(row), "decide").predictions
-            return said == self.work.images.decide.labels
-        right, blocks = [], self.blocks("decide")
-        for labels, (said,) in blocks.logits(mix, [mix]):
-            right.append((said.argmax(-1) == labels).cpu().numpy())
-            self.work.progress(len(right) * blocks.batch, len(blocks.split), f"deciding: {candidate.name}")
-        return np.concatenate(right)
+        row = candidate.row
+        if row is None or row.name == FIRST:
+            return self.rights[candidate.mix]
+        said = self.work.evaluated(self.work.model_folder(row), "decide").predictions
+        return said == self.work.images.decide.labels
