@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from linvit.data import download
 from linvit.records import Records
 from linvit.studies import COLUMNS, STUDIES, Figure, NotHere, Table, Where, reproduce, runnable, study
 from linvit.study import Study
+from linvit.train import Experiment
 
 TINY = """
 from linvit.studies import STUDIES, Row, Scale, Table
@@ -101,17 +103,34 @@ def test_both_columns_have_their_rows(done):
     assert (done / "fair" / "report.html").exists()
 
 
-def test_the_row_from_a_checkpoint_begins_with_the_softmax_model(done):
-    for column in COLUMNS:
+def test_each_seed_from_a_checkpoint_begins_with_the_softmax_model_of_that_seed(done):
+    for column, seeds in (("literal", [0]), ("fair", [0, 1])):
         every = {v.id: v for v in Study.read(done / column / "study.json").variants}
-        start = every["from checkpoint"].start
-        assert start is not None
-        assert Path(start.folder).parent.name.startswith("transformer-seed0-")
-        assert Path(start.folder).parents[1] == (done / column).resolve()
+        assert list(every["from checkpoint"].starts) == seeds
         assert every["wide"].start is None
+        runs = [Experiment.read(file) for file in (done / column).glob("from-checkpoint-seed*/experiment.json")]
+        began = {run.seed: run.start for run in runs if run.start}
+        assert sorted(began) == seeds
+        for seed, start in began.items():
+            assert Path(start.folder).parent.name.startswith(f"transformer-seed{seed}-")
+            assert Path(start.folder).parents[1] == (done / column).resolve()
+        assert len({start.sha256 for start in began.values()}) == len(seeds)
         found = Records(done / column / "records.jsonl")
         before = [r for r in found if r.metric == "start_accuracy"]
         assert {r.tags["variant"] for r in before} == {"from checkpoint"}
+
+
+def test_a_seed_whose_softmax_model_diverged_has_no_row_from_it(done, tmp_path):
+    """Even if it had come far enough to leave weights behind."""
+    tiny, folder = study("tiny"), shutil.copytree(done / "fair", tmp_path / "fair")
+    assert isinstance(tiny, Table)
+    records = folder / "records.jsonl"
+    lines = [line for line in records.read_text().splitlines(keepends=True)
+             if not ('"test_accuracy"' in line and '"transformer"' in line and '"seed": 0' in line)]  # fmt: skip
+    records.write_text("".join(lines))
+    (row,) = tiny.variants("fair", "cpu", tiny.trained(folder))
+    assert (row.id, list(row.starts)) == ("from checkpoint", [1])
+    assert row.start == row.starts[1]
 
 
 @pytest.mark.kills

@@ -161,7 +161,7 @@ def compare(
     each = list(range(seed, seed + (seeds or (plan.seeds if plan else 1 if folds else SEEDS))))
     study = Study(
         commands=[command] if command else [], started=time.time(), dataset=facts, source=source, folds=folds,
-        variants=every, seeds={variant.id: each for variant in every if not variant.published}, margin=margin or MARGIN,
+        variants=every, seeds={v.id: _seeds(v, each) for v in every if not v.published}, margin=margin or MARGIN,
         plan=plan, model=protocol.base.model, recipe=protocol.base.recipe, start=begin, match=match, budget=budget,
         machine=machine(),
     )  # fmt: skip
@@ -235,6 +235,14 @@ def _with_starts(wanted: list[Variant], starts: Mapping[str, Start], with_scratc
     bare = [v for v in wanted if v.start is None and not v.published]
     begun = [v.model_copy(update={"start": starts[v.attention]}) if v in bare else v for v in wanted]
     return begun + (bare if with_scratch else [])
+
+
+def _seeds(variant: Variant, each: list[int]) -> list[int]:
+    """Those of the study's that the variant has something to begin with for."""
+    found = [seed for seed in each if seed in (variant.starts or each)]
+    if not found:
+        raise ValueError(f"variant '{variant.id}' has no start for any of the seeds {', '.join(map(str, each))}")
+    return found
 
 
 def _redrawn(wanted: list[Variant], every: int) -> list[Variant]:
