@@ -160,6 +160,15 @@ def test_true_nulls_are_rarely_called_either_way(tmp_path):
     assert wrong <= 0.05 * studies + 2 * np.sqrt(0.05 * 0.95 * studies)
 
 
+@pytest.mark.parametrize(("longer", "word"), [(0.72, HOLDS), (0.76, FAILS), (0.75, FAILS)])
+def test_a_checkpoint_saves_training_if_what_its_model_took_is_counted(tmp_path, longer, word):
+    """Better than from nothing in the same steps it always is here."""
+    rows = {f"{name}{how}": noisy(mean, 5) for name in ("linformer", "RF16 softmax")
+            for how, mean in ((" from checkpoint", 0.75), ("", 0.7), (", twice the steps", longer))}  # fmt: skip
+    results = Results(made(tmp_path, rows, study="000-cifar10"))
+    assert judge([claim for claim in CLAIMS if claim.id == "000.3"], results)[0].word == word
+
+
 def test_speeds_need_quartiles_apart(tmp_path):
     speeds = {"RF16 softmax": (1.5, 1.4, 1.6), "RF64 ReLU": (1.45, 1.39, 1.5), "linformer": (0.8, 0.7, 0.9)}
     rows: dict[str, list[float | None]] = {name: [0.9] for name in ("transformer", *speeds)}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from linvit import cli
-from linvit.data import download
+from linvit.data import download, load_data
 from linvit.records import Records
 from linvit.studies import COLUMNS, STUDIES, Figure, NotHere, Table, Where, reproduce, runnable, study
 from linvit.study import Study
@@ -33,6 +33,7 @@ class Tiny(Table):
         Row("wide", "performer-relu:m=4", options={"mlp_dim": 13}),
         Row("from checkpoint", "performer-exp:m=4", "performer-exp:m=4,stabilizer=reference", checkpoint=True),
         Row("more", "linformer:k=2", columns=("fair",)),
+        Row("longer", "performer-exp:m=4", times=2, columns=("fair",)),
     ]
     literal = {"stem": "patch", "patch_size": 4, "dim": 8, "depth": 1, "heads": 2, "mlp_dim": 11, "epochs": 9,
                "batch_size": 16, "pad_crop": 0}
@@ -91,7 +92,7 @@ def results(folder: Path) -> dict:
 def test_both_columns_have_their_rows(done):
     literal, fair = (Study.read(done / column / "study.json") for column in COLUMNS)
     assert [v.id for v in literal.variants] == ["transformer", "wide", "from checkpoint"]
-    assert {v.id for v in fair.variants} == {"transformer", "wide", "from checkpoint", "more", "uniform"}
+    assert {v.id for v in fair.variants} == {"transformer", "wide", "from checkpoint", "more", "longer", "uniform"}
     assert {v.column for v in literal.variants} == {"literal"}
     assert literal.seeds == {v.id: [0] for v in literal.variants}
     assert all(seeds == [0, 1] for seeds in fair.seeds.values())
@@ -118,6 +119,19 @@ def test_each_seed_from_a_checkpoint_begins_with_the_softmax_model_of_that_seed(
         found = Records(done / column / "records.jsonl")
         before = [r for r in found if r.metric == "start_accuracy"]
         assert {r.tags["variant"] for r in before} == {"from checkpoint"}
+
+
+def test_twice_the_steps_are_those_of_a_row_from_a_checkpoint_and_its_start(done):
+    tiny = study("tiny")
+    assert isinstance(tiny, Table)
+    images = len(load_data(tiny.data).train)
+    whole = [file for file in (done / "fair").glob("*-seed0-*/experiment.json") if "-half-" not in file.parent.name]
+    runs = {file.parent.name.partition("-seed")[0]: Experiment.read(file).length(images).total for file in whole}
+    assert runs["longer"] == runs["from-checkpoint"] + runs["transformer"]
+    assert runs["more"] == runs["transformer"]
+    said = Study.read(done / "fair" / "study.json").warnings
+    assert f"longer had {runs['longer']} steps, the others {runs['more']}: a difference is not the" in " ".join(said)
+    assert " had " not in " ".join(Study.read(done / "literal" / "study.json").warnings)
 
 
 def test_a_seed_whose_softmax_model_diverged_has_no_row_from_it(done, tmp_path):
@@ -162,6 +176,8 @@ def test_what_a_scale_changes():
     assert (smoke["steps"], smoke["dim"], "epochs" in smoke) == (1, 32, False)
     assert tiny.options("literal", "cpu")["epochs"] == 1
     assert tiny.options("literal", "smoke", tiny.rows[1]) == {"mlp_dim": 13}  # a row's own stay
+    assert tiny.options("fair", "smoke", tiny.rows[-1]) == {"steps": 2}
+    assert tiny.options("fair", "cpu", tiny.rows[-1]) == {"epochs": 2}
 
 
 def test_a_diverged_softmax_leaves_the_rows_from_it_out(tmp_path):

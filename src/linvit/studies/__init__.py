@@ -133,6 +133,9 @@ class Row:
     data: Mapping[str, Any] = field(default_factory=dict)  # of the literal one's images
     fair: Mapping[str, Any] = field(default_factory=dict)  # options of the fair one
     checkpoint: bool = False  # begins with the softmax model of the same column and seed, trained from nothing
+    times: int = (
+        1  # the column's steps; twice is what a row from a checkpoint and the model it began with took together
+    )
     columns: tuple[str, ...] = COLUMNS  # that have it
 
 
@@ -184,10 +187,11 @@ class Table(Reproduction):
     def options(self, column: Column, scale: str, row: Row | None = None) -> dict[str, Any]:
         """Of a column, or of what a row has beside that; where steps are given, epochs are not."""
         over = self.size(scale, column).options
-        if row is None:
-            found = {**(self.literal if column == "literal" else self.fair), **over}
-        else:
-            found = dict(row.options if column == "literal" else row.fair)
+        found = {**(self.literal if column == "literal" else self.fair), **over}
+        if row is not None:
+            length = "steps" if "steps" in over else "epochs"
+            longer = {length: row.times * found[length]} if row.times > 1 else {}
+            found = {**(row.options if column == "literal" else row.fair), **longer}
         return {key: value for key, value in found.items() if key != "epochs" or "steps" not in over}
 
     def variants(self, column: Column, scale: str, trained: Mapping[int, Path] | None = None) -> list[Variant]:

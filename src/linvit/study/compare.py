@@ -6,6 +6,7 @@ is never run twice: the same call again goes on where it stopped, and a new vari
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -375,7 +376,7 @@ def _measure(
     late = sum(job.begin_by is not None and not job.finished() for job in jobs)
     if late:
         failed.append(f"The time was up before {late} of the runs with half the steps: the same command makes them.")
-    study.warnings = _warnings(study, protocol, limit) + failed
+    study.warnings = _warnings(study, protocol, jobs, limit) + failed
     seen = {name: len(seeds) for name, seeds in study.seeds.items()}
     if seen not in study.looks and all(job.half or job.finished() for job in jobs):
         study.looks.append(seen)
@@ -392,7 +393,7 @@ def _published(study: Study) -> list[Record]:
     ]  # fmt: skip
 
 
-def _warnings(study: Study, protocol: Protocol, limit: int | None) -> list[str]:
+def _warnings(study: Study, protocol: Protocol, jobs: list[Job], limit: int | None) -> list[str]:
     """What a reader must know before trusting the comparison, and the records cannot tell."""
     found, data, recipe = [], protocol.dataset, study.recipe
     causal = study.model.causal
@@ -404,6 +405,12 @@ def _warnings(study: Study, protocol: Protocol, limit: int | None) -> list[str]:
         found.append(f"{done:g} of the recipe's {whole:g} epochs: more training may change the order.")
     if limit is not None:
         found.append(f"At most {limit:,} images of each split were used: more may change the order.")
+    steps = {job.variant: job.experiment.length(len(protocol.datasets[job.experiment.data.identity].train)).total
+             for job in jobs if not job.half}  # fmt: skip
+    usual = statistics.mode(steps.values()) if steps else 0
+    for other in sorted({*steps.values()} - {usual}):
+        names = ", ".join(v.label for v in study.variants if steps.get(v.id) == other)
+        found.append(f"{names} had {other:,} steps, the others {usual:,}: a difference is not the attention's alone.")
     if recipe.patience:
         found.append("Early stopping (patience) lets variants differ in their number of steps.")
     if recipe.amp != "off" or recipe.compile:
