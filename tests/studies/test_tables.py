@@ -60,7 +60,8 @@ seen = 0
 def hear(job, event):
     global seen
     seen += 1
-    if seen == int(sys.argv[2]):
+    begun = job.variant == "from checkpoint" and job.experiment.seed == 1
+    if seen == int(sys.argv[2]) or (begun and sys.argv[2] == "-1"):
         os.kill(os.getpid(), signal.SIGKILL)
 reproduce("tiny", "cpu", sys.argv[1], Where(hear=hear, jobs=1))
 """
@@ -149,16 +150,20 @@ def test_a_seed_whose_softmax_model_diverged_has_no_row_from_it(done, tmp_path):
 
 @pytest.mark.kills
 def test_killed_and_resumed_it_ends_the_same(done, tmp_path):
-    """Killed in the first column, in the second, and left alone."""
+    """Killed in the first column, in the second, in the second seed from a checkpoint, and left alone."""
     state = []
-    for turn in (9, 20, 10**9):
+    for turn in (9, 20, -1, 10**9):
         call = [sys.executable, "-W", "ignore", "-c", RUN, str(tmp_path), str(turn)]
         ended = subprocess.run(call, capture_output=True, text=True)
         assert ended.returncode == (0 if turn == 10**9 else -signal.SIGKILL), ended.stderr
         state.append(study("tiny").state(tmp_path / "tiny" / "cpu"))
-    assert state == ["begun", "begun", "done"]
+    assert state == ["begun", "begun", "begun", "done"]
     for column in COLUMNS:
-        assert results(tmp_path / "tiny" / "cpu" / column) == results(done / column)
+        again = tmp_path / "tiny" / "cpu" / column
+        assert results(again) == results(done / column)
+        models = [{file.parents[1].name: file.read_bytes() for file in folder.glob("*/best/model.safetensors")}
+                  for folder in (again, done / column)]  # fmt: skip
+        assert models[0] == models[1]
 
 
 def test_the_same_call_again_trains_nothing(done):
