@@ -160,6 +160,15 @@ def test_true_nulls_are_rarely_called_either_way(tmp_path):
     assert wrong <= 0.05 * studies + 2 * np.sqrt(0.05 * 0.95 * studies)
 
 
+@pytest.mark.parametrize(("longer", "word"), [(0.72, HOLDS), (0.76, FAILS), (0.75, FAILS)])
+def test_a_checkpoint_saves_training_if_what_its_model_took_is_counted(tmp_path, longer, word):
+    """Better than from nothing in the same steps it always is here."""
+    rows = {f"{name}{how}": noisy(mean, 5) for name in ("linformer", "RF16 softmax")
+            for how, mean in ((" from checkpoint", 0.75), ("", 0.7), (", twice the steps", longer))}  # fmt: skip
+    results = Results(made(tmp_path, rows, study="000-cifar10"))
+    assert judge([claim for claim in CLAIMS if claim.id == "000.3"], results)[0].word == word
+
+
 def test_speeds_need_quartiles_apart(tmp_path):
     speeds = {"RF16 softmax": (1.5, 1.4, 1.6), "RF64 ReLU": (1.45, 1.39, 1.5), "linformer": (0.8, 0.7, 0.9)}
     rows: dict[str, list[float | None]] = {name: [0.9] for name in ("transformer", *speeds)}
@@ -167,6 +176,20 @@ def test_speeds_need_quartiles_apart(tmp_path):
     relu, linformer = Ref("000-mnist", "RF64 ReLU"), Ref("000-mnist", "linformer")
     for a, b, word in ((A, B, HOLDS), (B, A, FAILS), (A, relu, OPEN), (A, linformer, HOLDS), (linformer, B, FAILS)):
         assert judge([Claim("0.0", "", "", [faster(a, b)], ())], results)[0].word == word, (a, b)
+
+
+@pytest.mark.parametrize(("large", "word"), [(0.8, HOLDS), (1.2, FAILS)])
+def test_small_patches_are_held_against_large_ones_of_the_same_images(tmp_path, large, word):
+    """CIFAR-10 (I) in its 64 patches of 4 says nothing of patch sizes."""
+    for number, speed in (("I", 1.2 if large < 1 else 0.8), ("VI", 1.3), ("VII", 1.1), ("VIII", large), ("IX", large)):
+        rows: dict[str, list[float | None]] = {name: [0.3] for name in ("ViT", "relu", "exp", "fθ")}
+        speeds = {name: (speed, speed - 0.01, speed + 0.01) for name in rows if name != "ViT"}
+        made(tmp_path, rows, study=f"001-{number}", speeds=speeds)
+    (claim,) = (claim for claim in CLAIMS if claim.id == "001.3")
+    assert judge([claim], Results(tmp_path))[0].word == word
+    features = [study(name).title.rpartition(" ")[0].rpartition(" ")[2] for name in claim.needs]
+    patches = [re.findall(r"patches of (\d)", study(name).title)[0] for name in claim.needs]
+    assert (sorted(features), patches) == (["32", "32", "64", "64"], ["4", "4", "8", "8"])
 
 
 def test_rows_of_two_studies_are_compared_if_their_images_are_the_same(tmp_path):
@@ -241,6 +264,8 @@ def test_the_reports_own_numbers():
     assert said["000.3"] == (True, "3 of 4 rows are worse from the checkpoint than without")
     assert said["001.1"][1].startswith("7 of 9 experiments have ViT first")
     assert not said["001.2"][0]
+    assert not said["001.3"][0]  # which patches of 4 on CIFAR-10 (I) would deny
+    assert "faster than ViT in 3 of 3 experiments on TinyImageNet; in patches of 8 one does in 0 of" in said["001.3"][1]
     assert "fθ above relu in 2" in said["001.4"][1]
 
 

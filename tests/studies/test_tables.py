@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from linvit import cli
-from linvit.data import download
+from linvit.data import download, load_data
 from linvit.records import Records
 from linvit.studies import COLUMNS, STUDIES, Figure, NotHere, Table, Where, reproduce, runnable, study
 from linvit.study import Study
+from linvit.train import Experiment
 
 TINY = """
 from linvit.studies import STUDIES, Row, Scale, Table
@@ -31,6 +33,7 @@ class Tiny(Table):
         Row("wide", "performer-relu:m=4", options={"mlp_dim": 13}),
         Row("from checkpoint", "performer-exp:m=4", "performer-exp:m=4,stabilizer=reference", checkpoint=True),
         Row("more", "linformer:k=2", columns=("fair",)),
+        Row("longer", "performer-exp:m=4", times=2, columns=("fair",)),
     ]
     literal = {"stem": "patch", "patch_size": 4, "dim": 8, "depth": 1, "heads": 2, "mlp_dim": 11, "epochs": 9,
                "batch_size": 16, "pad_crop": 0}
@@ -57,7 +60,8 @@ seen = 0
 def hear(job, event):
     global seen
     seen += 1
-    if seen == int(sys.argv[2]):
+    begun = job.variant == "from checkpoint" and job.experiment.seed == 1
+    if seen == int(sys.argv[2]) or (begun and sys.argv[2] == "-1"):
         os.kill(os.getpid(), signal.SIGKILL)
 reproduce("tiny", "cpu", sys.argv[1], Where(hear=hear, jobs=1))
 """
@@ -89,7 +93,7 @@ def results(folder: Path) -> dict:
 def test_both_columns_have_their_rows(done):
     literal, fair = (Study.read(done / column / "study.json") for column in COLUMNS)
     assert [v.id for v in literal.variants] == ["transformer", "wide", "from checkpoint"]
-    assert {v.id for v in fair.variants} == {"transformer", "wide", "from checkpoint", "more", "uniform"}
+    assert {v.id for v in fair.variants} == {"transformer", "wide", "from checkpoint", "more", "longer", "uniform"}
     assert {v.column for v in literal.variants} == {"literal"}
     assert literal.seeds == {v.id: [0] for v in literal.variants}
     assert all(seeds == [0, 1] for seeds in fair.seeds.values())
@@ -101,31 +105,65 @@ def test_both_columns_have_their_rows(done):
     assert (done / "fair" / "report.html").exists()
 
 
-def test_the_row_from_a_checkpoint_begins_with_the_softmax_model(done):
-    for column in COLUMNS:
+def test_each_seed_from_a_checkpoint_begins_with_the_softmax_model_of_that_seed(done):
+    for column, seeds in (("literal", [0]), ("fair", [0, 1])):
         every = {v.id: v for v in Study.read(done / column / "study.json").variants}
-        start = every["from checkpoint"].start
-        assert start is not None
-        assert Path(start.folder).parent.name.startswith("transformer-seed0-")
-        assert Path(start.folder).parents[1] == (done / column).resolve()
+        assert list(every["from checkpoint"].starts) == seeds
         assert every["wide"].start is None
+        runs = [Experiment.read(file) for file in (done / column).glob("from-checkpoint-seed*/experiment.json")]
+        began = {run.seed: run.start for run in runs if run.start}
+        assert sorted(began) == seeds
+        for seed, start in began.items():
+            assert Path(start.folder).parent.name.startswith(f"transformer-seed{seed}-")
+            assert Path(start.folder).parents[1] == (done / column).resolve()
+        assert len({start.sha256 for start in began.values()}) == len(seeds)
         found = Records(done / column / "records.jsonl")
         before = [r for r in found if r.metric == "start_accuracy"]
         assert {r.tags["variant"] for r in before} == {"from checkpoint"}
 
 
+def test_twice_the_steps_are_those_of_a_row_from_a_checkpoint_and_its_start(done):
+    tiny = study("tiny")
+    assert isinstance(tiny, Table)
+    images = len(load_data(tiny.data).train)
+    whole = [file for file in (done / "fair").glob("*-seed0-*/experiment.json") if "-half-" not in file.parent.name]
+    runs = {file.parent.name.partition("-seed")[0]: Experiment.read(file).length(images).total for file in whole}
+    assert runs["longer"] == runs["from-checkpoint"] + runs["transformer"]
+    assert runs["more"] == runs["transformer"]
+    said = Study.read(done / "fair" / "study.json").warnings
+    assert f"longer had {runs['longer']} steps, the others {runs['more']}: a difference is not the" in " ".join(said)
+    assert " had " not in " ".join(Study.read(done / "literal" / "study.json").warnings)
+
+
+def test_a_seed_whose_softmax_model_diverged_has_no_row_from_it(done, tmp_path):
+    """Even if it had come far enough to leave weights behind."""
+    tiny, folder = study("tiny"), shutil.copytree(done / "fair", tmp_path / "fair")
+    assert isinstance(tiny, Table)
+    records = folder / "records.jsonl"
+    lines = [line for line in records.read_text().splitlines(keepends=True)
+             if not ('"test_accuracy"' in line and '"transformer"' in line and '"seed": 0' in line)]  # fmt: skip
+    records.write_text("".join(lines))
+    (row,) = tiny.variants("fair", "cpu", tiny.trained(folder))
+    assert (row.id, list(row.starts)) == ("from checkpoint", [1])
+    assert row.start == row.starts[1]
+
+
 @pytest.mark.kills
 def test_killed_and_resumed_it_ends_the_same(done, tmp_path):
-    """Killed in the first column, in the second, and left alone."""
+    """Killed in the first column, in the second, in the second seed from a checkpoint, and left alone."""
     state = []
-    for turn in (9, 20, 10**9):
+    for turn in (9, 20, -1, 10**9):
         call = [sys.executable, "-W", "ignore", "-c", RUN, str(tmp_path), str(turn)]
         ended = subprocess.run(call, capture_output=True, text=True)
         assert ended.returncode == (0 if turn == 10**9 else -signal.SIGKILL), ended.stderr
         state.append(study("tiny").state(tmp_path / "tiny" / "cpu"))
-    assert state == ["begun", "begun", "done"]
+    assert state == ["begun", "begun", "begun", "done"]
     for column in COLUMNS:
-        assert results(tmp_path / "tiny" / "cpu" / column) == results(done / column)
+        again = tmp_path / "tiny" / "cpu" / column
+        assert results(again) == results(done / column)
+        models = [{file.parents[1].name: file.read_bytes() for file in folder.glob("*/best/model.safetensors")}
+                  for folder in (again, done / column)]  # fmt: skip
+        assert models[0] == models[1]
 
 
 def test_the_same_call_again_trains_nothing(done):
@@ -143,6 +181,8 @@ def test_what_a_scale_changes():
     assert (smoke["steps"], smoke["dim"], "epochs" in smoke) == (1, 32, False)
     assert tiny.options("literal", "cpu")["epochs"] == 1
     assert tiny.options("literal", "smoke", tiny.rows[1]) == {"mlp_dim": 13}  # a row's own stay
+    assert tiny.options("fair", "smoke", tiny.rows[-1]) == {"steps": 2}
+    assert tiny.options("fair", "cpu", tiny.rows[-1]) == {"epochs": 2}
 
 
 def test_a_diverged_softmax_leaves_the_rows_from_it_out(tmp_path):

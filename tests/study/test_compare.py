@@ -186,6 +186,40 @@ def test_variants_differ_in_any_part(dataset: data.Dataset, tmp_path: Path, no_m
     assert len(stored) == 5
 
 
+def test_each_seed_may_begin_with_a_model_of_its_own(
+    dataset: data.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seeds without one are not run; when they have one they are, and nothing else is, wherever the models lie."""
+    from linvit.train import start_from
+
+    monkeypatch.setattr(measuring.Measuring, "all", lambda self: [])
+    words = {"seeds": 3, "steps": 1, **QUICK}
+    teachers = compare(dataset, attentions=["softmax"], out=tmp_path / "teachers", **words)
+
+    def student(*seeds: int, home: Path = teachers) -> Variant:
+        starts = {seed: start_from(next(home.glob(f"softmax-seed{seed}-*/best"))) for seed in seeds}
+        return Variant(id="student", attention="performer-relu:m=8", start=starts[seeds[0]], starts=starts)
+
+    out, heard = tmp_path / "x", Heard()
+    compare(dataset, variants=[student(1, 2)], out=out, hear=heard, **words)
+    moved = shutil.copytree(teachers, tmp_path / "moved")
+    compare(dataset, variants=[student(0, 1, 2, home=moved)], out=out, hear=heard, **words)
+    assert heard == [("student", 1), ("student", 2), ("student", 0)]
+    stored = {e["seed"]: e["start"]["sha256"] for e in (json.loads(file.read_text()) for file in whole_runs(out))}
+    assert stored == {seed: start.sha256 for seed, start in student(0, 1, 2).starts.items()}
+    assert len(set(stored.values())) == 3
+    (kept,) = Study.read(out / "study.json").variants
+    assert kept.starts == student(0, 1, 2, home=moved).starts
+    swapped = student(0, 1).model_copy(update={"starts": {0: student(0).start, 1: student(2).start}})
+    for other in (swapped, student(0).model_copy(update={"starts": {}})):
+        with pytest.raises(ValueError, match="another variant called 'student': choose another id, or another --out"):
+            compare(dataset, variants=[other], out=out, **words)
+    with pytest.raises(ValueError, match="variant 'student' has no start for any of the seeds 0, 1"):
+        compare(dataset, variants=[student(2)], out=tmp_path / "none", **words | {"seeds": 2})
+    with pytest.raises(ValueError, match="has the first of them as its start"):
+        Variant(starts=student(1).starts)
+
+
 def test_random_features_once_more_with_new_draws(dataset: data.Dataset, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(measuring.Measuring, "all", lambda self: [])
     layers = "softmax@1+performer-exp:m=4@1"

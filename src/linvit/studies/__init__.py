@@ -132,7 +132,10 @@ class Row:
     options: Mapping[str, Any] = field(default_factory=dict)  # of the literal one
     data: Mapping[str, Any] = field(default_factory=dict)  # of the literal one's images
     fair: Mapping[str, Any] = field(default_factory=dict)  # options of the fair one
-    checkpoint: bool = False  # begins with the softmax model of the same column, as that was trained from nothing
+    checkpoint: bool = False  # begins with the softmax model of the same column and seed, trained from nothing
+    times: int = (
+        1  # the column's steps; twice is what a row from a checkpoint and the model it began with took together
+    )
     columns: tuple[str, ...] = COLUMNS  # that have it
 
 
@@ -148,7 +151,8 @@ class Scale:
     text: str = ""  # what gives way, in words
 
 
-ENDS = ("test_accuracy", "bits_per_dim", "diverged", "failed")  # metrics of a run that came to its end
+TESTED = ("test_accuracy", "bits_per_dim")  # metrics of a run that came to a good end
+ENDS = (*TESTED, "diverged", "failed")  # or to any
 TINY = {"dim": 32, "depth": 1, "heads": 2, "mlp_dim": 64}
 SMOKE = Scale(seeds=1, options={"steps": 1, "batch_size": 8, **TINY}, measured=False,
               text="one step of eight images through one narrow layer: it runs, and nothing is learned")  # fmt: skip
@@ -183,30 +187,33 @@ class Table(Reproduction):
     def options(self, column: Column, scale: str, row: Row | None = None) -> dict[str, Any]:
         """Of a column, or of what a row has beside that; where steps are given, epochs are not."""
         over = self.size(scale, column).options
-        if row is None:
-            found = {**(self.literal if column == "literal" else self.fair), **over}
-        else:
-            found = dict(row.options if column == "literal" else row.fair)
+        found = {**(self.literal if column == "literal" else self.fair), **over}
+        if row is not None:
+            length = "steps" if "steps" in over else "epochs"
+            longer = {length: row.times * found[length]} if row.times > 1 else {}
+            found = {**(row.options if column == "literal" else row.fair), **longer}
         return {key: value for key, value in found.items() if key != "epochs" or "steps" not in over}
 
-    def variants(self, column: Column, scale: str, folder: Path | None = None) -> list[Variant]:
-        """Those from nothing; with the folder in which these are trained, those that begin with its softmax model."""
-        trained, found = folder and self.trained(folder), []
+    def variants(self, column: Column, scale: str, trained: Mapping[int, Path] | None = None) -> list[Variant]:
+        """Those from nothing; with the models that seeds begin with, those from a checkpoint."""
+        starts = {seed: start_from(model) for seed, model in (trained or {}).items()}
+        found = []
         for row in self.of(column):
-            if row.checkpoint == (trained is not None):
+            if row.checkpoint == bool(starts):
                 spec = (row.literal if column == "literal" else None) or row.attention
                 data = dict(row.data) if column == "literal" else {}
                 found.append(Variant(
                     id=row.name, label=row.name, attention=spec, options=self.options(column, scale, row), data=data,
-                    start=trained and start_from(trained), task=self.task, column=column,
+                    start=next(iter(starts.values()), None), starts=starts, task=self.task, column=column,
                 ))  # fmt: skip
         return found
 
-    def trained(self, folder: Path) -> Path | None:
-        """The softmax model of the first seed; None if it diverged, so that nothing can begin with its weights."""
+    def trained(self, folder: Path) -> dict[int, Path]:
+        """The softmax model of each seed; one that diverged, or failed, is nothing to begin with."""
         name = next(row.name for row in self.rows if row.attention == "softmax")
-        found = sorted(folder.glob(f"{slug(name)}-seed0-*/best/model.safetensors"))
-        return found[0].parent if found else None
+        tested = {int(r.tags["seed"] or 0): r.experiment for r in Records(folder / "records.jsonl")
+                  if r.metric in TESTED and r.tags.get("variant") == name}  # fmt: skip
+        return {seed: folder / f"{slug(name)}-seed{seed}-{run[:6]}" / "best" for seed, run in sorted(tested.items())}
 
     def run(self, scale: str, folder: Path, where: Where) -> None:
         for column in COLUMNS:
@@ -214,8 +221,8 @@ class Table(Reproduction):
             later = any(row.checkpoint for row in rows)
             if rows:
                 self.compare(column, scale, place, where, self.variants(column, scale), last=not later)
-            if later and self.trained(place):
-                self.compare(column, scale, place, where, self.variants(column, scale, place))
+            if later and (trained := self.trained(place)):
+                self.compare(column, scale, place, where, self.variants(column, scale, trained))
 
     def compare(
         self, column: Column, scale: str, folder: Path, where: Where, variants: list[Variant], last: bool = True

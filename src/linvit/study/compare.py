@@ -6,6 +6,7 @@ is never run twice: the same call again goes on where it stopped, and a new vari
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -165,7 +166,7 @@ def compare(
     each = list(range(seed, seed + (seeds or (plan.seeds if plan else 1 if folds else SEEDS))))
     study = Study(
         commands=[command] if command else [], started=time.time(), dataset=facts, source=source, folds=folds,
-        variants=every, seeds={variant.id: each for variant in every if not variant.published}, margin=margin or MARGIN,
+        variants=every, seeds={v.id: _seeds(v, each) for v in every if not v.published}, margin=margin or MARGIN,
         plan=plan, model=protocol.base.model, recipe=protocol.base.recipe, start=begin, match=match, budget=budget,
         machine=machine(),
     )  # fmt: skip
@@ -239,6 +240,14 @@ def _with_starts(wanted: list[Variant], starts: Mapping[str, Start], with_scratc
     bare = [v for v in wanted if v.start is None and not v.published]
     begun = [v.model_copy(update={"start": starts[v.attention]}) if v in bare else v for v in wanted]
     return begun + (bare if with_scratch else [])
+
+
+def _seeds(variant: Variant, each: list[int]) -> list[int]:
+    """Those of the study's that the variant has something to begin with for."""
+    found = [seed for seed in each if seed in (variant.starts or each)]
+    if not found:
+        raise ValueError(f"variant '{variant.id}' has no start for any of the seeds {', '.join(map(str, each))}")
+    return found
 
 
 def _redrawn(wanted: list[Variant], every: int) -> list[Variant]:
@@ -371,7 +380,7 @@ def _measure(
     late = sum(job.begin_by is not None and not job.finished() for job in jobs)
     if late:
         failed.append(f"The time was up before {late} of the runs with half the steps: the same command makes them.")
-    study.warnings = _warnings(study, protocol, limit) + failed
+    study.warnings = _warnings(study, protocol, jobs, limit) + failed
     seen = {name: len(seeds) for name, seeds in study.seeds.items()}
     if seen not in study.looks and all(job.half or job.finished() for job in jobs):
         study.looks.append(seen)
@@ -388,7 +397,7 @@ def _published(study: Study) -> list[Record]:
     ]  # fmt: skip
 
 
-def _warnings(study: Study, protocol: Protocol, limit: int | None) -> list[str]:
+def _warnings(study: Study, protocol: Protocol, jobs: list[Job], limit: int | None) -> list[str]:
     """What a reader must know before trusting the comparison, and the records cannot tell."""
     found, data, recipe = [], protocol.dataset, study.recipe
     causal = study.model.causal
@@ -400,6 +409,12 @@ def _warnings(study: Study, protocol: Protocol, limit: int | None) -> list[str]:
         found.append(f"{done:g} of the recipe's {whole:g} epochs: more training may change the order.")
     if limit is not None:
         found.append(f"At most {limit:,} images of each split were used: more may change the order.")
+    steps = {job.variant: job.experiment.length(len(protocol.datasets[job.experiment.data.identity].train)).total
+             for job in jobs if not job.half}  # fmt: skip
+    usual = statistics.mode(steps.values()) if steps else 0
+    for other in sorted({*steps.values()} - {usual}):
+        names = ", ".join(v.label for v in study.variants if steps.get(v.id) == other)
+        found.append(f"{names} had {other:,} steps, the others {usual:,}: a difference is not the attention's alone.")
     if recipe.patience:
         found.append("Early stopping (patience) lets variants differ in their number of steps.")
     if recipe.amp != "off" or recipe.compile:

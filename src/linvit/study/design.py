@@ -37,7 +37,8 @@ class Variant(BaseModel):
     attention: str = "softmax"
     options: dict[str, Any] = Field(default_factory=dict)  # of the model and the recipe
     data: dict[str, Any] = Field(default_factory=dict)  # of the source, e.g. image_size
-    start: Start | None = None
+    start: Start | None = None  # of all seeds, or the first of `starts`
+    starts: dict[int, Start] = Field(default_factory=dict)  # seed → its own; there are then no other seeds
     task: str = "classification"
     column: Literal["published", "literal", "fair"] = "fair"
     published: dict[str, float] = Field(default_factory=dict)  # metric → number
@@ -67,6 +68,8 @@ class Variant(BaseModel):
         for metric in self.published:
             if metric not in METRICS:
                 raise ValueError(f"unknown metric '{metric}'" + choices(metric, METRICS))
+        if self.starts and self.start != next(iter(self.starts.values())):
+            raise ValueError("a variant whose seeds have starts of their own has the first of them as its start")
         return self
 
 
@@ -76,6 +79,16 @@ def _same(old: Variant, new: Variant) -> bool:
         return False
     ids = {re.sub(rf"from .* \({new.start.sha256[:6]}\)", "from", variant.id) for variant in (old, new)}
     return len(ids) == 1 and old.model_copy(update={"id": new.id, "label": new.label, "start": new.start}) == new
+
+
+def _joined(old: Variant, new: Variant) -> Variant:
+    """The old one, with starts of the new one's other seeds; a ValueError if they differ in more, but for the label."""
+    starts = old.starts | new.starts
+    more = {"start": old.start, "starts": starts} if old.starts and new.starts else {}
+    found = old.model_copy(update=more)
+    if new.starts | old.starts != starts or found != new.model_copy(update=more | {"label": old.label}):
+        raise ValueError(f"this study has another variant called '{new.id}': choose another id, or another --out")
+    return found
 
 
 def _beginning(start: Start | None, begun: Mapping[str, str], parts: Mapping[str, str]) -> str:
@@ -207,25 +220,28 @@ class Study(Stored):
 
     def extended(self, other: Study) -> Study:
         """With the other's variants and seeds, the command that asked for them, and starts where they lie now."""
-        lie = {one.start.sha256: one.start for one in (other, *other.variants) if one.start}
+        every = [other.start, *(start for v in other.variants for start in (v.start, *v.starts.values()))]
+        lie = {start.sha256: start for start in every if start}
 
-        def here(start: Start | None) -> Start | None:
-            return start and lie.get(start.sha256, start)
+        def here(start: Start) -> Start:
+            return lie.get(start.sha256, start)
 
-        have = {v.id: v.model_copy(update={"start": here(v.start)}) for v in self.variants}
-        now = {v.id: next((old.id for old in self.variants if _same(old, v)), v.id) for v in other.variants}
+        have = {
+            v.id: v.model_copy(update={"start": v.start and here(v.start),
+                                       "starts": {seed: here(start) for seed, start in v.starts.items()}})
+            for v in self.variants
+        }  # fmt: skip
+        now = {v.id: next((old.id for old in have.values() if _same(old, v)), v.id) for v in other.variants}
         for variant in other.variants:
             variant = variant.model_copy(update={"id": now[variant.id]})
-            there = have.setdefault(variant.id, variant)
-            if there.model_copy(update={"label": variant.label}) != variant:
-                raise ValueError(f"this study has another variant called '{variant.id}': give it another id")
+            have[variant.id] = _joined(have.get(variant.id, variant), variant)
         more = {now[name]: found for name, found in other.seeds.items()}
         both = {name: sorted({*self.seeds.get(name, []), *more.get(name, [])}) for name in have}
         seeds = {name: found for name, found in both.items() if found}
         new = (len(have), seeds) != (len(self.variants), self.seeds)
         commands = list(dict.fromkeys([*self.commands, *(other.commands if new else [])]))
         changes = {"variants": list(have.values()), "seeds": seeds, "commands": commands, "margin": other.margin,
-                   "start": here(self.start)}  # fmt: skip
+                   "start": self.start and here(self.start)}  # fmt: skip
         return self.model_copy(update=changes)
 
     def runs(self) -> list[Run]:

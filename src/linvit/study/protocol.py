@@ -122,7 +122,8 @@ class Protocol:
         sizes = [0.5 if run.half else 1.0 for run in runs]
         for number, (variant, seed, half, fold) in enumerate(runs):
             experiment = first[variant.id]
-            changes: dict[str, Any] = {"seed": seed, "model": experiment.model.model_copy(update={"seed": seed})}
+            changes: dict[str, Any] = {"seed": seed, "model": experiment.model.model_copy(update={"seed": seed}),
+                                       "start": variant.starts.get(seed, experiment.start)}  # fmt: skip
             if study.budget is not None:
                 changes["recipe"] = experiment.recipe.model_copy(update={"steps": study.steps})
             experiment = experiment.model_copy(update=changes)
