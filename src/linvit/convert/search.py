@@ -21,6 +21,7 @@ from linvit.data import Split, normalise
 from linvit.models import VisionTransformer
 
 Mix = tuple[int, ...]
+Move = tuple[int, int]  # of a layer, to a kind
 T = TypeVar("T")
 
 
@@ -32,6 +33,7 @@ class Score(NamedTuple):
 
 
 Scores = Callable[[Mix, Sequence[Mix]], list[Score]]  # of the mixes, each a change of the first one
+TRIED = 2  # moves at a time, of those that may be the best
 RISK = 0.05  # that anything is let through which loses more than is allowed
 
 
@@ -53,15 +55,16 @@ def greedy(
 def _back(layers: int, kinds: int, scores: Scores, enough: float) -> Iterator[tuple[Mix, Score]]:
     mix: Mix = (1,) * layers
     (score,) = scores(mix, [mix])
-    while others := [_put(mix, i, kind) for i in range(layers) for kind in range(2, kinds + 1) if mix[i] == 1]:
-        better, at = _best(scores(mix, others), others)
-        if better <= score:
+    better: dict[Move, float] = {}
+    while others := [(i, kind) for i in range(layers) for kind in range(2, kinds + 1) if mix[i] == 1]:
+        best, at = _best(mix, score, others, better, scores)
+        if best <= score:
             break
-        mix, score = at, better
+        mix, score = at, best
     yield mix, score
-    while score.accuracy < enough and (linear := [i for i in range(layers) if mix[i]]):
-        moves = [_put(mix, i, 0) for i in linear]
-        score, mix = _best(scores(mix, moves), moves)
+    gains: dict[Move, float] = {}
+    while score.accuracy < enough and (linear := [(i, 0) for i in range(layers) if mix[i]]):
+        score, mix = _best(mix, score, linear, gains, scores)
         yield mix, score
 
 
@@ -69,24 +72,41 @@ def _forth(layers: int, kinds: int, scores: Scores, useless: float) -> Iterator[
     mix: Mix = (0,) * layers
     (score,) = scores(mix, [mix])
     yield mix, score
+    gains: dict[Move, float] = {}
     while score.accuracy >= useless and (exact := [i for i in range(layers) if not mix[i]]):
-        moves = [_put(mix, i, kind) for i in exact for kind in range(1, kinds + 1)]
-        score, mix = _best(scores(mix, moves), moves)
+        moves = [(i, kind) for i in exact for kind in range(1, kinds + 1)]
+        score, mix = _best(mix, score, moves, gains, scores)
         yield mix, score
+
+
+def _best(mix: Mix, score: Score, moves: Sequence[Move], gains: dict[Move, float], scores: Scores) -> tuple[Score, Mix]:
+    """The best of the moves; of equal ones the last, since late layers give way first.
+
+    `gains` are of earlier steps. A linear layer hurts more the more of them there are, and there is less to mend the
+    more is softmax again: so what a move gained before is the most that it gains now, and where that is less than
+    another gains now, it is not tried (lazy greedy search). Where it is not so, a step may be a little worse.
+    """
+    found: dict[Move, Score] = {}
+    while True:
+        most = max((gains[move] for move in found), default=-math.inf)
+        left = sorted((move for move in moves if move not in found), key=lambda move: -gains.get(move, math.inf))
+        tried = [move for move in left if move not in gains] or [move for move in left[:TRIED] if gains[move] >= most]
+        if not tried:
+            break
+        new = scores(mix, [_put(mix, *move) for move in tried])
+        found |= dict(zip(tried, new, strict=True))
+        gains |= {move: one.likelihood - score.likelihood for move, one in zip(tried, new, strict=True)}
+    move = max(found, key=lambda move: (found[move], move))
+    return found[move], _put(mix, *move)
 
 
 def _put(mix: Mix, layer: int, kind: int) -> Mix:
     return (*mix[:layer], kind, *mix[layer + 1 :])
 
 
-def _best(scores: Sequence[Score], mixes: Sequence[Mix]) -> tuple[Score, Mix]:
-    """The highest score; of equal ones the last, since late layers give way first."""
-    return max(reversed(list(zip(scores, mixes, strict=True))), key=lambda pair: pair[0])
-
-
 def evaluations(layers: int, kinds: int) -> int:
-    """How many mixes `greedy` may ask for."""
-    return 2 + layers * (layers + 1) // 2 * (1 + kinds) + (kinds - 1) * layers * (layers + 1) // 2
+    """How many mixes `greedy` asks for, roughly: each move once, and a few in every step."""
+    return 2 + layers * 2 * kinds + TRIED * layers * (1 + kinds)
 
 
 @dataclass(frozen=True)
