@@ -65,7 +65,7 @@ def found(options: argparse.Namespace) -> Found:
     to, root = options.to or STUDENTS[data], {"data_root": options.data_root}
     teacher = train(data, out=work / "teacher", **TEACHERS[data], **root)  # type: ignore[arg-type]
     length = teacher.experiment.length(len(teacher.data.train)).total
-    few = options.steps or int(TENTH * length)
+    few = options.steps or int(TENTH * length) // 4 * 4  # in quarters
     students, scratch = [], []
     for seed in range(options.seeds):
         students.append(convert(
@@ -125,7 +125,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", choices=list(TEACHERS))
     parser.add_argument("--to", metavar="SPEC", help="another attention for all layers")
-    parser.add_argument("--stages", type=int, nargs="*", default=[2, 3])
+    parser.add_argument("--stages", type=int, nargs="*", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, help="of all stages together; a tenth of the teacher's if not given")
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks"))
     parser.add_argument("--work", type=Path, default=Path("runs/stages"), help="where models are kept")
