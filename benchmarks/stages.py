@@ -31,8 +31,8 @@ TEACHERS = {
     "cifar10": {"size": "tiny", "attention": "softmax:dwc=3", "epochs": 10.0},
     "mnist": {"size": "tiny", "patch_size": 4, "attention": "softmax", "epochs": 3.0},
 }
-STUDENTS = {"cifar10": "linformer:k=16,dwc=3", "mnist": "performer-relu:m=32,dwc=3"}
-SEARCHED = {"cifar10": "performer-hyp:dwc=3", "mnist": "performer-hyp"}  # the number of features is chosen by layer
+STUDENTS = {"cifar10": "performer-theta:m=32,dwc=3", "mnist": "performer-relu:m=32,dwc=3"}
+SEARCHED = {"cifar10": "performer-theta:dwc=3", "mnist": "performer-theta"}  # the number of features is chosen by layer
 TENTH, ALLOWED = 0.1, 0.01
 
 
