@@ -191,6 +191,8 @@ TABLE = (
     Metric("conversion_depth", "count", (), "the layers of a model that is converted", also=("seed",)),
     Metric("conversion_drop", "fraction", ("model",), "accuracy lost to the teacher on images that decide; bound: its "
            "upper limit at this risk", -1, ("mix", "bound", "risk", "of", "lost", "won", "passed", "seed")),
+    Metric("conversion_lost", "fraction", (), "test accuracy lost to the teacher on the same images; low, high: 95 %",
+           -1, ("low", "high", "seed")),
     Metric("conversion_speed", "images/s", ("model", *GROWN), "median, a batch at a time", 1,
            (*TIMED, "linear", "tokens", "seed"), timed=True),
     Metric("conversion_vs_teacher", "×", ("model", *GROWN), "the same beside the teacher", 1,

@@ -63,6 +63,18 @@ def small(home) -> dict:
             "mlp_dim": 32, "device": "cpu"}  # fmt: skip
 
 
+def test_what_was_lost_has_an_interval_and_speed_is_shown_at_twice_the_side(converted):
+    (lost,) = [r for r in converted.records if r.metric == "conversion_lost"]
+    assert lost.value == pytest.approx(converted.test_accuracy("teacher") - converted.test_accuracy())
+    assert lost.tags["low"] < lost.value < lost.tags["high"]
+    assert {r.tags["image_size"] for r in converted.records if r.metric == "conversion_vs_teacher"} == {8, 16}
+    evidence = conversion.Evidence({"image_size": 8}, converted.records)
+    assert [chart.name for chart in conversion.charts(evidence)["growth"]] == ["growth-speed"]
+    kept = metrics.percent(converted.test_accuracy() / converted.test_accuracy("teacher"))
+    assert f"{kept} of the accuracy kept" in conversion.headline(evidence)
+    assert "points lost (95 %:" in conversion.lost(evidence)
+
+
 def test_records_are_as_the_table_says(converted):
     assert [problem for record in converted.records for problem in metrics.problems(record)] == []
 

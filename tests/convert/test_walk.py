@@ -34,7 +34,8 @@ def test_from_hugging_face_to_onnx(tmp_path, capsys, monkeypatch):
     assert main(["convert", vit, *words, "--out", linear, "--device", "cpu"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[:3]] == ["model", "teacher", "zero-shot"]
-    assert lines[-3].startswith("3 of 3 layers linear, ")
+    assert lines[-4].startswith("3 of 3 layers linear, ")
+    assert lines[-3].startswith("Of 60 test images: ")
     assert lines[-2:] == [f"Model: {linear}/best", f"Report: {linear}/report.html"]
     assert main(["evaluate", linear, "--json"]) == 0
     after = json.loads(capsys.readouterr().out)

@@ -32,4 +32,5 @@ def show(folder: Path, as_json: bool, quiet: bool) -> None:
         ]  # fmt: skip
         print_table(table, right=[name for name in table[0] if name != "model"])
     print(f"{conversion.headline(evidence)}.")
+    print(f"Of {evidence.student.n:,} test images: {conversion.lost(evidence)}.")
     print(f"Model: {folder / 'best'}\nReport: {page}")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from linvit.convert.work import Row, Work
 
 ROUNDS = 10
+LARGER = 4097  # tokens, at most, of the images of twice the side at which speeds are shown, too
 TOKENS = 4096  # of one batch that is timed
 MIXES = 4  # timed between teacher and student
 GROWN = 512  # validation images, at most, whose accuracy is shown as they grow
@@ -40,7 +41,13 @@ def sizes(config: ModelConfig) -> dict[str, int | None]:
 
 
 def speeds(work: Work, student: str) -> None:
-    """Images per second of the teacher, the student and a few mixes of the search, side by side."""
+    """Images per second of the teacher, the student and a few mixes of the search, side by side; and, if images are of
+    the teacher's own size, of the first two at twice that, where linear attention is worth more."""
+    if not between(work.stored.config, work.config):
+        larger = work.config.model_copy(update={"image_size": 2 * work.config.image_size})
+        tokens = math.prod(grid(larger)) + larger.prefix_tokens
+        if tokens <= LARGER and not work.of("conversion_vs_teacher", model=student, **sizes(larger)):
+            work.keep(_raced(work, list(dict.fromkeys([work.config.attention, student])), larger))
     if work.of("conversion_vs_teacher", model=student, **sizes(work.config)):
         return
     searched = {r.tags["linear"]: str(r.tags["model"]) for r in sorted(

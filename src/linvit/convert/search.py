@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import NamedTuple, TypeVar
 
@@ -174,6 +174,10 @@ class Drop:
         difference = (lost - won) / n
         spread = math.sqrt(max(0.0, (lost + won) / n - difference**2) / n)
         return difference + NormalDist().inv_cdf(1 - risk) * spread
+
+    def interval(self) -> tuple[float, float]:
+        """95 % of the drop, from both sides."""
+        return -replace(self, lost=self.won, won=self.lost).bound(0.025), self.bound(0.025)
 
     def within(self, share: float, risk: float = RISK) -> bool:
         """Whether the bound allows no more than this share of the teacher's accuracy to be lost."""

@@ -15,6 +15,7 @@ from linvit.convert import measuring, plan
 from linvit.convert.kernels import learn_kernels
 from linvit.convert.mixing import FIRST, Mixing
 from linvit.convert.plan import RATES, TASKS, Conversion
+from linvit.convert.search import Drop
 from linvit.convert.student import Images, feature_counts, linear_layers, some_images, student_of
 from linvit.files import slug, write_atomically
 from linvit.measure.accuracy import Evaluation, evaluate
@@ -172,22 +173,22 @@ class Work:
             self.said[split] = self.evaluated(self.folder / "teacher", split).predictions
         return self.said[split]
 
-    def _measured(self, name: str, folder: Path, split: str, attention: str) -> list[Record]:
-        """Accuracy and agreement with the teacher."""
+    def _measured(self, name: str, folder: Path, split: str, attention: str) -> tuple[Evaluation, list[Record]]:
+        """With accuracy and agreement with the teacher."""
         found = self.evaluated(folder, split)
         if name == "teacher":
             self.said[split] = found.predictions
         agreement = float(np.mean(found.predictions == self._teacher_says(split)))
         tags = {"model": name, "split": split, "attention": attention, "linear": linear_layers(self.specs(attention))}
         row = replace(self.base, unit="fraction", n=len(found.labels)).tagged(**tags, **measuring.sizes(self.config))
-        return [replace(row, metric="conversion_accuracy", value=found.accuracy),
-                replace(row, metric="conversion_agreement", value=agreement)]  # fmt: skip
+        return found, [replace(row, metric="conversion_accuracy", value=found.accuracy),
+                       replace(row, metric="conversion_agreement", value=agreement)]  # fmt: skip
 
     def row(self, name: str, folder: Path) -> Row:
         """One line of the result, measured on validation images unless it was before."""
         if not self.of("conversion_seconds", model=name):
             attention = read_model(folder).config.attention
-            found = self._measured(name, folder, "validation", attention)
+            _, found = self._measured(name, folder, "validation", attention)
             steps, spent = self._spent(name)
             mine = self.base.tagged(model=name)
             found += [replace(mine, metric="conversion_steps", value=steps, unit="count"),
@@ -268,10 +269,12 @@ class Work:
 
     def _test(self, row: Row) -> None:
         """Teacher and student on the test images, once."""
-        if self.of("conversion_accuracy", split="test", model="student"):
+        if self.of("conversion_lost"):
             return
-        self.keep([
-            *self._measured("teacher", self.folder / "teacher", "test", self.config.attention),
-            *(r.tagged(stage=row.name) for r in self._measured("student", self.folder / "best", "test", row.attention)),
-        ])  # fmt: skip
+        teacher, first = self._measured("teacher", self.folder / "teacher", "test", self.config.attention)
+        student, second = self._measured("student", self.folder / "best", "test", row.attention)
+        drop = Drop.of(*(one.predictions == one.labels for one in (teacher, student)))
+        low, high = drop.interval()
+        lost = replace(self.base, metric="conversion_lost", value=drop.value, unit="fraction", n=drop.n)
+        self.keep([*first, *(r.tagged(stage=row.name) for r in second), lost.tagged(low=low, high=high)])
         write_atomically(self.folder / "best" / "README.md", measuring.card(self, row, sum(r.steps for r in self.rows)))

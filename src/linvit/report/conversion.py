@@ -101,10 +101,23 @@ def headline(evidence: Evidence) -> str:
     """The answer in one line."""
     layers = evidence.layers
     linear = sum(spec.partition(":")[0] != "softmax" for spec in layers)
+    reached, had = (float(r.value or 0) for r in (evidence.student, evidence.teacher))
+    kept = f"{percent(reached / had)} of the accuracy kept" if had else "nothing to keep"
+    fast = {size: evidence.value("conversion_vs_teacher", model=evidence.student.tags["attention"],
+                                 **evidence.here | {"image_size": size})
+            for size in (evidence.size, 2 * evidence.size)}  # fmt: skip
+    speeds = [f"{value:.1f} × as fast at {size} px" for size, value in fast.items() if value]
+    return ", ".join([f"{linear} of {len(layers)} layers linear", kept, *speeds])
+
+
+def lost(evidence: Evidence) -> str:
+    """What the student lost, with what other images could have shown."""
     reached, had = (percent(float(r.value or 0)) for r in (evidence.student, evidence.teacher))
-    fast = evidence.value("conversion_vs_teacher", model=evidence.student.tags["attention"], **evidence.here)
-    speed = f", {fast:.1f} × as fast at {evidence.size} px" if fast else ""
-    return f"{linear} of {len(layers)} layers linear, {reached} of {had}{speed}"
+    found = evidence.of("conversion_lost")
+    if not found:
+        return f"{reached} right, the teacher {had}"
+    low, high = (_points(float(found[-1].tags[end] or 0)) for end in ("low", "high"))
+    return f"{reached} right, the teacher {had}: {_points(found[-1].value)} points lost (95 %: {low} to {high})"
 
 
 def build(folder: Path | str, figures: bool = True) -> Path:
@@ -117,9 +130,9 @@ def build(folder: Path | str, figures: bool = True) -> Path:
     _write_markdown(evidence, folder / "report.md", every if figures else [])
     page = folder / "report.html"
     write_atomically(page, template("conversion.html").render(
-        headline=headline(evidence), evidence=evidence, rows=evidence.rows(), sections=sections, percent=percent,
-        duration=duration, show=_shown, strip=_strip(evidence), decision=_decision(evidence), facts=facts(evidence),
-        **shell(sections),
+        headline=headline(evidence), lost=lost(evidence), evidence=evidence, rows=evidence.rows(), sections=sections,
+        percent=percent, duration=duration, show=_shown, strip=_strip(evidence), decision=_decision(evidence),
+        facts=facts(evidence), **shell(sections),
     ))  # fmt: skip
     if figures:
         draw_files({chart.name: chart.figure() for chart in every}, folder / "figures")
@@ -202,7 +215,7 @@ def _by_speed(evidence: Evidence) -> Chart | None:
         if accuracy is not None:
             rows.append({"kind": kind, "speed": r.value, "accuracy": accuracy, "shown": _shown(accuracy),
                          "pace": f"{r.value:,.0f}/s, {beside or 0:.2f}×", "layers": spec})  # fmt: skip
-    if len(rows) < 2:
+    if len(rows) < 3:  # of two, the table says all
         return None
     x = alt.X("speed:Q", title="Images per second (faster →)", scale=alt.Scale(zero=False),
               axis=alt.Axis(format="~s", tickCount=6))  # fmt: skip
@@ -268,7 +281,7 @@ def _decision(evidence: Evidence) -> list[dict[str, Any]]:
 
 
 def _points(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.2f}"
+    return "–" if value is None else f"{100 * value:.2f}".replace("-", "−")
 
 
 def facts(evidence: Evidence) -> list[tuple[str, str]]:
@@ -305,6 +318,7 @@ def _write_csv(evidence: Evidence, path: Path) -> None:
 
 def _write_markdown(evidence: Evidence, path: Path, drawn: list[Chart]) -> None:
     lines = [f"# {escape(evidence.plan['data']['name'])}: {escape(headline(evidence))}", ""]
+    lines += [f"Of {evidence.student.n:,} test images: {lost(evidence)}.", ""]
     lines += [
         "| model | linear layers | validation | as the teacher | steps | time | test |",
         "|---|---|---|---|---|---|---|",
