@@ -106,8 +106,8 @@ def headline(evidence: Evidence) -> str:
     fast = {size: evidence.value("conversion_vs_teacher", model=evidence.student.tags["attention"],
                                  **evidence.here | {"image_size": size})
             for size in (evidence.size, 2 * evidence.size)}  # fmt: skip
-    speeds = [f"{value:.1f} × as fast at {size} px" for size, value in fast.items() if value]
-    return ", ".join([f"{linear} of {len(layers)} layers linear", kept, *speeds])
+    speeds = ", ".join(f"{value:.1f}\N{NO-BREAK SPACE}× at {size} px" for size, value in fast.items() if value)
+    return f"{linear} of {len(layers)} layers linear, {kept}, {speeds.replace(' at', ' as fast at', 1)}".rstrip(", ")
 
 
 def lost(evidence: Evidence) -> str:
@@ -242,7 +242,8 @@ def _growth(evidence: Evidence, metric: str, title: str, name: str) -> Chart | N
         mine = evidence.of(metric, model=one.tags["attention"]) if name == "speed" else evidence.of(
             metric, model=kind, split="validation")  # fmt: skip
         rows += [{"kind": kind, "size": _tokens(r) if cut else r.tags["image_size"], "value": r.value,
-                  "shown": metrics.METRICS[metric].show(r.value)} for r in mine]  # fmt: skip
+                  "shown": metrics.METRICS[metric].show(r.value), "times": _times(evidence, r)}
+                 for r in mine]  # fmt: skip
     sizes = sorted({row["size"] for row in rows})
     if len(sizes) < 2:
         return None
@@ -253,7 +254,17 @@ def _growth(evidence: Evidence, metric: str, title: str, name: str) -> Chart | N
     tips = ["kind:N", "size:Q", "shown:N"]
     base = _data(rows).encode(x=x, y=y, color=_colour(["teacher", "student"]), tooltip=tips)
     layers = [base.mark_line(strokeWidth=2), base.mark_point(filled=True, size=80)]
+    if name == "speed":
+        beside = base.transform_filter("datum.kind == 'student'")
+        layers.append(beside.mark_text(dy=-14, fontWeight=600).encode(text="times:N"))
     return Chart(f"growth-{name}", f"{title} as {'patches shrink' if cut else 'images grow'}", 280, layers)
+
+
+def _times(evidence: Evidence, speed: Record) -> str:
+    """How many times as fast as the teacher, of the same images."""
+    same = {name: speed.tags.get(name) for name in ("model", "image_size", "patch_size")}
+    found = evidence.value("conversion_vs_teacher", **same) if speed.metric == "conversion_speed" else None
+    return "" if found is None else f"{found:.1f} ×"
 
 
 def _tokens(record: Record) -> int:
