@@ -13,6 +13,7 @@ import linvit
 from linvit import metrics
 from linvit.convert import mixing
 from linvit.convert.measuring import between
+from linvit.convert.plan import common_recipe, rate
 from linvit.convert.search import RISK, Drop, Score
 from linvit.convert.student import feature_counts, fitted, images_for, student_of
 from linvit.data import load_data
@@ -290,6 +291,18 @@ def test_sizes_that_an_attention_cannot_have_are_left_out(teacher, tmp_path, spe
     assert {r.tags["image_size"] for r in done.records if r.metric == "conversion_speed"} == sizes
     said = [event.text for event in heard if "not among the sizes shown" in getattr(event, "text", "")]
     assert len(said) == 3 - len(sizes)
+
+
+def test_models_from_elsewhere_learn_in_small_steps(teacher, tmp_path):
+    """Nothing is known of their training: batches by tokens, and a lower rate for those that are small."""
+    stored = replace(read_model(teacher), folder=tmp_path / "elsewhere")
+    large = load_data("synthetic:size=224,images=12,classes=3")
+    assert common_recipe(stored, large, 197, {}).batch_size == 16
+    assert common_recipe(stored, large, 785, {}).batch_size == 4
+    assert common_recipe(stored, large, 17, {}).batch_size == 64
+    assert common_recipe(stored, large, 197, {"batch_size": 7}).batch_size == 7
+    assert rate("stage 2", 192, 16) == pytest.approx(0.02 / 192) == rate("stage 2", 192, 64) / 2
+    assert rate("stage 2", 192, 128) == rate("stage 2", 192, 64)
 
 
 def test_a_budget_becomes_steps_once(teacher, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -26,7 +27,8 @@ TASKS = {"stage 1": "attention-matching", "stage 2": "distillation", "mix, stage
          "stage 3": "classification"}  # fmt: skip
 SHARES = {"stage 1": 0.25, "stage 2": 0.5, "stage 3": 0.25}  # of all steps; two stages 2 have half of it each
 RATES = {"stage 1": 0.2, "stage 2": 0.04, "mix, stage 2": 0.04, "stage 3": 0.02}  # over the width of the tokens
-BATCH_TOKENS = 64 * 197  # of one step, at most: what the backward pass needs of a batch grows with its tokens
+WHOLE = 64  # images of a step that these are for; fewer take a lower rate
+BATCH_TOKENS = 16 * 197  # of one step, at most, if nothing is known of the teacher's training: many small steps
 EPOCHS, STEPS = 4.0, 300  # of all stages together, if nothing else is asked for: the longer of the two
 
 
@@ -116,6 +118,11 @@ def trained_on(stored: Stored, dataset: Dataset) -> bool:
         return False
 
 
+def rate(name: str, dim: int, batch: int) -> float:
+    """The learning rate of a stage."""
+    return RATES[name] / dim * min(1.0, math.sqrt(batch / WHOLE))
+
+
 def common_recipe(stored: Stored, dataset: Dataset, tokens: int, options: dict[str, Any]) -> Recipe:
     """Of every stage, but for its rate and length: batches and augmentation as the teacher had them, or, where that is
     not known, as they suit the images."""
@@ -130,7 +137,7 @@ def common_recipe(stored: Stored, dataset: Dataset, tokens: int, options: dict[s
         usual = tuned(dataset.name, dataset.image_size, dataset.channels)
         usual = {key: usual[key] for key in ("batch_size", "pad_crop", "flip") if key in usual}
         if dataset.image_size > 48:
-            usual["batch_size"] = max(4, min(64, BATCH_TOKENS // tokens))
+            usual["batch_size"] = max(4, min(WHOLE, BATCH_TOKENS // tokens))
     recipe = create_recipe(**usual | {"optimizer": "adamw", "redraw": 0, "weight_decay": 0.01} | options)
     for option, why in idle(recipe).items():
         if option in options:

@@ -14,7 +14,7 @@ from linvit import metrics
 from linvit.convert import measuring, plan
 from linvit.convert.kernels import learn_kernels
 from linvit.convert.mixing import FIRST, Mixing
-from linvit.convert.plan import RATES, TASKS, Conversion
+from linvit.convert.plan import TASKS, Conversion
 from linvit.convert.search import Drop
 from linvit.convert.student import Images, feature_counts, linear_layers, some_images, student_of
 from linvit.files import slug, write_atomically
@@ -218,10 +218,9 @@ class Work:
     def _experiment(self, name: str, layers: str, start: Path, steps: int) -> Experiment:
         """One stage as a training."""
         task, options = TASKS[name], self.plan.options
-        rate = options.get("lr", RATES[name] / self.config.dim)
-        recipe = create_recipe(
-            plan.common_recipe(self.stored, self.images.data, self.teacher.tokens, options), lr=rate, steps=steps
-        )
+        common = plan.common_recipe(self.stored, self.images.data, self.teacher.tokens, options)
+        rate = options.get("lr", plan.rate(name, self.config.dim, common.batch_size))
+        recipe = create_recipe(common, lr=rate, steps=steps)
         model = read_model(start).config
         return Experiment(
             data=experiments.Images(name=self.plan.data.name, identity=self.images.data.identity),
