@@ -11,7 +11,7 @@ are made linear as far as `--max-drop 1%` allows, without training and with it. 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -60,7 +60,8 @@ def steps(done: Converted) -> int:
     return sum(row.steps for row in done.rows)
 
 
-def found(options: argparse.Namespace) -> Found:
+def found(options: argparse.Namespace) -> Iterator[Found]:
+    """All that is there, as it becomes more."""
     data, work = options.data, options.work / options.data
     to, root = options.to or STUDENTS[data], {"data_root": options.data_root}
     teacher = train(data, out=work / "teacher", **TEACHERS[data], **root)  # type: ignore[arg-type]
@@ -78,14 +79,14 @@ def found(options: argparse.Namespace) -> Found:
             **root,
         ))  # type: ignore[arg-type]  # fmt: skip
         print(f"seed {seed}: {students[-1].test_accuracy():.2%}, from nothing {accuracy(scratch[-1]):.2%}", flush=True)
-    mixes = [
-        (text, convert(
+        yield Found(data, to, teacher, students, scratch, [])
+    mixes = []
+    for text, stages in (("none", ()), ("1, 2", (1, 2))):
+        mixes.append((text, convert(
             work / "teacher", to=SEARCHED[data], data=data, steps=few if stages else None, stages=stages,
             max_drop=ALLOWED, out=work / f"drop-{slug(text)}", **root,
-        ))
-        for text, stages in (("none", ()), ("1, 2", (1, 2)))
-    ]  # fmt: skip
-    return Found(data, to, teacher, students, scratch, mixes)
+        )))  # fmt: skip
+        yield Found(data, to, teacher, students, scratch, mixes)
 
 
 def page(one: Found) -> str:
@@ -111,13 +112,16 @@ def page(one: Found) -> str:
         "|---|" + "---|" * (len(seeds) + 2),
         *(f"| {name} | {' | '.join(f'{value:.2%}' for value in values)} | {fmean(values):.2%} "
           f"| {fmean(values) / teacher:.1%} |" for name, values in tested.items()), "",
-        f"With `--max-drop {ALLOWED:.0%}`, to `{SEARCHED[one.data]}` (features chosen by layer, at most 4 × head_dim), "
-        "one seed:", "",
-        "| stages | linear layers | student, test | lost | which |", "|---|---|---|---|---|",
-        *(f"| {text} | {done.chosen.linear} of {model.depth} | {done.test_accuracy():.2%} "
-          f"| {1 - done.test_accuracy() / done.test_accuracy('teacher'):.2%} | `{done.chosen.attention}` |"
-          for text, done in one.mixes), "",
     ]  # fmt: skip
+    if one.mixes:
+        lines += [
+            f"With `--max-drop {ALLOWED:.0%}`, to `{SEARCHED[one.data]}` (features by layer, at most 4 × head_dim), one seed:",
+            "",
+            "| stages | linear layers | student, test | lost | which |", "|---|---|---|---|---|",
+            *(f"| {text} | {done.chosen.linear} of {model.depth} | {done.test_accuracy():.2%} "
+              f"| {1 - done.test_accuracy() / done.test_accuracy('teacher'):.2%} | `{done.chosen.attention}` |"
+              for text, done in one.mixes), "",
+        ]  # fmt: skip
     return "\n".join(lines)
 
 
@@ -134,7 +138,8 @@ def main() -> None:
     parser.add_argument("--data-root", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    write_atomically(options.out / f"stages-{options.data}.md", page(found(options)))
+    for one in found(options):
+        write_atomically(options.out / f"stages-{options.data}.md", page(one))
 
 
 if __name__ == "__main__":
