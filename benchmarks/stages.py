@@ -115,8 +115,8 @@ def page(one: Found) -> str:
     ]  # fmt: skip
     if one.mixes:
         lines += [
-            f"With `--max-drop {ALLOWED:.0%}`, to `{SEARCHED[one.data]}` (features by layer, at most 4 × head_dim), one seed:",
-            "",
+            f"With `--max-drop {ALLOWED:.0%}`, to `{SEARCHED[one.data]}`, its features chosen by layer (at most 4 × "
+            "head_dim), one seed:", "",
             "| stages | linear layers | student, test | lost | which |", "|---|---|---|---|---|",
             *(f"| {text} | {done.chosen.linear} of {model.depth} | {done.test_accuracy():.2%} "
               f"| {1 - done.test_accuracy() / done.test_accuracy('teacher'):.2%} | `{done.chosen.attention}` |"
