@@ -12,6 +12,7 @@ import torch
 
 import linvit
 from linvit import data, metrics
+from linvit.measure.accuracy import Evaluation
 from linvit.models import ModelConfig
 from linvit.study import ATTENTIONS
 from linvit.train import Experiment, Recipe, design, events, run, start_from
@@ -182,12 +183,38 @@ def test_the_demos_variants_learn_digits(tmp_path, attention):
     assert (trained.test_accuracy or 0) >= 0.95
 
 
+def test_of_models_that_cannot_be_told_apart_the_last_is_kept(dataset, tmp_path):
+    """Within chance of the highest score so far, which is not that of the model kept last."""
+    scores = iter([0.5, 0.7, 0.66, 0.65, 0.6, 0.63])
+
+    class Scripted(Classification):
+        def select(self, found):
+            return next(scores), 0.06
+
+    TASKS.register("scripted")(Scripted)
+    try:
+        experiment = design(dataset, "softmax", epochs=6, **TINY).model_copy(update={"task": "scripted"})
+        run(experiment, dataset, tmp_path / "run", device=CPU)
+    finally:
+        del TASKS._entries["scripted"]
+    rows = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert len(rows) == 6
+    assert f"| step | {rows[3]['step']} |" in (tmp_path / "run" / "best" / "README.md").read_text()
+
+
+def test_the_chance_in_an_accuracy_is_its_standard_error(dataset):
+    task = Classification(design(dataset, "softmax", **TINY), dataset, CPU)
+    labels, said = np.arange(50) % 2, np.zeros(50, np.int64)
+    found = Evaluation(0.3, labels, said, np.ones(50), ["a", "b"])
+    assert task.select(found) == (0.5, pytest.approx(0.5 / 50**0.5))
+
+
 def test_a_task_is_one_class(dataset, tmp_path):
     """Selection by loss alone, registered under a name of its own, is all it takes."""
 
     class ByLoss(Classification):
         def select(self, found):
-            return (-found.loss,)
+            return -found.loss, 0.0
 
     TASKS.register("by-loss")(ByLoss)
     try:

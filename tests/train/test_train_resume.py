@@ -173,7 +173,7 @@ def test_a_best_model_of_a_lost_timeline_is_told_as_it_is(tmp_path):
         run(tmp_path / "run", epochs=6, stop_at=17, every=1e9, lr=0.02)
     best = tmp_path / "run" / "best" / "model.safetensors"
     tensors, facts = load_tensors(best)
-    save_tensors(best, tensors, **facts | {"best": [2.0, 0.0], "best_row": {"loss": 0.0, "accuracy": 2.0}})
+    save_tensors(best, tensors, **facts | {"best": 2.0, "best_row": {"loss": 0.0, "accuracy": 2.0}})
     with pytest.raises(Killed):  # a checkpoint from before that model
         run(tmp_path / "other", epochs=6, stop_at=2, lr=0.02)
     shutil.copytree(tmp_path / "other" / "last", tmp_path / "run" / "last", dirs_exist_ok=True)

@@ -55,10 +55,10 @@ def print_summary(trained: Trained, already: bool) -> None:
     if best is None or final is None or best.value is None:
         return
     if bits:
-        print(f"bits per dim   {best.value:.4f}, {best.n} test images, one seed: best on validation")
+        print(f"bits per dim   {best.value:.4f}, {best.n} test images, one seed: chosen on validation")
     else:
         low, high = wilson(best.value, best.n)
-        print(f"test accuracy  {best.value:.4f} [{low:.4f}, {high:.4f}], n = {best.n}, one seed: best on validation")
+        print(f"test accuracy  {best.value:.4f} [{low:.4f}, {high:.4f}], n = {best.n}, one seed: chosen on validation")
     print(f"               {final.value:.4f}: after the last step")
     seconds = duration(trained.value("train_seconds") or 0)
     print(f"model          {best.tags['attention']}, {trained.value('parameters'):,} parameters, trained in {seconds}")

@@ -56,7 +56,8 @@ def run(
     """Train a vision transformer on a data set or a folder of images.
 
     What is not said is chosen for the data. The same command again goes on where it was stopped, at any moment. The
-    test images are used once, at the end; the model kept in DIR/best is the best on validation images.
+    test images are used once, at the end; the model kept in DIR/best is the last of those that validation images cannot
+    tell apart from the best.
 
     Examples:
 

@@ -50,8 +50,8 @@ class Tally:
     step: int = 0
     seconds: float = 0.0
     sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])  # of this epoch: loss, right, images
-    best: list[float] = field(default_factory=list)  # the best validation, as the task selects
-    best_row: dict[str, float] = field(default_factory=dict)
+    best: float = -math.inf  # the highest score of a validation, as the task selects
+    best_row: dict[str, float] = field(default_factory=dict)  # of the model that is kept
     lowest_loss: float = math.inf
     stale: int = 0  # validations since the lowest loss
     stopped: bool = False
@@ -329,10 +329,13 @@ class Training:
         return row
 
     def _keep_if_best(self, folder: Path, result: Any) -> None:
+        """Of models that validation images cannot tell apart from the best, the last: it was trained for longer, and of
+        many looks at few images the best is the luckiest."""
         tally, found = self.tally, self.task.row(result)
-        if not self.task.select(result) > tuple(tally.best):
+        score, chance = self.task.select(result)
+        if score < tally.best - chance:
             return
-        tally.best, tally.best_row = [*self.task.select(result)], dict(found)
+        tally.best, tally.best_row = max(score, tally.best), dict(found)
         if self.first:
             facts = {"step": tally.step} | {f"validation_{name}": value for name, value in found.items()}
             save_model(folder / "best", self.averaged, **facts, best=tally.best, best_row=tally.best_row)

@@ -56,8 +56,9 @@ class Task(ABC):
         """Its numbers for log.jsonl: `loss`, which early stopping watches, and whatever else there is."""
 
     @abstractmethod
-    def select(self, found: Any) -> tuple[float, ...]:
-        """A larger one is the better model."""
+    def select(self, found: Any) -> tuple[float, float]:
+        """A score, higher for the better model, and how far two may be apart by chance: within that of the highest, the
+        last model is kept."""
 
     @abstractmethod
     def records(self, base: Record, best: Any, final: Any) -> tuple[list[Record], dict[str, str | bytes]]:

@@ -1,9 +1,11 @@
-"""Classification: cross-entropy with augmentation; chosen by validation accuracy, then loss."""
+"""Classification: cross-entropy with augmentation; chosen by validation accuracy, the last of those
+that are within its standard error of the best."""
 
 from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -34,8 +36,10 @@ class Classification(Task):
     def row(self, found: Evaluation) -> Mapping[str, float]:
         return {"loss": found.loss, "accuracy": found.accuracy}
 
-    def select(self, found: Evaluation) -> tuple[float, ...]:
-        return found.accuracy, -found.loss
+    def select(self, found: Evaluation) -> tuple[float, float]:
+        """With the standard error of an accuracy over so many images."""
+        right = found.accuracy
+        return right, math.sqrt(right * (1 - right) / max(1, len(found.labels)))
 
     def records(self, base: Record, best: Evaluation, final: Evaluation) -> tuple[list[Record], dict[str, str | bytes]]:
         base = replace(base, n=len(best.labels))

@@ -81,8 +81,8 @@ class Matching(Classification):
     def row(self, found: Matched) -> Mapping[str, float]:
         return {"loss": found.loss, "accuracy": found.labelled.accuracy, "agreement": found.agreement}
 
-    def select(self, found: Matched) -> tuple[float, ...]:
-        return (-found.loss,)
+    def select(self, found: Matched) -> tuple[float, float]:
+        return -found.loss, 0.0  # of the same images: they tell models apart
 
     def records(self, base: Record, best: Matched, final: Matched) -> tuple[list[Record], dict[str, str | bytes]]:
         return super().records(base, best.labelled, final.labelled)
