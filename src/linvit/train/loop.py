@@ -206,7 +206,7 @@ class Training:
     @torch.no_grad()
     def _look_at_start(self, folder: Path) -> None:
         """A start is validated before its first step, with a head from class means where it has none of its own; it is
-        the best model until a better one comes."""
+        kept until one comes that validation images cannot tell from the best."""
         if self.experiment.start is None:
             return
         if self.headless:
