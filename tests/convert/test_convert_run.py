@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -11,12 +12,13 @@ import torch
 
 import linvit
 from linvit import metrics
-from linvit.convert import mixing
+from linvit.convert import measuring, mixing, work
 from linvit.convert.measuring import between
-from linvit.convert.plan import common_recipe, rate
+from linvit.convert.plan import common_recipe, rate, trained_on
 from linvit.convert.search import RISK, Drop, Score
 from linvit.convert.student import feature_counts, fitted, images_for, student_of
 from linvit.data import load_data
+from linvit.data.splits import thin
 from linvit.measure.accuracy import evaluate
 from linvit.models import model_config
 from linvit.registry import parse, parse_layers
@@ -24,6 +26,10 @@ from linvit.report import conversion
 from linvit.train import load
 from linvit.train.checkpoint import read_model
 from linvit.train.use import evaluate_folder
+
+SMALL = {
+    "stem": "patch", "patch_size": 2, "dim": 16, "depth": 1, "heads": 2, "mlp_dim": 16, "limit": 200, "device": "cpu",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -101,10 +107,10 @@ def test_nothing_is_done_twice(converted, teacher):
 def test_a_mix_is_the_model_that_was_searched(teacher, digits, tmp_path, monkeypatch, spec):
     """With another linear kind to choose from, and weights that layers share."""
     mix, asked = (0, 1, 2, 1), []
-    monkeypatch.setattr(mixing, "LOCAL", "efficient")
+    monkeypatch.setattr(mixing, "LOCAL", parse("efficient"))
     monkeypatch.setattr(mixing.Mixing, "candidates", {0: ((0,) * 4, Score(0.0, 1.0)), 3: (mix, Score(0.0, 1.0))})
     monkeypatch.setattr(
-        mixing, "passing", lambda found, share, look: asked.append(look(mixing.Candidate("it", mix), 0.05)) or []
+        mixing, "passing", lambda found, share, look: asked.append(look(mixing.Candidate("it", mix, 3), 0.05)) or []
     )
     done = linvit.convert(teacher, to=spec, data="digits", out=tmp_path / "mix", stages=(2,), steps=4, max_drop=0.4,
                           device="cpu", report=False)  # fmt: skip
@@ -172,6 +178,62 @@ def test_a_teacher_does_not_decide_by_what_it_was_trained_on(digits, teacher):
     assert np.array_equal(images.data.train.rows, digits.train.rows)
 
 
+def test_what_a_teacher_was_trained_on_is_known_wherever_it_lies(digits, teacher, converted, tmp_path):
+    shutil.copytree(teacher / "best", tmp_path / "moved")
+    for model in (teacher, converted.folder, tmp_path / "moved"):
+        assert trained_on(read_model(model), digits)
+    stored = read_model(teacher)
+    assert trained_on(stored, replace(digits, name="digits:some=part"))
+    assert not trained_on(stored, replace(digits, name="others"))
+    shutil.copytree(teacher, tmp_path / "old", ignore=shutil.ignore_patterns("checkpoints"))
+    there = json.loads((teacher / "experiment.json").read_text()) | {"format": 1}
+    (tmp_path / "old/experiment.json").write_text(json.dumps(there))
+    assert common_recipe(read_model(tmp_path / "old"), digits, 16, {}) == common_recipe(stored, digits, 16, {})
+
+
+def test_a_teacher_of_one_fold_is_tested_on_that(tmp_path):
+    linvit.train("digits", attention="softmax", folds=2, steps=2, out=tmp_path / "folds", **SMALL)
+    fold = tmp_path / "folds/fold-1"
+    done = linvit.convert(fold, to="uniform", data="digits", limit=200, stages=(), out=tmp_path / "one", device="cpu",
+                          report=False)  # fmt: skip
+    assert done.test_accuracy("teacher") == evaluate_folder(fold).result.accuracy
+    assert evaluate_folder(tmp_path / "one").result.accuracy == done.test_accuracy()
+    tested = next(r for r in done.records if r.tags.get("split") == "test")
+    assert tested.n == len(evaluate_folder(fold).result.predictions)
+    for start in (linvit.train, linvit.compare):
+        with pytest.raises(ValueError, match=r"folds=2 would hold out images that .*best was trained on"):
+            start("digits", start=fold, folds=2, limit=200, out=tmp_path / "again")
+
+
+def test_another_part_of_the_teachers_images_is_said(teacher, digits, tmp_path):
+    heard = []
+    linvit.convert(teacher, to="uniform", data=replace(digits, name="digits:some=part"), stages=(), device="cpu",
+                   out=tmp_path / "part", report=False, listeners=[heard.append])  # fmt: skip
+    assert [event.text for event in heard if "digits:some=part may be among those" in getattr(event, "text", "")]
+
+
+def test_local_softmax_has_the_teachers_convolutions(tmp_path, monkeypatch):
+    """And of a teacher that is partly linear, linear layers are counted as everywhere."""
+    options = SMALL | {"attention": "softmax:dwc=3@2+uniform@2", "depth": 4}
+    linvit.train("digits", out=tmp_path / "teacher", steps=20, **options)
+    seen = {}
+
+    class Looked(mixing.Mixing):
+        def __init__(self, work, layers, student):
+            super().__init__(work, layers, student)
+            seen.update(name=self.name((2, 0, 0, 1)), linear=self.linear((2, 0, 0, 1)), local=self.local)
+
+    monkeypatch.setattr(mixing, "LOCAL", parse("window:size=3"))
+    monkeypatch.setattr(mixing, "CHEAPER", 9.0)
+    monkeypatch.setattr(work, "Mixing", Looked)
+    linvit.convert(tmp_path / "teacher", to="performer-relu:m=4,dwc=3", data="digits", max_drop=0.9, stages=(),
+                   out=tmp_path / "mix", device="cpu", report=False)  # fmt: skip
+    assert seen["name"] == "window:size=3,dwc=3@1+softmax:dwc=3@1+uniform@1+performer-relu:m=4,dwc=3@1"
+    assert seen["linear"] == 3
+    key = "blocks.1.attn.attention.dwc.weight"
+    assert torch.equal(seen["local"].state_dict()[key], load(tmp_path / "teacher").state_dict()[key])
+
+
 def test_stage_1_leaves_layers_alone_that_stay_softmax(teacher, tmp_path):
     done = linvit.convert(teacher, to="softmax@2+linformer:k=5@2", data="digits", out=tmp_path / "some", stages=(1,),
                           steps=9, device="cpu", report=False)  # fmt: skip
@@ -235,6 +297,8 @@ def test_a_teacher_that_knows_more_classes_answers_among_those_of_the_data(teach
     assert model.config.classes == 10
     assert model.about["classes"] == digits.classes
     assert all(torch.equal(value, stored.tensors[key]) for key, value in model.state_dict().items())
+    with pytest.raises(ValueError, match="has no head, only features: `linvit train DATA --from` it first"):
+        fitted(replace(wider, about=stored.about | {"classes": []}), digits)
     with pytest.raises(ValueError, match="has the class '9', which the model does not know"):
         fitted(replace(wider, about=stored.about | {"classes": digits.classes[:9]}), digits)
 
@@ -247,8 +311,21 @@ def test_larger_images(teacher, tmp_path):
     sizes = {r.tags["image_size"] for r in done.records if r.metric == "conversion_speed"}
     assert sizes == {8, 12, 16}
     grown = {(r.tags["model"], r.tags["image_size"]) for r in done.records
-             if r.metric == "conversion_accuracy" and r.tags["split"] == "validation"}  # fmt: skip
-    assert {(name, size) for name in ("teacher", "student") for size in sizes} <= grown
+             if r.metric == "conversion_accuracy" and r.tags["split"] == "growth"}  # fmt: skip
+    assert {(name, size) for name in ("teacher", "student") for size in sizes} == grown
+
+
+def test_images_that_grow_are_of_all_classes_and_the_same_for_both(teacher, tmp_path, monkeypatch):
+    monkeypatch.setattr(measuring, "GROWN", 20)
+    done = linvit.convert(teacher, to="uniform", data="digits", image_size=16, stages=(), out=tmp_path / "large",
+                          device="cpu", report=False)  # fmt: skip
+    grown = [r for r in done.records if r.tags.get("split") == "growth"]
+    assert [r.n for r in grown] == [20] * 6
+    data = load_data("digits")
+    held = thin(np.arange(len(data.validation)), data.validation.labels, 20, "growth", 0)
+    assert np.bincount(data.validation.labels[held]).tolist() == [2] * 10
+    right = evaluate(load(teacher), data.validation.some(held), data.classes, data.mean, data.std).accuracy
+    assert next(r.value for r in grown if (r.tags["model"], r.tags["image_size"]) == ("teacher", 8)) == right
 
 
 def test_smaller_patches(teacher, tmp_path):
@@ -257,7 +334,7 @@ def test_smaller_patches(teacher, tmp_path):
     assert (done.model.config.image_size, done.model.config.patch_size, done.model.tokens) == (8, 1, 64)
     assert [problem for record in done.records for problem in metrics.problems(record)] == []
     seen = {(r.tags["model"], r.tags["patch_size"]): r.value for r in done.records
-            if r.metric == "conversion_accuracy" and r.tags["split"] == "validation"}  # fmt: skip
+            if r.metric == "conversion_accuracy" and r.tags["split"] == "growth"}  # fmt: skip
     assert {(name, patch) for name in ("teacher", "student") for patch in (1, 2)} <= set(seen)
     validation = evaluate_folder(teacher, load_data("digits", limit=120), split="validation")
     assert seen["teacher", 2] == validation.result.accuracy  # as it was, not resized there and back

@@ -285,6 +285,32 @@ def test_what_is_refused():
         linvit.linearize(model, "softmax", layers=[0])
 
 
+def test_what_both_have_is_kept_and_what_is_new_is_said():
+    model = create_model(image_size=8, patch_size=2, channels=3, dim=16, depth=1, heads=2, attention="softmax:dwc=3")
+    key, rows = "blocks.0.attn.attention.dwc.weight", "blocks.0.attn.attention.kernel.omega.rows"
+    with torch.no_grad():
+        model.get_parameter(key).normal_()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    _, found = linvit.linearize(model, "performer-relu:m=16,dwc=3")
+    assert torch.equal(model.state_dict()[key], before[key])
+    assert key in found.copied
+    assert found.created == [rows]
+    _, found = linvit.linearize(model, "performer-relu:m=8,dwc=3")
+    assert (found.created, found.dropped) == ([rows], [rows])
+    linvit.linearize(model, "softmax:dwc=3")
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_attentions_that_only_look_alike_are_left_alone():
+    model = build("timm")
+    model.blocks[0].attn.forward = lambda x, rope=None, attn_mask=None: x
+    with pytest.raises(ValueError, match="describes 4 layers, but"):  # one of them has no place for it
+        linvit.linearize(model, "softmax@3+uniform@1")
+    old = type("ViTAttention", (nn.Module,), {})
+    with pytest.raises(ValueError, match="0: attention as in transformers 4 is not known"):
+        linvit.linearize(nn.Sequential(old()), "uniform")
+
+
 def test_what_is_new_begins_near_softmax():
     """As many keys as tokens, and a convolution that adds nothing: the answer is the model's own."""
     model = create_model(image_size=8, patch_size=2, channels=3, dim=22, depth=2, heads=2, mlp_dim=13, classes=5).eval()

@@ -230,7 +230,7 @@ def test_the_logits_of_torchvision(said, tmp_path):
             shapes |= {f"{b}{name}.weight": shape, f"{b}{name}.bias": shape[:1]}
     weights = random_weights(shapes)
     save_file(weights, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps({"architecture": "mine", "image_size": 35} | said))
+    (tmp_path / "config.json").write_text(json.dumps({"image_size": 35} | said))
     with torch.no_grad():
         wanted = torchvision_logits(weights, images(), said.get("num_heads", 12))
         torch.testing.assert_close(linvit.load(tmp_path)(images()), wanted, atol=1e-5, rtol=1e-5)

@@ -7,6 +7,7 @@ its own with the signature that its class has; both go when softmax comes back, 
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -160,10 +161,15 @@ def _kind(name: str, module: nn.Module) -> Kind | None:
     if isinstance(module, MultiHead):
         return LINVIT
     if type(module).__name__ in CLASSES:
+        if not hasattr(module, "head_dim"):
+            raise ValueError(
+                f"{name}: attention as in transformers 4 is not known here, only as in transformers 5"
+            )
         return HUGGING_FACE
     if isinstance(module, nn.MultiheadAttention):
         if module.in_proj_weight is None or module.bias_k is not None or module.add_zero_attn:
             raise ValueError(f"{name}: nn.MultiheadAttention with kdim, vdim, add_bias_kv or add_zero_attn stays")
         return TORCHVISION if name.endswith("self_attention") else None
     names = ("qkv", "proj", "num_heads", "head_dim", "scale", "q_norm", "k_norm", "attn_drop", "proj_drop")
-    return TIMM if all(hasattr(module, name) for name in names) else None
+    plain = all(hasattr(module, name) for name in names)
+    return TIMM if plain and "rope" not in inspect.signature(module.forward).parameters else None

@@ -26,7 +26,7 @@ from linvit.convert.plan import OURS, Conversion
 from linvit.convert.search import images_needed
 from linvit.convert.student import Inherit, fitted, images_for, student_of
 from linvit.convert.work import Converted, Work
-from linvit.data import Dataset
+from linvit.data import Dataset, folded
 from linvit.errors import clear
 from linvit.files import remove_parts, slug
 from linvit.locks import claimed, locked
@@ -36,7 +36,7 @@ from linvit.registry import parse_layers
 from linvit.train import Start, open_data
 from linvit.train import experiment as experiments
 from linvit.train.checkpoint import read_model
-from linvit.train.events import Listener
+from linvit.train.events import Listener, Noted, tell
 from linvit.train.files import checksum
 from linvit.train.recipe import check_amp
 
@@ -85,12 +85,17 @@ def convert(
         data, progress, root=data_root, image_size=image_size or stored.config.image_size, limit=limit,
         channels=stored.config.channels, skip_bad=skip_bad,
     )  # fmt: skip
+    seen = plan.trained_on(stored, dataset)
+    if seen and (fold := plan.fold_of(stored)):
+        dataset, source = folded(dataset, fold), source and source.folded(fold)
+    elif seen and dataset.name != stored.about["name"]:
+        other = stored.about["name"]
+        tell(listeners, Noted(f"the teacher was trained on {other}: images of {dataset.name} may be among those"))
     check_amp(options.get("amp", "off"), place)
     if max_drop is not None and any(spec.name == "softmax" for spec in parse_layers(to, stored.config.depth)):
         raise ValueError(
             f"max_drop={max_drop:g} finds which layers stay softmax: name linear attentions alone, not {to}"
         )
-    seen = plan.trained_on(stored, dataset)
     images = images_for(dataset, stored.about, max_drop is not None, seen, seed)
     for name in ("train", "validation", "test"):
         if not len(images.part(name)):

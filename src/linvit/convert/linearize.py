@@ -10,9 +10,9 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from linvit.attention import attentions, create_attention
@@ -22,7 +22,7 @@ from linvit.convert.adapters import LINVIT, find, grid_of, places
 from linvit.measure.error import attention_error
 from linvit.measure.trained import captured
 from linvit.models import VisionTransformer
-from linvit.registry import Spec, parse_layers
+from linvit.registry import Spec, join_layers, parse_layers
 
 SOFTMAX = Spec("softmax")
 NOTE = "linvit_attention"  # what `load` looks for in config.json
@@ -36,8 +36,8 @@ class Linearized:
 
     attention: str  # of all layers, as one spec
     copied: list[str]  # keys of the state dict that are as they were
-    created: list[str]
-    dropped: list[str]
+    created: list[str]  # new, or with other values under a key that was there
+    dropped: list[str]  # gone, or replaced by such
     # layer → attention_error and output_error against softmax, on the q, k, v that the model has with softmax
     distance: dict[int, dict[str, float]] = field(default_factory=dict)
 
@@ -62,13 +62,14 @@ def linearize(
             heads, head_dim = getattr(module, kind.heads), module.head_dim
             made[i] = create_attention(one, heads=heads, head_dim=head_dim, **site, layer=i, seed=seed)  # type: ignore[arg-type]
     share_layerwise(made.values())
-    for one in made.values():
+    for i, one in made.items():
         one.near_softmax()
+        _inherit(one, getattr(places[i][1], places[i][0].slot, None))
     going = [getattr(places[i][1], places[i][0].slot, None) for i in chosen]
     staying: list[Linformer] = [a for a in attentions(model) if isinstance(a, Linformer) and a not in going]
     if orphans := [a.site.layer for a in staying if a.shared and a.shared[0] in going]:
         raise ValueError(f"layers={layers!r}: layer {orphans[0]} shares its projections with one that goes")
-    before = list(model.state_dict())
+    before = model.state_dict()
     for i in chosen:  # everything that can be refused has been
         kind, module = places[i]
         if i in made:
@@ -76,14 +77,23 @@ def linearize(
         else:
             kind.restore(module)
     attention = _note(model, [specs.get(i) for i in range(len(places))])
-    after = list(model.state_dict())
+    after = model.state_dict()
+    copied = [key for key, value in after.items() if key in before and torch.equal(value, before[key])]
     return model, Linearized(
         attention=attention,
-        copied=[key for key in after if key in before],
-        created=[key for key in after if key not in before],
-        dropped=[key for key in before if key not in after],
+        copied=copied,
+        created=[key for key in after if key not in copied],
+        dropped=[key for key in before if key not in copied],
         distance={} if images is None else _distances(model, images),
     )
+
+
+def _inherit(new: nn.Module, old: nn.Module | None) -> None:
+    """What both have in one shape stays, such as the convolutions of `dwc`."""
+    there = old.state_dict() if old is not None else {}
+    for key, value in new.state_dict().items():
+        if key in there and there[key].shape == value.shape:
+            value.copy_(there[key])
 
 
 def _numbers(layers: str | Sequence[int], depth: int) -> list[int]:
@@ -121,9 +131,7 @@ def _note(model: Any, changed: list[Spec | None]) -> str:
     ours = isinstance(model, VisionTransformer)
     holder = model if ours or not hasattr(model, "config") else model.config
     known = model.config.attention if ours else getattr(holder, NOTE, str(SOFTMAX))
-    now = [str(new or old) for new, old in zip(changed, parse_layers(known, len(changed)), strict=True)]
-    runs = [(text, len(list(run))) for text, run in groupby(now)]
-    attention = runs[0][0] if len(runs) == 1 else "+".join(f"{text}@{count}" for text, count in runs)
+    attention = join_layers([new or old for new, old in zip(changed, parse_layers(known, len(changed)), strict=True)])
     if ours:
         model.config = model.config.model_copy(update={"attention": attention})
     else:

@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 
 from linvit import metrics
-from linvit.convert.student import fitted
+from linvit.convert.student import fitted, linear_layers
 from linvit.data import normalise
+from linvit.data.splits import thin
 from linvit.measure.race import over_rounds, race
 from linvit.models import ModelConfig, VisionTransformer
 from linvit.models.cost import grid
@@ -32,7 +33,7 @@ ROUNDS = 10
 LARGER = 4097  # tokens, at most, of the images of twice the side at which speeds are shown, too
 TOKENS = 4096  # of one batch that is timed
 MIXES = 4  # timed between teacher and student
-GROWN = 512  # validation images, at most, whose accuracy is shown as they grow
+GROWTH, GROWN = "growth", 512  # validation images, at most, whose accuracy is shown as they grow
 
 
 def sizes(config: ModelConfig) -> dict[str, int | None]:
@@ -68,7 +69,7 @@ def _raced(work: Work, specs: Sequence[str], config: ModelConfig) -> list[Record
     found = []
     where = {"device": work.base.device, "threads": work.base.threads, "dtype": work.base.dtype}
     for spec in specs:
-        linear = sum(layer.name != "softmax" for layer in parse_layers(spec, work.config.depth))
+        linear = linear_layers(parse_layers(spec, work.config.depth))
         tags = work.base.tags | sizes(config) | {"model": spec, "batch": batch, "clock": times.clock,
                                                  "linear": linear, "tokens": tokens}  # fmt: skip
         rates = [batch / t for t in times.of(spec)]
@@ -94,7 +95,7 @@ def growth(work: Work, student: str) -> None:
     student's attention cannot have."""
     for size, patch in between(work.stored.config, work.config):
         config = work.config.model_copy(update={"image_size": size, "patch_size": patch})
-        if work.of("conversion_accuracy", model="student", split="validation", **sizes(config)):
+        if work.of("conversion_accuracy", model="student", split=GROWTH, **sizes(config)):
             continue
         try:
             models = {"teacher": fitted(work.stored, work.images.data, size, patch), "student": _student(work, config)}
@@ -102,9 +103,9 @@ def growth(work: Work, student: str) -> None:
             shape = f"{size} px" + (f" in patches of {patch}" if patch else "")
             tell(work.listeners, Noted(f"{shape} are not among the sizes shown: {error}"))
             continue
-        new = config == work.config  # where all but the student's accuracy on these images is known
-        found = [_accuracy(work, name, model) for name, model in models.items() if name == "student" or not new]
-        work.keep([*([] if new else _raced(work, [work.config.attention, student], config)), *found])
+        found = [_accuracy(work, name, model) for name, model in models.items()]
+        timed = [] if config == work.config else _raced(work, [work.config.attention, student], config)
+        work.keep([*timed, *found])
 
 
 def between(old: ModelConfig, new: ModelConfig) -> list[tuple[int, int | None]]:
@@ -133,9 +134,10 @@ def _student(work: Work, config: ModelConfig) -> VisionTransformer:
 
 @torch.inference_mode()
 def _accuracy(work: Work, name: str, model: VisionTransformer) -> Record:
-    """On validation images scaled to the model's size."""
+    """On validation images scaled to the model's size, the same for all; of each class its share."""
     data, size = work.images.data, model.to(work.device).config.image_size
-    held = data.validation.some(np.arange(min(GROWN, len(data.validation))))
+    every = np.arange(len(data.validation))
+    held = data.validation.some(thin(every, data.validation.labels, GROWN, GROWTH, work.plan.seed))
     right = 0
     for start in range(0, len(held), 32):
         work.progress(start, len(held), f"{size} pixels")
@@ -144,7 +146,7 @@ def _accuracy(work: Work, name: str, model: VisionTransformer) -> Record:
         x = normalise(x.to(work.device), data.mean, data.std)
         right += int((model(x).argmax(-1).cpu() == labels).sum())
     row = replace(work.base, metric="conversion_accuracy", value=right / len(held), unit="fraction", n=len(held))
-    return row.tagged(model=name, split="validation", **sizes(model.config))
+    return row.tagged(model=name, split=GROWTH, **sizes(model.config))
 
 
 def card(work: Work, row: Row, steps: int) -> str:

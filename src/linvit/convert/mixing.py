@@ -20,16 +20,17 @@ import numpy as np
 from linvit.attention import ATTENTIONS
 from linvit.convert.measuring import sizes
 from linvit.convert.search import Blocks, Drop, Mix, Score, evaluations, greedy, passing
-from linvit.convert.student import student_of
+from linvit.convert.student import linear_layers, student_of
 from linvit.models import VisionTransformer
 from linvit.records import Record
-from linvit.registry import Spec, join_layers, parse
+from linvit.registry import Spec, join_layers
 from linvit.train import load
 
 if TYPE_CHECKING:
     from linvit.convert.work import Row, Work
 
-LOCAL = "window:size=7"  # a linear kind that the search tries too, where it is registered
+LOCAL = Spec("window", {"size": 7})  # a linear kind that the search tries too, where it is registered
+BESIDE = ("dwc", "qk_norm")  # of the teacher's attention, which has weights for them
 CHEAPER = 0.98  # of the whole model's work, from which on local softmax is of use
 DISCORDANT = 0.1  # share of the images, roughly, of which teacher and a mix may say different things by chance
 FIRST, OTHER = "mix", "mix, decided"  # the mix that is trained further, and another that was taken
@@ -41,11 +42,8 @@ class Candidate:
 
     name: str
     mix: Mix
+    linear: int  # layers
     row: Row | None = None  # None: a mix that has not been made a model yet
-
-    @property
-    def linear(self) -> int:
-        return len(self.mix) - self.mix.count(0)
 
 
 def digits(mix: Mix) -> str:
@@ -65,27 +63,39 @@ class Mixing:
     def local(self) -> VisionTransformer | None:
         """The teacher with local softmax, where there is one, it fits the grid and takes less than all of softmax."""
         work = self.work
-        if parse(LOCAL).name not in ATTENTIONS or parse(LOCAL).name in work.plan.to:
+        if LOCAL.name not in ATTENTIONS or LOCAL.name in work.plan.to:
             return None
         try:
-            found = student_of(work.teacher, LOCAL, "all", work.plan.seed).to(work.device)
+            found = student_of(work.teacher, join_layers(self.local_specs), "all", work.plan.seed).to(work.device)
         except ValueError:
             return None
         return found if found.macs() < work.teacher.macs() * CHEAPER else None
+
+    @property
+    def local_specs(self) -> list[Spec]:
+        beside = [{key: old.options[key] for key in BESIDE if key in old.options}
+                  for old in self.work.specs(self.work.config.attention)]  # fmt: skip
+        return [Spec(LOCAL.name, LOCAL.options | options) for options in beside]
 
     @cached_property
     def specs(self) -> list[list[Spec]]:
         """Of each kind, the spec of every layer; the first kind is the teacher's."""
         found = [self.work.specs(self.work.config.attention), self.work.specs(self.layers)]
-        return found if self.local is None else [*found, [parse(LOCAL)] * len(self.exact)]
+        return found if self.local is None else [*found, self.local_specs]
 
     @cached_property
     def models(self) -> list[VisionTransformer]:
         found = [self.work.teacher, load(self.student).to(self.work.device)]
         return found if self.local is None else [*found, self.local]
 
+    def layers_of(self, mix: Mix) -> list[Spec]:
+        return [self.specs[kind][i] for i, kind in enumerate(mix)]
+
     def name(self, mix: Mix) -> str:
-        return join_layers([self.specs[kind][i] for i, kind in enumerate(mix)])
+        return join_layers(self.layers_of(mix))
+
+    def linear(self, mix: Mix) -> int:
+        return linear_layers(self.layers_of(mix))
 
     def blocks(self, part: str) -> Blocks:
         data = self.work.images.data
@@ -115,7 +125,7 @@ class Mixing:
         return greedy(depth, kinds, scores, enough=best, useless=best * (1 - self.share) - slack)
 
     def _scored(self, mix: Mix, score: Score) -> Record:
-        work, linear = self.work, len(mix) - mix.count(0)
+        work, linear = self.work, self.linear(mix)
         row = replace(work.base, metric="conversion_accuracy", unit="fraction", n=len(work.images.search))
         tags = {"model": self.name(mix), "mix": digits(mix), "split": "search", "linear": linear}
         return replace(row, value=score.accuracy).tagged(**tags, loss=-score.likelihood, **sizes(work.config))
@@ -161,8 +171,8 @@ class Mixing:
             if mix == self.exact:
                 continue
             if mix == self.first:
-                found += [Candidate(f"{row.name}: {row.attention}", mix, row) for row in reversed(rows[1:])]
-            found.append(Candidate(self.name(mix), mix, rows[0] if mix == self.first else None))
+                found += [Candidate(f"{row.name}: {row.attention}", mix, row.linear, row) for row in reversed(rows[1:])]
+            found.append(Candidate(self.name(mix), mix, self.linear(mix), rows[0] if mix == self.first else None))
         return found
 
     def _look(self, candidate: Candidate, risk: float) -> Drop:

@@ -12,10 +12,10 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from linvit.convert.student import Inherit
-from linvit.data import Dataset
+from linvit.data import Dataset, Fold
 from linvit.errors import choices, clear
 from linvit.files import write_atomically
-from linvit.train import Experiment, Recipe, Source, Start, create_recipe
+from linvit.train import Recipe, Source, Start, create_recipe
 from linvit.train import experiment as experiments
 from linvit.train.checkpoint import Stored
 from linvit.train.defaults import tuned
@@ -111,11 +111,25 @@ def lengths(
 
 
 def trained_on(stored: Stored, dataset: Dataset) -> bool:
-    """Whether the teacher was, as far as the training beside it tells; of one from elsewhere nothing is known."""
+    """Whether the teacher was, be it on another part of them; of one from elsewhere nothing is known. A conversion was
+    trained on what it was converted with."""
+    return stored.about["name"].partition(":")[0] == dataset.name.partition(":")[0]
+
+
+def _training(stored: Stored) -> dict[str, Any]:
+    """The experiment that lies beside a model, of whichever version; empty if there is none."""
     try:
-        return Experiment.read(stored.folder.parent / "experiment.json").data.name == dataset.name
-    except ValueError:
-        return False
+        found = json.loads((stored.folder.parent / "experiment.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def fold_of(stored: Stored) -> Fold | None:
+    """The part of the images that was held out when the teacher was trained, if it was one of several such."""
+    source = _training(stored).get("source")
+    fold = source.get("fold") if isinstance(source, dict) else None
+    return Fold(**fold) if fold else None
 
 
 def rate(name: str, dim: int, batch: int) -> float:
@@ -131,9 +145,9 @@ def common_recipe(stored: Stored, dataset: Dataset, tokens: int, options: dict[s
             known = [field for field in Recipe.model_fields if field not in ("epochs", "steps")]
             raise ValueError(f"a conversion has no option '{name}'" + choices(name, known))
     try:
-        known = Experiment.read(stored.folder.parent / "experiment.json").recipe
+        known = Recipe.model_validate(_training(stored)["recipe"])
         usual: dict[str, Any] = known.augmentation() | {"batch_size": known.batch_size}
-    except ValueError:
+    except (KeyError, ValueError):
         usual = tuned(dataset.name, dataset.image_size, dataset.channels)
         usual = {key: usual[key] for key in ("batch_size", "pad_crop", "flip") if key in usual}
         if dataset.image_size > 48:

@@ -74,6 +74,8 @@ def fitted(
     if dataset.channels != config.channels:
         wanted, found = config.channels, dataset.channels
         raise ValueError(f"the images of {dataset.name} have {found} channels, but {stored.folder} takes {wanted}")
+    if not stored.about["classes"]:
+        raise ValueError(f"{stored.folder} has no head, only features: `linvit train DATA --from` it first")
     number = class_numbers(dataset, stored.about["classes"])
     tensors = {key: value.float() if value.is_floating_point() else value for key, value in stored.tensors.items()}
     size, patch = image_size or dataset.image_size, patch_size or config.patch_size

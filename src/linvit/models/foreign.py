@@ -94,7 +94,8 @@ class Said(NamedTuple):
 
 def is_foreign(about: Any) -> bool:
     """Whether a config.json is that of a model from elsewhere."""
-    return isinstance(about, dict) and ("model_type" in about or "architecture" in about)
+    theirs = ("model_type", "architecture", "num_heads")
+    return isinstance(about, dict) and "model" not in about and any(key in about for key in theirs)
 
 
 def read_foreign(
@@ -141,7 +142,8 @@ def download(name: str) -> Path:
     except ImportError:
         raise ValueError(f"{name} does not exist here; from the hub it needs: pip install 'linvit[hf]'") from None
     try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "classes.txt"]))
+        return Path(snapshot_download(name, allow_patterns=["*.json", "model*.safetensors", "classes.txt"],
+                                      ignore_patterns=["*/*"]))  # fmt: skip
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(f"{name} does not exist here, and the hub did not give it ({why})") from None

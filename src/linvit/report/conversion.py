@@ -240,7 +240,7 @@ def _growth(evidence: Evidence, metric: str, title: str, name: str) -> Chart | N
     rows = []
     for kind, one in (("teacher", evidence.teacher), ("student", evidence.student)):
         mine = evidence.of(metric, model=one.tags["attention"]) if name == "speed" else evidence.of(
-            metric, model=kind, split="validation")  # fmt: skip
+            metric, model=kind, split="growth")  # fmt: skip
         rows += [{"kind": kind, "size": _tokens(r) if cut else r.tags["image_size"], "value": r.value,
                   "shown": metrics.METRICS[metric].show(r.value), "times": _times(evidence, r)}
                  for r in mine]  # fmt: skip

@@ -38,6 +38,7 @@ from linvit.toml import to_toml
 from linvit.train import Start, architecture, backbones, open_data, pick_device
 from linvit.train.defaults import OF_TASK, TUNED
 from linvit.train.run import how_far
+from linvit.train.start import check_folds
 from linvit.train.tasks import TASKS
 from linvit.train.trackers import tracking
 
@@ -135,6 +136,7 @@ def compare(
     begins = start or (backbones.SCRATCH if causal else None)
     starts = backbones.chosen(begins, bare, images, image_size, options | shaped, known)
     begin = backbones.first(starts)
+    check_folds(begin, images.name, folds)
     like = architecture(begin)
     images = replace(images, channels=like.channels if like else images.channels)  # grey or coloured, as it is used to
     wanted = _with_starts(wanted, starts, with_scratch)

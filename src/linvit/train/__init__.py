@@ -27,7 +27,7 @@ from linvit.train.folds import out_of_fold
 from linvit.train.recipe import Recipe, create_recipe
 from linvit.train.run import run
 from linvit.train.source import Source, open_data
-from linvit.train.start import architecture, start_from
+from linvit.train.start import architecture, check_folds, start_from
 from linvit.train.tasks import TASKS
 from linvit.train.trackers import tracking
 
@@ -108,6 +108,7 @@ def train(
     images = Survey.of(data) if isinstance(data, Dataset) else survey(data, data_root, limit, folds=folds)
     spec = attention or ATTENTION
     begin = backbones.chosen(start, [spec], images, image_size, options).get(spec)
+    check_folds(begin, images.name, folds)
     like = architecture(begin)
     data, source = open_data(
         data, progress, root=data_root, image_size=image_size or (like and like.image_size), limit=limit,

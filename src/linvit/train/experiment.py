@@ -25,7 +25,7 @@ from linvit.train.recipe import Recipe, create_recipe, idle
 from linvit.train.source import Source
 from linvit.train.tasks import TASKS
 
-FORMAT = 2  # goes up when a default changes: ids leave defaults out
+FORMAT = 3  # goes up when a default changes, ids leave defaults out; or which model is kept
 OURS = ("log.jsonl", "records.jsonl", "confusion.json", "best", "last")  # what a run writes into its folder
 BACKBONES = Path(__file__).resolve().parent.parent / "backbones"  # those that ship
 FROM_DATA = ("image_size", "channels", "classes")

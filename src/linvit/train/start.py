@@ -44,6 +44,14 @@ def architecture(start: Start | None) -> ModelConfig | None:
     return None if start is None else read_model(start.folder).config
 
 
+def check_folds(start: Start | None, data: str, folds: int | None) -> None:
+    """Every image is held out once: a start that was trained on some of them knows them by heart."""
+    if folds is not None and start is not None and read_model(start.folder).about["name"] == data:
+        raise ValueError(
+            f"folds={folds} would hold out images that {start.folder} was trained on: leave one of them out"
+        )
+
+
 def normalised(dataset: Dataset, experiment: Experiment) -> Dataset:
     """With the statistics that the start's weights were trained with; for a next-pixel model, as fractions of white."""
     if experiment.model.causal:
