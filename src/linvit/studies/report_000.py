@@ -15,6 +15,7 @@ ADAM = {"optimizer": "adam", "lr": 1e-3, "betas": (0.9, 0.999), "schedule": "con
         "label_smoothing": 0.0, "weight_decay": 0.0, "redraw": 0, "pad_crop": 0, "flip": "none"}  # fmt: skip
 ALONE = {"depth": 0, "heads": None, "mlp_dim": None}
 KERAS = {"weight_decay": 1e-4}
+NARROW = {"trunk": (16, 32, 64), "dim": 32, "heads": 2, "mlp_dim": 64}
 
 
 def rows(keras: str, k: int, **data: int) -> list[Row]:
@@ -54,14 +55,16 @@ class Mnist(Table):
 
     report, title, data = "000", "Transformer, Linformer and Performers on MNIST", "mnist"
     mistakes = ("M5", "M6", "M7", "M8")
-    takes = {"full": "hours on a GPU", "cpu": "60 min", "smoke": "30 s"}
+    takes = {"full": "hours on a GPU", "cpu": "20 min", "smoke": "30 s"}
     rows = rows("000-keras-mnist", 4)
     literal = {"size": "000-torch-mnist", "batch_size": 32, "epochs": 20, **ADAM}
     scales = {
         "full": {"literal": Scale(seeds=1), "fair": Scale(seeds=5, options={"epochs": 20})},
         "cpu": {
-            "literal": Scale(seeds=1, limit=6_000, options={"epochs": 2}, text="6,000 images, 2 epochs of 20, 1 seed"),
-            "fair": Scale(limit=19_000, options={"epochs": 3}, text="19,000 images, 3 epochs"),
+            "literal": Scale(seeds=1, limit=3_000, options={"epochs": 1}, text="3,000 images, 1 epoch of 20, 1 seed"),
+            "fair": Scale(
+                limit=20_000, options=NARROW | {"epochs": 3}, text="20,000 images, half the width, 3 epochs of 4"
+            ),
         },
     }
 
@@ -77,22 +80,16 @@ class Cifar10(Table):
 
     report, title, data = "000", "Transformer, Linformer and Performers on CIFAR-10", "cifar10"
     mistakes = ("M5", "M6", "M7", "M8")
-    takes = {"full": "hours on a GPU", "cpu": "60 min", "smoke": "30 s"}
+    takes = {"full": "hours on a GPU", "cpu": "20 min", "smoke": "30 s"}
     # the Keras model has patches of 6 px on 32 px, which leave two pixels at the edge out: 25 tokens
     rows = [*rows("000-keras-cifar", 36, image_size=30), *SWEEP]
     literal, literal_side = {"size": "000-torch-cifar", "batch_size": 32, "epochs": 100, **ADAM}, 72
-    fair = {"trunk": (32, 64, 128), "dim": 64, "mlp_dim": 128}
     scales = {
-        "full": {
-            "literal": Scale(seeds=1),
-            "fair": Scale(seeds=5, options={"trunk": None, "dim": None, "mlp_dim": None, "epochs": 12}),
-        },
+        "full": {"literal": Scale(seeds=1), "fair": Scale(seeds=5, options={"epochs": 12})},
         "cpu": {
-            "literal": Scale(seeds=1, limit=2_000, options={"epochs": 1}, text="2,000 images, 1 epoch of 100, 1 seed"),
+            "literal": Scale(seeds=1, limit=600, options={"epochs": 1}, text="600 images, 1 epoch of 100, 1 seed"),
             "fair": Scale(
-                limit=23_000,
-                options={"trunk": (16, 32, 64), "epochs": 2},
-                text="23,000 images, a trunk of a quarter and half the width, 2 epochs of 12",
+                limit=15_000, options=NARROW | {"epochs": 2}, text="15,000 images, a quarter of the width, 2 epochs of 12"
             ),
         },
     }
