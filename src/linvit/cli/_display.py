@@ -6,6 +6,7 @@ of a study's jobs. Nothing is shown of what takes less than two seconds.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -57,11 +58,13 @@ class Display:
             if row := getattr(event, "row", None):
                 self.validation[""] = f", val {row.get('validation_accuracy', row['validation_loss']):.3f}"
             epoch = f"{event.epoch:.4g}" if row else f"{int(event.epoch) + 1}"
-            text = (  # fits 80 columns
-                f"epoch {epoch}/{event.epochs:.4g}, {event.step}/{event.total}, {duration(event.seconds_left)} left, "
-                f"loss {event.loss:.3f}, acc {event.accuracy:.3f}{self.validation.get('', '')}, "
-                f"{event.images_per_second:.0f} img/s"
-            )
+            learned = f"loss {event.loss:.3f}, acc {event.accuracy:.3f}" if math.isfinite(event.loss) else ""
+            parts = (  # fit 80 columns
+                f"epoch {epoch}/{event.epochs:.4g}" if event.epochs >= 1 else "", f"{event.step}/{event.total}",
+                f"{duration(event.seconds_left)} left", learned, self.validation.get("", ""),
+                f"{event.images_per_second:.0f} img/s",
+            )  # fmt: skip
+            text = ", ".join(part.removeprefix(", ") for part in parts if part)
             self._show("training", event.step, event.total, text, always=bool(row))
 
     def hear(self, job: Job, event: Any) -> None:
