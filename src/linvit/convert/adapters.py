@@ -162,9 +162,7 @@ def _kind(name: str, module: nn.Module) -> Kind | None:
         return LINVIT
     if type(module).__name__ in CLASSES:
         if not hasattr(module, "head_dim"):
-            raise ValueError(
-                f"{name}: attention as in transformers 4 is not known here, only as in transformers 5"
-            )
+            raise ValueError(f"{name}: attention as in transformers 4 is not known here, only as in transformers 5")
         return HUGGING_FACE
     if isinstance(module, nn.MultiheadAttention):
         if module.in_proj_weight is None or module.bias_k is not None or module.add_zero_attn:
