@@ -201,7 +201,7 @@ def test_earlier_studies_are_found_and_another_machine_is_named(tmp_path):
 
 
 def test_what_a_similar_study_showed_is_recommended_before_what_is_faster(monkeypatch):
-    shown = Trial("performer-relu:m=8", 0.98, "within 1 point", True, {"inference": 1.2})
+    shown = Trial("performer-relu:m=8", 0.98, "within 1 point", True, False, {"inference": 1.2})
     study = Earlier(Path("runs/mine"), "digits", 16, "", 0.01, (shown,))
     monkeypatch.setattr(advising, "studies", lambda runs, question: [study])
     found = asked(monkeypatch, softmax=0.004, performer_relu=0.002, linformer=0.001)
@@ -209,6 +209,29 @@ def test_what_a_similar_study_showed_is_recommended_before_what_is_faster(monkey
     assert "was shown in runs/mine to lose less than 1 points on digits (16 tokens)" in found.reason
     far = asked(monkeypatch, tokens=64, softmax=0.004, performer_relu=0.002, linformer=0.001)  # four times as many
     assert far.choice == "linformer:k=4"
+
+
+def test_what_a_similar_study_showed_to_be_bad_is_not_recommended(monkeypatch):
+    bad = Trial("linformer:k=4", 0.91, "worse", False, True, {"inference": 1.2})
+    study = Earlier(Path("runs/mine"), "digits", 16, "", 0.01, (bad,))
+    monkeypatch.setattr(advising, "studies", lambda runs, question: [study])
+    assert asked(monkeypatch, softmax=0.004, performer_relu=0.002, linformer=0.001).choice == "performer-relu:m=8"
+
+
+def test_softmax_stays_where_what_is_faster_was_shown_to_be_bad(monkeypatch):
+    bad = Trial("linformer:k=4", 0.91, "worse", False, True, {"inference": 1.2})
+    study = Earlier(Path("runs/mine"), "digits", 16, "", 0.01, (bad,))
+    monkeypatch.setattr(advising, "studies", lambda runs, question: [study])
+    found = asked(monkeypatch, softmax=0.004, performer_relu=0.005, linformer=0.001)
+    assert found.choice == "softmax"
+    assert "in runs/mine it lost more than 1 points on digits, or diverged" in found.reason
+
+
+def test_attentions_without_features_have_none_to_count(monkeypatch):
+    assert features.estimators(["performer-exp:projection=none", "performer-exp:m=8"]) == [
+        "performer-exp",
+        "performer-hyp",
+    ]
 
 
 def test_what_a_model_cannot_have_is_left_out_unless_it_was_asked_for():

@@ -46,7 +46,8 @@ def estimators(specs: Iterable[str]) -> list[str]:
     """The kinds among these, and those always looked at, that more features bring to softmax; no number of them does
     that for another kernel."""
     kinds = dict.fromkeys([*map(kind_of, specs), *ALWAYS])
-    return [kind for kind in kinds if _estimates(parse(kind).name).startswith("softmax e")]
+    drawn = [kind for kind in kinds if parse(kind).options.get("projection") != "none"]
+    return [kind for kind in drawn if _estimates(parse(kind).name).startswith("softmax e")]
 
 
 def _estimates(name: str) -> str:

@@ -46,6 +46,12 @@ def growth(
     return Growth(why, doublings, after[-1] > GAIN, _budget(summary, doublings))
 
 
+def gained(variant: Result) -> float:
+    """From half of the training to all of it; nothing where that is not known."""
+    whole, half = _ends(variant) if variant.both else (0.0, 0.0)
+    return whole - half
+
+
 def _ends(variant: Result) -> tuple[float, float]:
     """Its score after all of the training, and after half, over the runs that have both."""
     whole, half = (sum(of[run] for run in variant.both) / len(variant.both) for of in (variant.scores, variant.half))

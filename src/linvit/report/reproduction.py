@@ -148,8 +148,10 @@ def _rerun(book: Book) -> str:
     if not gains:
         return f"None of the {len(book.printed)} published numbers has been run again under a fair protocol yet."
     more, middle = sum(gain > 0 for gain in gains), 100 * median(gains)
-    return (f"Under a fair protocol {more} of {len(gains)} numbers that were run again come out above the published "
-            f"one; the median difference is {middle:+.1f} points.").replace("-", "−")  # fmt: skip
+    scales = {sheet.columns["fair"].scale for sheet in book.sheets if sheet.printed and "fair" in sheet.columns}
+    smaller = "" if scales == {"full"} else f", at scale {' and '.join(sorted(scales))}, far less trained than theirs,"
+    return (f"Under a fair protocol{smaller} {more} of {len(gains)} numbers that were run again come out above the "
+            f"published one; the median difference is {middle:+.1f} points.").replace("-", "−")  # fmt: skip
 
 
 def _first_mistake(book: Book) -> str:

@@ -191,7 +191,9 @@ class Table(Reproduction):
         if row is not None:
             length = "steps" if "steps" in over else "epochs"
             longer = {length: row.times * found[length]} if row.times > 1 else {}
-            found = {**(row.options if column == "literal" else row.fair), **longer}
+            own = row.options if column == "literal" else row.fair
+            shorter = {length} & {*over}  # a smaller scale has the last word on how long, a row on all else
+            found = {**{key: value for key, value in own.items() if key not in shorter}, **longer}
         return {key: value for key, value in found.items() if key != "epochs" or "steps" not in over}
 
     def variants(self, column: Column, scale: str, trained: Mapping[int, Path] | None = None) -> list[Variant]:

@@ -248,7 +248,7 @@ class Deeper(Measured):
     takes = {"full": "minutes on a GPU", "cpu": "15 min", "smoke": "seconds"}
     scales = {
         "full": {"depths": (1, 2, 4, 8, 12), "side": 128, "dim": 512, "batch": 16, "rounds": 30},
-        "cpu": {"depths": (1, 2, 4), "side": 128, "dim": 128, "batch": 4, "rounds": 7},
+        "cpu": {"depths": (1, 2, 4), "side": 128, "dim": 128, "batch": 4, "rounds": 15},
         "smoke": {"depths": (1, 2), "side": 16, "dim": 16, "batch": 2, "rounds": 2},
     }
     text = {"cpu": "1,024 tokens, width 128, 1 to 4 layers", "smoke": "16 tokens, width 16"}

@@ -1,6 +1,7 @@
 """What was run of the published studies: looked up by study, column and row, for the page and for what it judges.
 
-Of several scales the largest counts. One that is `smoke` shows that a study runs; no number of it is ever looked up.
+Of several scales the largest that was finished counts. One that is `smoke` shows that a study runs; no number of it is
+ever looked up.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from typing import NamedTuple
 
 from linvit.records import Record, Records
 from linvit.report import Result, Summary, read, statistics, summarise
+from linvit.report.growth import GAIN, gained
 from linvit.report.merit import ACCURACY, Merit
 from linvit.report.statistics import ENOUGH, LEVEL, Comparison
 from linvit.report.summary import count_seeds
 from linvit.studies import ENDS, SCALES
 
+LEARNED = 0.1  # of the way from chance to no error, below which nothing was learned
 REAL = tuple(scale for scale in SCALES if scale != "smoke")
 
 
@@ -39,6 +42,24 @@ class Ran:
     folder: Path
     summary: Summary
 
+    @property
+    def finished(self) -> bool:
+        return self.summary.study.info.get("finished") is not None
+
+    @cached_property
+    def early(self) -> str:
+        """Why nothing is said here of small differences; empty if something is. Models that have hardly learned
+        differ little, whatever they are."""
+        able = [v for v in self.rows.values() if v.best and not v.diverged]
+        if self.summary.merit is not ACCURACY or not able:
+            return ""
+        best = max(able, key=lambda v: v.best.mean if v.best else 0.0)
+        chance = 1 / max(1, len(self.summary.study.dataset.get("classes") or range(10)))
+        if best.best and best.best.mean < chance + LEARNED * (1 - chance):
+            return f"{best.label} is hardly above chance"
+        gain = gained(best)
+        return f"{best.label} still gained {100 * gain:.1f} points from half to all" if gain > GAIN else ""
+
     @cached_property
     def rows(self) -> dict[str, Result]:
         """Those of which a run came to its end."""
@@ -56,6 +77,7 @@ class Pair:
     j: int
     scale: str
     merit: Merit
+    early: str = ""  # why a difference that is small here may not stay small
 
     def above(self, difference: float) -> float:
         """p of the one-sided test that it is better by more than this."""
@@ -70,7 +92,8 @@ class Pair:
         d, seeds = float(self.comparison.difference[at]), int(self.comparison.seeds[at])
         half = float(self.comparison.half(LEVEL / 2, 1)[at])
         span = f" ({signed(d - half)} to {signed(d + half)})" if seeds >= ENOUGH else ""
-        return f"{signed(d)} {self.merit.unit}{span}, {count_seeds(seeds)}, scale {self.scale}"
+        early = f"; too early for small differences: {self.early}" if self.early else ""
+        return f"{signed(d)} {self.merit.unit}{span}, {count_seeds(seeds)}, scale {self.scale}{early}"
 
 
 class Results:
@@ -83,7 +106,8 @@ class Results:
     def column(self, study: str, column: str) -> Ran | None:
         key = study, column
         if key not in self._columns:
-            self._columns[key] = next(filter(None, (self._read(study, scale, column) for scale in REAL)), None)
+            found = [ran for scale in REAL if (ran := self._read(study, scale, column))]
+            self._columns[key] = next((ran for ran in found if ran.finished), next(iter(found), None))
         return self._columns[key]
 
     def _read(self, study: str, scale: str, column: str) -> Ran | None:
@@ -122,7 +146,7 @@ class Results:
             beside = [v for v in ran.rows.values() if not v.control or v.id in (a.row, b.row)]
             verdicts = ran.summary.judge(beside)
             i, j = map(verdicts.names.index, (a.row, b.row))
-            return Pair(verdicts.comparison, i, j, ran.scale, ran.summary.merit)
+            return Pair(verdicts.comparison, i, j, ran.scale, ran.summary.merit, ran.early)
         first, second = ran.summary, other.summary
         if (ran.scale, first.study.dataset.get("identity")) != (other.scale, second.study.dataset.get("identity")):
             return "run on other images or at another scale"
@@ -131,7 +155,7 @@ class Results:
         scores = {name: of[row].scores for name, (of, row) in rows.items()}
         verdicts = statistics.judge(scores, right, resolution=1 / first.images if first.merit is ACCURACY else 0.0)
         i, j = map(verdicts.names.index, (str(a), str(b)))
-        return Pair(verdicts.comparison, i, j, ran.scale, first.merit)
+        return Pair(verdicts.comparison, i, j, ran.scale, first.merit, ran.early or other.early)
 
     def speed(self, ref: Ref) -> tuple[float, float, float] | None:
         """Of training, beside softmax, median and quartiles; above 1 is faster."""

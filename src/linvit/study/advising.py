@@ -38,6 +38,7 @@ from linvit.randomness import generator
 from linvit.records import Record
 from linvit.registry import parse
 from linvit.report.recommendation import TIE
+from linvit.report.statistics import WORSE
 from linvit.study.compare import ATTENTIONS
 from linvit.train import backbones
 from linvit.train.checkpoint import on_hub, read_model
@@ -48,6 +49,7 @@ SIZE, PATCH = "small", 16  # of the model that a number of tokens alone is asked
 IMAGES = 2  # whose q and k are looked at
 AMONG = 512  # the first so many of a set that they are taken from
 ERROR_SECONDS = 5.0
+RERUN = ("reproduce/*/full/fair/study.json", "reproduce/*/cpu/fair/study.json")  # smoke teaches nothing
 SHOWN = 3  # studies, at most
 ALIKE = 2.0  # times as many tokens are still similar
 WORDS = {"latency": "inference of one image", "inference": "inference in batches", "training": "training"}
@@ -83,6 +85,7 @@ class Trial:
     accuracy: float
     verdict: str
     shown: bool  # to lose less than the margin
+    bad: bool  # shown to lose more, or it diverged
     speeds: Mapping[str, float]  # task → times softmax's, as far as measured
 
 
@@ -174,7 +177,8 @@ def advise(
     many = batch or suitable_batch(question.config)
     model = measure_model(question.config, specs, known, batch=many, **kept, progress=progress)
     earlier = studies(Path(runs), question)
-    choice = choose({spec: model.speed(spec, task) for spec in specs}, _proven(earlier, question))
+    speeds = {spec: model.speed(spec, task) for spec in specs}
+    choice = choose(speeds, _proven(earlier, question), _proven(earlier, question, bad=True))
     evens = [_break_even(model, spec, name) for spec in specs for name in TASKS]
     return Advice(
         question=question,
@@ -327,7 +331,7 @@ def some_images(data: str, config: ModelConfig, data_root: str | Path | None) ->
 def studies(runs: Path, question: Question) -> list[Earlier]:
     """The studies below `runs`, the most similar first: of the same data, then of a similar number of tokens."""
     found = []
-    for pattern in ("study.json", "*/study.json", "*/*/study.json"):
+    for pattern in ("study.json", "*/study.json", "*/*/study.json", *RERUN):
         for path in sorted(runs.glob(pattern)):
             try:
                 earlier = _earlier(path.parent)
@@ -356,6 +360,7 @@ def _earlier(folder: Path) -> Earlier:
     }
     trials = [
         Trial(v.attention, v.best.mean, v.verdict, v.standing.shown and not v.diverged,
+              v.verdict == WORSE or bool(v.diverged),
               {task: v.numbers[metric] for task, metric in metrics.items() if metric in v.numbers})
         for v in summary.variants if v.best and v.column != "published" and not v.control
     ]  # fmt: skip
@@ -363,20 +368,21 @@ def _earlier(folder: Path) -> Earlier:
     return Earlier(folder, str(summary.study.dataset.get("name")), tokens, name, summary.margin, tuple(trials))
 
 
-def _proven(earlier: Iterable[Earlier], question: Question) -> dict[str, Earlier]:
-    """The attentions that a similar study showed to lose less than its margin, and the study."""
+def _proven(earlier: Iterable[Earlier], question: Question, bad: bool = False) -> dict[str, Earlier]:
+    """The attentions that a similar study showed to lose less than its margin, or to be bad, and the study."""
     found: dict[str, Earlier] = {}
     for study in earlier:
         alike = study.data == question.name if question.name else 1 / ALIKE <= study.tokens / question.tokens <= ALIKE
         for trial in study.trials if alike else ():
-            if trial.shown:
+            if trial.bad if bad else trial.shown:
                 found.setdefault(trial.attention, study)
     return found
 
 
-def choose(speeds: Mapping[str, float], proven: Iterable[str] = ()) -> str:
-    """The fastest of those that were proven, else of all; softmax where none is faster by more than a tie."""
-    faster = {spec: speed for spec, speed in speeds.items() if speed > TIE}
+def choose(speeds: Mapping[str, float], proven: Iterable[str] = (), bad: Iterable[str] = ()) -> str:
+    """The fastest of those that were proven, else of all that were not shown to be bad; softmax where none is faster by
+    more than a tie."""
+    faster = {spec: speed for spec, speed in speeds.items() if speed > TIE and spec not in {*bad} - {*proven}}
     shown = {spec: speed for spec, speed in faster.items() if spec in set(proven)}
     return max(shown or faster or {"softmax": 1.0}, key=lambda spec: speeds.get(spec, 1.0))
 
@@ -397,6 +403,9 @@ def reason(
                 f"{n:,} tokens ({how}); {known}.")  # fmt: skip
     best = _next(model, specs, task)
     faster = model.speed(best, task)
+    if faster > TIE and (study := _proven(earlier, question, bad=True).get(best)):
+        lost = f"it lost more than {100 * study.margin:g} points on {study.data}, or diverged"
+        return f"{best} would be {faster:.2f} times as fast in {words} at {n:,} tokens, but in {study.folder} {lost}."
     lead = (f"at {n:,} tokens no attention asked about makes {words} more than {TIE - 1:.0%} faster ({best} is at "
             f"{faster:.2f}×), and attention takes {percent(model.share(task))} of the time")  # fmt: skip
     pays = {spec: found for spec in specs if (found := model.pays_from(spec, task, TIE)) is not None}
