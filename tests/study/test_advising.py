@@ -227,6 +227,11 @@ def test_softmax_stays_where_what_is_faster_was_shown_to_be_bad(monkeypatch):
     assert "in runs/mine it lost more than 1 points on digits, or diverged" in found.reason
 
 
+def test_so_many_tokens_that_nobody_could_time_them():
+    with pytest.raises(ValueError, match=r"65,536 tokens take too long to time .*: `linvit bench speed --tokens 65536`"):
+        advise(65_536, size="nano", patch=4)
+
+
 def test_attentions_without_features_have_none_to_count(monkeypatch):
     assert features.estimators(["performer-exp:projection=none", "performer-exp:m=8"]) == [
         "performer-exp",

@@ -43,18 +43,20 @@ def run(
 
         linvit reproduce --report
     """
-    if names:
-        _run(ctx, names, scale, out, jobs, threads, on, device, data_root, json, quiet)
+    missing = _run(ctx, names, scale, out, jobs, threads, on, device, data_root, json, quiet) if names else ""
     if page:
         _page(out, json)
     elif not names:
         _list(out, json)
+    if missing:
+        raise ValueError(missing)
 
 
 def _run(
     ctx: typer.Context, names: list[str], scale: str, out: Path, jobs: int | None, threads: int | None, on: str | None,
     device: str, data_root: Path | None, json: bool, quiet: bool,
-) -> None:  # fmt: skip
+) -> str:  # fmt: skip
+    """What could not be run for want of data, and why; empty for nothing."""
     from linvit.cli import _output
     from linvit.cli._display import Display
     from linvit.data import Missing
@@ -80,8 +82,7 @@ def _run(
             print(f"{name}: {done[name]}")
     if json:
         _output.print_json([{"study": name, "scale": scale, "folder": folder} for name, folder in done.items()])
-    if missing:
-        raise ValueError("; ".join(f"{', '.join(of)} not run: {what}" for what, of in missing.items()))
+    return "; ".join(f"{', '.join(of)} not run: {what}" for what, of in missing.items())
 
 
 def _about(name: str, scale: str) -> str:

@@ -51,6 +51,7 @@ AMONG = 512  # the first so many of a set that they are taken from
 ERROR_SECONDS = 5.0
 RERUN = ("reproduce/*/full/fair/study.json", "reproduce/*/cpu/fair/study.json")  # smoke teaches nothing
 SHOWN = 3  # studies, at most
+FARTHEST = 16_384  # tokens of a model that is timed
 ALIKE = 2.0  # times as many tokens are still similar
 WORDS = {"latency": "inference of one image", "inference": "inference in batches", "training": "training"}
 
@@ -170,12 +171,18 @@ def advise(
             wanted = "at least 1" if name == "batch" else "between 0 and 1" if name == "error" else "a positive number"
             raise ValueError(f"{name}={value} must be {wanted}")
     question = ask(about, data, image_size, patch, size, data_root)
+    if question.tokens > FARTHEST:
+        layers = f"`linvit bench speed --tokens {question.tokens}` times single layers"
+        raise ValueError(f"{question.tokens:,} tokens take too long to time and are too many to forecast: {layers}")
     place, specs = pick_device(device), _candidates(attentions, question)
     kinds, kept = features.estimators(specs), {"device": place, "fresh": fresh, "cache": cache}
     errors, origin = _errors(question, kinds, sigma, data_root, partial(cached, **kept), progress)
     known = forecast([*specs, *kinds], **kept, progress=progress)
     many = batch or suitable_batch(question.config)
     model = measure_model(question.config, specs, known, batch=many, **kept, progress=progress)
+    if question.tokens > known.lengths[1] and not model.measured:
+        more = f"{question.tokens:,} tokens are more than the {known.lengths[1]:,} that were timed here"
+        raise ValueError(f"{more}, and layers of so many take too long: ask for a smaller model or --batch")
     earlier = studies(Path(runs), question)
     speeds = {spec: model.speed(spec, task) for spec in specs}
     choice = choose(speeds, _proven(earlier, question), _proven(earlier, question, bad=True))
