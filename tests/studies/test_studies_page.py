@@ -392,6 +392,19 @@ def test_smoke_is_said_to_mean_nothing(home):
     assert "Its numbers mean nothing" in text
 
 
+def test_a_page_that_can_be_kept(tmp_path):
+    home, into = tmp_path / "runs", tmp_path / "docs"
+    made(home, {"transformer": noisy(0.99)})
+    folder = home / "000-mnist/cpu/fair"
+    (folder / "report.md").write_text("a table")
+    (folder / "figures").mkdir()
+    (folder / "figures/a.svg").write_text("<svg/>")
+    assert main(["reproduce", "--publish", str(into), "--out", str(home)]) == 0
+    assert 'href="reports/000-mnist/cpu/fair/report.md"' in (into / "reports.html").read_text()
+    kept = sorted(path.relative_to(into).as_posix() for path in into.rglob("*") if path.is_file())
+    assert kept == ["reports.html", "reports/000-mnist/cpu/fair/figures/a.svg", "reports/000-mnist/cpu/fair/report.md"]
+
+
 def test_findings_come_from_the_data(home):
     book = page.gather(home)
     first, second, third = reproduction.findings(book)

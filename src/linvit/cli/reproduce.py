@@ -16,9 +16,11 @@ def run(
     names: Annotated[list[str] | None, typer.Argument(
         metavar="[NAME]…", help="Studies, one after the other; without any, they are listed.")] = None,
     scale: Annotated[Literal["full", "cpu", "smoke"], typer.Option(
-        help="full: the report's recipe, for a GPU; cpu: real data, an hour on two cores; smoke: it runs.")] = "cpu",
+        help="full: the report's recipe, for a GPU; cpu: real data, 20 minutes on two cores; smoke: it runs.")] = "cpu",
     page: Annotated[bool, typer.Option(
         "--report", help="Write the one page of all of them, from what was run.")] = False,
+    publish: Annotated[Path | None, typer.Option(
+        metavar="DIR", help="Write it to DIR/reports.html, with the tables that it links to, to be kept.")] = None,
     out: Annotated[Path, typer.Option(
         metavar="DIR", help="Where results lie: DIR/NAME/SCALE.")] = Path("runs/reproduce"),
     jobs: options.Jobs = None,
@@ -44,8 +46,8 @@ def run(
         linvit reproduce --report
     """
     missing = _run(ctx, names, scale, out, jobs, threads, on, device, data_root, json, quiet) if names else ""
-    if page:
-        _page(out, json)
+    if page or publish:
+        _page(out, publish, json)
     elif not names:
         _list(out, json)
     if missing:
@@ -123,9 +125,9 @@ def _order(name: str) -> tuple[str, int]:
     return name.partition("-")[0], int(number[1]) if number else 0
 
 
-def _page(out: Path, json: bool) -> None:
+def _page(out: Path, into: Path | None, json: bool) -> None:
     from linvit.cli._output import print_json
-    from linvit.studies.page import write
+    from linvit.studies.page import publish, write
 
-    page = write(out)
+    page = publish(out, into) if into else write(out)
     print_json({"report": str(page)}) if json else print(f"Report: {page}")

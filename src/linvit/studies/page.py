@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import inspect
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,32 @@ def write(home: Path) -> Path:
     page = home / "report.html"
     write_atomically(page, reproduction.render(gather(home)))
     return page
+
+
+PUBLISHED = ("report.md", "results.csv", "figures")  # of each study: what is small and can be read without a server
+
+
+def publish(home: Path, into: Path) -> Path:
+    """The page as `into`/reports.html, and beside it, in `into`/reports, the tables and figures that it links to, as
+    they can be kept in a repository."""
+    book = gather(home)
+    sheets = [replace(sheet, columns={name: _published(column, home, into) for name, column in sheet.columns.items()})
+              for sheet in book.sheets]  # fmt: skip
+    write_atomically(into / "reports.html", reproduction.render(replace(book, sheets=sheets)))
+    return into / "reports.html"
+
+
+def _published(column: Column, home: Path, into: Path) -> Column:
+    source = (home / column.link).parent
+    if not column.link or not (source / "report.md").exists():
+        return replace(column, link="")
+    place = Path("reports") / source.relative_to(home)
+    for name in PUBLISHED:
+        if (source / name).is_dir():
+            shutil.copytree(source / name, into / place / name, dirs_exist_ok=True)
+        elif (source / name).exists():
+            write_atomically(into / place / name, (source / name).read_bytes())
+    return replace(column, link=(place / "report.md").as_posix())
 
 
 def gather(home: Path) -> Book:
