@@ -75,7 +75,7 @@ class Mixing:
     def local_specs(self) -> list[Spec]:
         beside = [{key: old.options[key] for key in BESIDE if key in old.options}
                   for old in self.work.specs(self.work.config.attention)]  # fmt: skip
-        return [Spec(LOCAL.name, LOCAL.options | options) for options in beside]
+        return [Spec(LOCAL.name, {**LOCAL.options, **options}) for options in beside]
 
     @cached_property
     def specs(self) -> list[list[Spec]]:
