@@ -17,8 +17,8 @@ from linvit.models import VisionTransformer
 from linvit.progress import Progress
 from linvit.randomness import generator
 
-STEPS, RATE = 40, 0.05
-BATCH = 2  # images of one step
+IMAGES, STEPS, RATE = 32, 120, 0.05  # the rate falls to nothing, as half a cosine
+BATCH = 4  # images of one step
 TOKENS = 256  # of a layer, at most, whose matrix is made: a kernel does not care how many there are
 
 
@@ -55,11 +55,13 @@ def _fit(attention: Performer, q: Tensor, k: Tensor, wanted: Tensor) -> None:
     weights = _weights(attention)
     before, first = [p.detach().clone() for p in weights], _error(attention, q, k, wanted)
     optimizer = torch.optim.Adam(weights, RATE)
+    falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     for step in range(STEPS):
         some = torch.arange(step * BATCH, (step + 1) * BATCH) % len(q)
         optimizer.zero_grad(set_to_none=True)
         _variation(attention, q[some], k[some], wanted[some]).backward()
         optimizer.step()
+        falling.step()
     for p in weights:
         p.grad = None
     if not _error(attention, q, k, wanted) < first:  # also where it is no number

@@ -27,7 +27,7 @@ HELD = 0.25  # of the training images, at most, are kept for the search and its 
 SEEN = 0.7  # of the validation images, where the teacher was trained on the training images
 SEARCHED, DECIDED = 512, 4096  # images, at most, that guide the search and that decide
 NEAR, ALIKE = 0.05, 1.1  # an output error that is small enough, and one that is as small as another
-LOOKED_AT = 16  # images whose q and k choose the number of features, and that learned kernels are fitted on
+LOOKED_AT = 16  # images whose q and k choose the number of features
 
 
 @dataclass(frozen=True)
@@ -120,9 +120,9 @@ def student_of(teacher: VisionTransformer, attention: str, inherit: Inherit, see
     return model
 
 
-def some_images(images: Split, about: dict[str, Any]) -> Tensor:
+def some_images(images: Split, about: dict[str, Any], count: int = LOOKED_AT) -> Tensor:
     """A few of them, normalised as the model is used to; those of a folder lie class by class."""
-    return normalise(images.batch(images.order(0, 0)[:LOOKED_AT])[0], about["mean"], about["std"])
+    return normalise(images.batch(images.order(0, 0)[:count])[0], about["mean"], about["std"])
 
 
 def feature_counts(model: VisionTransformer, spec: Spec, images: Split, about: dict[str, Any]) -> list[Spec]:

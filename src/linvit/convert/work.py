@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from linvit import metrics
-from linvit.convert import measuring, plan
-from linvit.convert.kernels import learn_kernels
+from linvit.convert import kernels, measuring, plan
 from linvit.convert.mixing import FIRST, Mixing
 from linvit.convert.plan import TASKS, Conversion
 from linvit.convert.search import Drop
@@ -121,8 +120,8 @@ class Work:
     def _student(self, layers: str) -> VisionTransformer:
         model = student_of(self.teacher, layers, self.plan.inherit, self.plan.seed).to(self.device)
         if self.plan.inherit == "all":  # else its q and k are not the teacher's
-            images = some_images(self.images.data.train, self.stored.about).to(self.device)
-            learn_kernels(model, self.teacher, images, self.progress)
+            images = some_images(self.images.data.train, self.stored.about, kernels.IMAGES).to(self.device)
+            kernels.learn_kernels(model, self.teacher, images, self.progress)
         return model
 
     def _layers(self) -> str:
