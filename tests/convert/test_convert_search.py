@@ -19,6 +19,7 @@ from linvit.convert.student import student_of
 from linvit.convert.work import Row
 from linvit.measure.accuracy import evaluate
 from linvit.models import create_model
+from linvit.registry import parse_layers
 from linvit.train import load
 
 
@@ -192,6 +193,7 @@ def decision(drops, looked=None):
     mixes = [(1,) * i + (0,) * (4 - i) for i in range(5)]
     made.candidates = {i: (mix, Score(-i, 1 - 0.01 * i)) for i, mix in enumerate(mixes)}
     made.name = made.row = lambda *mix: mix[-1]  # type: ignore[method-assign]
+    made.linear = sum  # type: ignore[method-assign]
 
     def look(one, risk):
         if looked is not None:
@@ -239,5 +241,6 @@ def test_local_softmax_is_a_linear_kind_where_it_takes_less_work(side, of_use):
     """7 × 7 of a grid of 2 × 2, 7 × 7 or 28 × 28 tokens."""
     teacher = create_model(image_size=side, patch_size=4, dim=22, depth=2, heads=2, mlp_dim=13, pool="cls")
     plan = SimpleNamespace(max_drop=0.02, to="uniform", seed=0)
-    work: Any = SimpleNamespace(config=teacher.config, plan=plan, teacher=teacher, device=torch.device("cpu"))
+    work: Any = SimpleNamespace(config=teacher.config, plan=plan, teacher=teacher, device=torch.device("cpu"),
+                                specs=lambda text: parse_layers(text, 2))  # fmt: skip
     assert (Mixing(work, "uniform", Path()).local is not None) is of_use
