@@ -27,6 +27,7 @@ from linvit.train import load, open_data, read_model
 
 DEPTH, IMAGES, TEACHER = 6, 12_000, {"patch_size": 4, "stem": "patch", "dim": 48, "heads": 3, "mlp_dim": 96}
 TO, ALLOWED = "performer-relu:m=32,dwc=3", 0.01
+SEARCHED, WITHIN = "linformer:k=16", 0.05  # without training: near enough to softmax for mixes to differ
 
 
 class Found(NamedTuple):
@@ -36,7 +37,7 @@ class Found(NamedTuple):
     teacher: float
     student: float
     linear: int  # after max_drop with training
-    greedy: int  # without training, within the allowed drop of the images that guide
+    greedy: int  # to SEARCHED without training, within that drop on the images that guide
     exhaustive: int
 
     @property
@@ -60,7 +61,7 @@ def search(best: Path, seed: int, options: argparse.Namespace) -> tuple[int, int
     stored = read_model(best)
     data, _ = open_data("mnist", root=options.data_root, image_size=stored.config.image_size, limit=options.images)
     images = images_for(data, stored.about, True, True, seed)
-    models = [load(best), student_of(fitted(stored, data), TO, "all", seed)]
+    models = [load(best), student_of(fitted(stored, data), SEARCHED, "all", seed)]
     blocks = Blocks(models, images.search, images.data.mean, images.data.std)
     every: list[Mix] = [tuple(mix) for mix in itertools.product((0, 1), repeat=DEPTH)]
     known = dict(zip(every, blocks.scores((0,) * DEPTH, every), strict=True))
@@ -68,7 +69,7 @@ def search(best: Path, seed: int, options: argparse.Namespace) -> tuple[int, int
     def scores(base: Mix, mixes: Sequence[Mix]) -> list[Score]:
         return [known[mix] for mix in mixes]
 
-    least = (1 - ALLOWED) * known[(0,) * DEPTH].accuracy
+    least = (1 - WITHIN) * known[(0,) * DEPTH].accuracy
     mine = [mix for mix, _ in greedy(DEPTH, 1, scores).values()]
     return tuple(max(sum(mix) for mix in some if known[mix].accuracy >= least) for some in (mine, every))  # type: ignore[return-value]
 
@@ -82,7 +83,8 @@ def page(found: Sequence[Found], options: argparse.Namespace) -> str:
         f"{options.images:,} images of MNIST, {options.epochs:g} epochs; to `{TO}` with `--max-drop {ALLOWED:.0%} "
         f"--stages 1,2`, {options.steps} steps. Accuracies are of all 10,000 test images.", "",
         f"**{kept} of {len(found)}** conversions lost no more than {ALLOWED:.0%} of their teacher's test accuracy. "
-        f"Without training, the greedy search came within one layer of trying all {2**DEPTH} mixes in "
+        f"Without training, to `{SEARCHED}` within {WITHIN:.0%}, the greedy search came within one layer of trying all "
+        f"{2**DEPTH} mixes in "
         f"**{near} of {len(found)}**.", "",
         "| seed | teacher | student | lost | linear layers | greedy, untrained | all mixes, untrained |",
         "|---|---|---|---|---|---|---|",
