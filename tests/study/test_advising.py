@@ -200,10 +200,14 @@ def test_earlier_studies_are_found_and_another_machine_is_named(tmp_path):
     assert not next(trial for trial in found[0].trials if trial.attention == "linformer:k=16").shown
 
 
-def test_what_a_similar_study_showed_is_recommended_before_what_is_faster(monkeypatch):
-    shown = Trial("performer-relu:m=8", 0.98, "within 1 point", True, False, {"inference": 1.2})
-    study = Earlier(Path("runs/mine"), "digits", 16, "", 0.01, (shown,))
+def remembers(monkeypatch, trial: Trial) -> None:
+    """One earlier study, of 16 tokens, that found this."""
+    study = Earlier(Path("runs/mine"), "digits", 16, "", 0.01, (trial,))
     monkeypatch.setattr(advising, "studies", lambda runs, question: [study])
+
+
+def test_what_a_similar_study_showed_is_recommended_before_what_is_faster(monkeypatch):
+    remembers(monkeypatch, Trial("performer-relu:m=8", 0.98, "within 1 point", True, False, {"inference": 1.2}))
     found = asked(monkeypatch, softmax=0.004, performer_relu=0.002, linformer=0.001)
     assert found.choice == "performer-relu:m=8"
     assert "was shown in runs/mine to lose less than 1 points on digits (16 tokens)" in found.reason
@@ -212,16 +216,12 @@ def test_what_a_similar_study_showed_is_recommended_before_what_is_faster(monkey
 
 
 def test_what_a_similar_study_showed_to_be_bad_is_not_recommended(monkeypatch):
-    bad = Trial("linformer:k=4", 0.91, "worse", False, True, {"inference": 1.2})
-    study = Earlier(Path("runs/mine"), "digits", 16, "", 0.01, (bad,))
-    monkeypatch.setattr(advising, "studies", lambda runs, question: [study])
+    remembers(monkeypatch, Trial("linformer:k=4", 0.91, "worse", False, True, {"inference": 1.2}))
     assert asked(monkeypatch, softmax=0.004, performer_relu=0.002, linformer=0.001).choice == "performer-relu:m=8"
 
 
 def test_softmax_stays_where_what_is_faster_was_shown_to_be_bad(monkeypatch):
-    bad = Trial("linformer:k=4", 0.91, "worse", False, True, {"inference": 1.2})
-    study = Earlier(Path("runs/mine"), "digits", 16, "", 0.01, (bad,))
-    monkeypatch.setattr(advising, "studies", lambda runs, question: [study])
+    remembers(monkeypatch, Trial("linformer:k=4", 0.91, "worse", False, True, {"inference": 1.2}))
     found = asked(monkeypatch, softmax=0.004, performer_relu=0.005, linformer=0.001)
     assert found.choice == "softmax"
     assert "in runs/mine it lost more than 1 points on digits, or diverged" in found.reason

@@ -16,7 +16,7 @@ def run(
     names: Annotated[list[str] | None, typer.Argument(
         metavar="[NAME]…", help="Studies, one after the other; without any, they are listed.")] = None,
     scale: Annotated[Literal["full", "cpu", "smoke"], typer.Option(
-        help="full: the report's recipe, for a GPU; cpu: real data, 20 minutes on two cores; smoke: it runs.")] = "cpu",
+        help="full: the report's recipe, for a GPU; cpu: real data, an hour at most; smoke: it runs.")] = "cpu",
     page: Annotated[bool, typer.Option(
         "--report", help="Write the one page of all of them, from what was run.")] = False,
     publish: Annotated[Path | None, typer.Option(

@@ -434,7 +434,8 @@ CLAIMS = (
     Claim("002.1", "Patches of 4 beat patches of 8.", "The same vision transformer with both.",
           [better(Ref("002-vit", "ViT"), Ref("002-vit", "ViT, patch 8"))], ("002-vit",)),
     Claim("002.2", "Hyperparameters do not transfer from one kernel to another.",
-          "GELU at the rate that was ELU's best (5e-4) against its own, an eighth of that, as the report trained both.",
+          "GELU at the rate that was ELU's best (5e-4) against its own, an eighth of that, as the report trained both: "
+          "the latter with warm-up and clipped gradients, too.",
           [better(Ref("002-gelu-4", "GELU", "literal"), Ref("002-gelu-1", "GELU", "literal"))],
           ("002-gelu-1", "002-gelu-4"), mistake="M1"),
     Claim("002.3", "GELU is the best kernel, at a rate 8 times lower.",
