@@ -198,6 +198,9 @@ def test_a_teacher_of_one_fold_is_tested_on_that(tmp_path):
                           report=False)  # fmt: skip
     assert done.test_accuracy("teacher") == evaluate_folder(fold).result.accuracy
     assert evaluate_folder(tmp_path / "one").result.accuracy == done.test_accuracy()
+    again = linvit.convert(tmp_path / "one", to="softmax", data="digits", limit=200, stages=(), out=tmp_path / "two",
+                           device="cpu", report=False)  # fmt: skip
+    assert again.test_accuracy("teacher") == done.test_accuracy()  # of a conversion, too
     tested = next(r for r in done.records if r.tags.get("split") == "test")
     assert tested.n == len(evaluate_folder(fold).result.predictions)
     for start in (linvit.train, linvit.compare):

@@ -78,10 +78,10 @@ def linearize(
             kind.restore(module)
     attention = _note(model, [specs.get(i) for i in range(len(places))])
     after = model.state_dict()
-    copied = [key for key, value in after.items() if key in before and torch.equal(value, before[key])]
+    copied = {key: value for key, value in after.items() if key in before and _same(value, before[key])}
     return model, Linearized(
         attention=attention,
-        copied=copied,
+        copied=list(copied),
         created=[key for key in after if key not in copied],
         dropped=[key for key in before if key not in copied],
         distance={} if images is None else _distances(model, images),
@@ -94,6 +94,10 @@ def _inherit(new: nn.Module, old: nn.Module | None) -> None:
     for key, value in new.state_dict().items():
         if key in there and there[key].shape == value.shape:
             value.copy_(there[key])
+
+
+def _same(new: Tensor, old: Tensor) -> bool:
+    return new.dtype == old.dtype and torch.equal(new, old)
 
 
 def _numbers(layers: str | Sequence[int], depth: int) -> list[int]:

@@ -20,6 +20,7 @@ from linvit.train import experiment as experiments
 from linvit.train.checkpoint import Stored
 from linvit.train.defaults import tuned
 from linvit.train.recipe import idle
+from linvit.train.use import stored_source
 
 FORMAT = 2  # of convert.json
 OURS = ("experiment.json", "study.json", "records.jsonl", "report.html", "best")
@@ -116,19 +117,12 @@ def trained_on(stored: Stored, dataset: Dataset) -> bool:
     return stored.about["name"].partition(":")[0] == dataset.name.partition(":")[0]
 
 
-def _training(stored: Stored) -> dict[str, Any]:
-    """The experiment that lies beside a model, of whichever version; empty if there is none."""
-    try:
-        found = json.loads((stored.folder.parent / "experiment.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def fold_of(stored: Stored) -> Fold | None:
-    """The part of the images that was held out when the teacher was trained, if it was one of several such."""
-    source = _training(stored).get("source")
-    fold = source.get("fold") if isinstance(source, dict) else None
+    """The part of the images that was held out when the teacher was trained, or converted, if it was one of several."""
+    try:
+        fold = stored_source(stored.folder)[0].get("fold")
+    except ValueError:
+        return None
     return Fold(**fold) if fold else None
 
 
@@ -145,9 +139,10 @@ def common_recipe(stored: Stored, dataset: Dataset, tokens: int, options: dict[s
             known = [field for field in Recipe.model_fields if field not in ("epochs", "steps")]
             raise ValueError(f"a conversion has no option '{name}'" + choices(name, known))
     try:
-        known = Recipe.model_validate(_training(stored)["recipe"])
+        beside = (stored.folder.parent / "experiment.json").read_text(encoding="utf-8")  # of whichever version
+        known = Recipe.model_validate(json.loads(beside)["recipe"])
         usual: dict[str, Any] = known.augmentation() | {"batch_size": known.batch_size}
-    except (KeyError, ValueError):
+    except (OSError, KeyError, TypeError, ValueError):
         usual = tuned(dataset.name, dataset.image_size, dataset.channels)
         usual = {key: usual[key] for key in ("batch_size", "pad_crop", "flip") if key in usual}
         if dataset.image_size > 48:

@@ -65,7 +65,7 @@ def evaluate_folder(
             skip_bad=skip_bad, progress=progress,
         )  # fmt: skip
     else:
-        asked, identity = _trained_on(home)
+        asked, identity = stored_source(home)
         changes = {"root": data_root, "limit": limit, "skip_bad": skip_bad or None}
         asked |= {key: value for key, value in changes.items() if value is not None}
         fold = asked.pop("fold", None)
@@ -97,7 +97,7 @@ def _check_classes(model: VisionTransformer) -> None:
         raise ValueError(f"{model.about['name']} has no head, only features: train it on images of the classes wanted")
 
 
-def _trained_on(home: Path) -> tuple[dict[str, Any], str]:
+def stored_source(home: Path) -> tuple[dict[str, Any], str]:
     """How the data of the run were found, and their identity."""
     names = ("experiment.json", "convert.json")
     for path in (place / name for place in (home, home.parent) for name in names):
