@@ -92,7 +92,7 @@ def test_every_option_is_one(name):
     for scale in SCALES:
         for column in COLUMNS:
             for row in found.of(column):
-                own = found.literal_side if column == "literal" else None
+                own = found.sides.get(column)
                 size = row.data.get("image_size") if column == "literal" else None
                 facts = {"image_size": size or own or side, "channels": channels, "classes": classes}
                 spec = (row.literal if column == "literal" else None) or row.attention

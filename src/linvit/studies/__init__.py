@@ -165,7 +165,9 @@ class Table(Reproduction):
     task: ClassVar[str] = "classification"
     rows: ClassVar[Sequence[Row]]
     literal: ClassVar[Mapping[str, Any]]  # options of the report's recipe
-    literal_side: ClassVar[int | None] = None  # of the images that it was given; None: as they are
+    sides: ClassVar[
+        Mapping[str, int]
+    ] = {}  # column → that its images are resized to, where they do not stay as they are
     fair: ClassVar[Mapping[str, Any]] = {}  # over the defaults tuned for these images
     scales: ClassVar[Mapping[str, Mapping[str, Scale]]]  # scale → column → how large; smoke is the same for all
 
@@ -233,7 +235,7 @@ class Table(Reproduction):
         one = None if size.measured or where.runner else 1  # what takes seconds is not worth a second process
         compare(
             self.data, variants=variants, task=self.task, controls=column == "fair", start="scratch", seeds=size.seeds,
-            image_size=self.literal_side if column == "literal" else None, limit=size.limit, folds=size.folds,
+            image_size=self.sides.get(column), limit=size.limit, folds=size.folds,
             match=column == "fair", measured=size.measured and last, out=folder, device=where.device,
             runner=where.runner, jobs=where.jobs or one, threads=where.threads, data_root=where.data_root,
             command=where.command, hear=where.hear, progress=where.progress, **self.options(column, scale),

@@ -223,3 +223,40 @@ class Long(Table):
             limit=6_000, options={"trunk": (16, 32), "dim": 32, "depth": 2, "heads": 2, "mlp_dim": 64, "epochs": 4},
             text="6,000 images, a quarter of the width, 2 layers, 4 epochs of 60")},
     }  # fmt: skip
+
+
+LONG = """MNIST at {side} px, a token for every 2 × 2 pixels ({tokens} tokens): what linear attention is worth where it
+is the point. Small images of one kind leave little to chance, so that a loss of a point can be ruled out in an hour.
+Expected: {expected}.
+
+    linvit reproduce {name}
+"""
+
+
+def long(tokens: int, side: int, expected: str) -> type[Table]:
+    name = f"paper-long-{tokens}"
+    return type(f"Long{tokens}", (Table,), {
+        "__doc__": LONG.format(side=side, tokens=tokens, expected=expected, name=name),
+        "report": "004", "title": f"Digits as {tokens:,} tokens: speed and accuracy", "data": "mnist",
+        "takes": {"full": "an hour on a GPU", "cpu": "30 min" if tokens > 256 else "10 min", "smoke": "30 s"},
+        "rows": [
+            Row("Transformer", "softmax:dwc=3", columns=FAIR),
+            Row("Performer-ReLU", "performer-relu:m=16,dwc=3", columns=FAIR),
+            Row("Linformer", "linformer:k=32,dwc=3", columns=FAIR),
+            Row("uniform", "uniform:dwc=3", columns=FAIR),  # the control, with the others' convolution
+        ],
+        "literal": {}, "sides": {"fair": side},
+        "fair": {"stem": "conv", "trunk": (16, 32), "pools": 1, "dim": 32, "depth": 2, "heads": 2, "mlp_dim": 64,
+                 "positions": "sincos", "batch_size": 32, "epochs": 10},
+        "scales": {
+            "full": {"fair": Scale(seeds=5)},
+            "cpu": {"fair": Scale(limit=6_000, options={"epochs": 4}, text="6,000 images, 4 epochs of 10")},
+        },
+    })  # fmt: skip
+
+
+for tokens, side, expected in (
+    (1024, 64, "both train at least twice as fast as softmax, and lose less than a point"),
+    (256, 32, "a little faster than softmax, and no less accurate beyond chance"),
+):
+    STUDIES.register(f"paper-long-{tokens}")(long(tokens, side, expected))

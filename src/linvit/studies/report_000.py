@@ -84,7 +84,7 @@ class Cifar10(Table):
     takes = {"full": "hours on a GPU", "cpu": "20 min", "smoke": "30 s"}
     # the Keras model has patches of 6 px on 32 px, which leave two pixels at the edge out: 25 tokens
     rows = [*rows("000-keras-cifar", 256, 36, image_size=30), *SWEEP]
-    literal, literal_side = {"size": "000-torch-cifar", "batch_size": 32, "epochs": 100, **ADAM}, 72
+    literal, sides = {"size": "000-torch-cifar", "batch_size": 32, "epochs": 100, **ADAM}, {"literal": 72}
     scales = {
         "full": {"literal": Scale(seeds=1), "fair": Scale(seeds=5, options={"epochs": 12})},
         "cpu": {
