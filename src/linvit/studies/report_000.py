@@ -64,7 +64,7 @@ class Mnist(Table):
         "cpu": {
             "literal": Scale(seeds=1, limit=3_000, options={"epochs": 1}, text="3,000 images, 1 epoch of 20, 1 seed"),
             "fair": Scale(
-                limit=20_000, options=NARROW | {"epochs": 3}, text="20,000 images, half the width, 3 epochs of 4"
+                limit=10_000, options=NARROW | {"epochs": 3}, text="10,000 images, half the width, 3 epochs of 4"
             ),
         },
     }
