@@ -194,6 +194,7 @@ def test_peers(capsys, which):
         (["error", "--model", "somewhere"], "--model and --data go together"),
         (["error", "--over", "angle", "--tokens", "64"], "--tokens=64 has no effect with --over angle"),
         (["error", "--over", "depth", "--sigma", "1"], "--sigma=[1.0] has no effect with --over depth"),
+        (["error", "--over", "depth", "--dtype", "float16"], "--dtype=float16 has no effect with --over depth"),
         (["error", "--images", "8"], "--images=8 has no effect with --over sigma"),
         (["error", "--tokens", "4000000"], "tokens=4000000: matrices of all pairs would take"),
         (["error", "--features", "8"], "--features=[8] has no effect with --over sigma"),

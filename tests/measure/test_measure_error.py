@@ -27,6 +27,26 @@ def test_softmax_has_no_error(causal):
     assert found["output_error"] < 1e-12
 
 
+@pytest.mark.parametrize("spec", ["softmax", "performer-exp:m=7", "performer-hyp:m=7", "linformer:k=7"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_in_a_smaller_dtype_the_error_is_that_of_the_rounded_inputs(spec, dtype):
+    """Against softmax of what was really given; beside that, no more than rounding the output is added."""
+    q, k, v = (4 * inputs()).to(dtype)
+    exact = attention_error(create_attention(spec, **SITE).double(), q, k, v)
+    found = attention_error(create_attention(spec, **SITE), q, k, v, dtype=dtype)
+    assert found["attention_error"] == pytest.approx(exact["attention_error"], abs=1e-4)
+    assert found["output_error"] == pytest.approx(exact["output_error"], abs=torch.finfo(dtype).eps + 1e-5)
+    assert spec != "softmax" or found["output_error"] > 0
+
+
+def test_records_say_in_which_dtype_they_were_measured():
+    found = list(measure(["softmax"], sigmas=(1.0,), tokens=8, heads=1, head_dim=4, draws=1, dtype=torch.float16))
+    assert {record.dtype for record in found} == {"float16"}
+    found = list(over_features(["performer-exp"], features=(4,), sigmas=(1.0,), tokens=8, head_dim=4, draws=1,
+                               dtype=torch.float32))  # fmt: skip
+    assert {record.dtype for record in found} == {"float32"}
+
+
 def test_normalised_queries_are_compared_with_softmax_of_the_same():
     attention = create_attention("softmax:qk_norm=true", **SITE).double()
     with torch.no_grad():

@@ -37,7 +37,7 @@ def error_table(records: list[Record]) -> None:
     notes += [
         MEANING,
         f"{first.tags['tokens']} tokens, {first.tags['heads']} heads, head_dim {first.tags['head_dim']}, "
-        f"mean of {first.n} draws, seed {first.tags['seed']}; {first.versions}.",
+        f"mean of {first.n} draws, seed {first.tags['seed']}; {first.dtype}, {first.versions}.",
     ]
     print_table(rows, title="Distance from exact softmax", notes=notes, right=list(rows[0])[1:])
 
@@ -60,7 +60,8 @@ def layers_table(records: list[Record]) -> None:
     notes += [
         MEANING + " TV 1, 2, …: in each layer.",
         f"q and k of {tags['model']}: {tags['images']} images, {tags['tokens']} tokens, {tags['heads']} heads, "
-        f"head_dim {tags['head_dim']}, mean of {kept[0].n} draws, seed {tags['seed']}; {kept[0].versions}.",
+        f"head_dim {tags['head_dim']}, mean of {kept[0].n} draws, seed {tags['seed']}; "
+        f"{kept[0].dtype}, {kept[0].versions}.",
     ]
     print_table(rows, title="Distance from exact softmax, on trained q and k", notes=notes, right=list(rows[0])[1:])
 
@@ -90,7 +91,7 @@ def features_table(records: list[Record]) -> None:
         "hyp and trig make two features of each row of Ω: with as many features they have half of the rows. "
         "* not better than uniform attention.",
         f"{who}{tags['tokens']} tokens, {tags['heads']} heads, head_dim {tags['head_dim']}, mean of {kept[0].n} draws, "
-        f"seed {tags['seed']}; {kept[0].versions}.",
+        f"seed {tags['seed']}; {kept[0].dtype}, {kept[0].versions}.",
     ]  # fmt: skip
     print_table([], notes=notes)
 

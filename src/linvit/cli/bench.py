@@ -87,6 +87,9 @@ def error(
         min=1, help="Of the untrained model, for --over depth. [default: 12]")] = None,
     draws: Annotated[int | None, typer.Option(
         min=1, help="How many times random features are drawn. [default: 4, over features 15]")] = None,
+    device: Annotated[str | None, typer.Option(help="Where attentions are computed. [default: cpu]")] = None,
+    dtype: Annotated[Literal["float64", "float32", "bfloat16", "float16"] | None, typer.Option(
+        help="Of q, k and v; softmax of the same is always computed in float64. [default: float64]")] = None,
     seed: options.Seed = 0,
     data_root: options.DataRoot = None,
     threads: options.Threads = 0,
@@ -105,17 +108,22 @@ def error(
         linvit bench error
         linvit bench error -a performer-exp:m=64 -a performer-exp:m=256 -a performer-hyp --sigma 1 --out runs/error
         linvit bench error --model runs/photos --data photos/ -a performer-hyp:m=32 --against performer-pytorch
+        linvit bench error --dtype float16 -a performer-exp -a performer-hyp --sigma 4
         linvit bench error --over features --out runs/fig4
         linvit bench error --over depth -a performer-hyp:m=32 -a performer-hyp:m=128
     """
+    import torch
+
     from linvit.attention import attention_names
     from linvit.measure import angle, depth
     from linvit.measure import error as errors
     from linvit.measure import trained as of_trained
+    from linvit.measure.provenance import pick_device
 
     given = {"--attention": attention, "--against": against, "--model": model, "--data": data, "--sigma": sigma,
              "--features": features, "--tokens": tokens, "--heads": heads, "--head-dim": head_dim,
-             "--draws": draws, "--images": images, "--layers": layers}  # fmt: skip
+             "--draws": draws, "--images": images, "--layers": layers, "--device": device,
+             "--dtype": dtype}  # fmt: skip
     _refuse_idle(over, model is not None, given)
     if (model is None) != (data is None):
         raise ValueError("--model and --data go together: a trained model, and the data set of the images it sees")
@@ -135,6 +143,8 @@ def error(
                  "prefix": site.prefix}  # fmt: skip
     specs = [*(attention or defaults), *_peers(against, attention or defaults, plain=many, **shape)]
     common = {"draws": draws or (15 if many and net is None else 4), "seed": seed}
+    if over != "depth":
+        common |= {"device": pick_device(device or "cpu"), "dtype": getattr(torch, dtype or "float64")}
     if many and net is not None and x is not None:
         sizes = features or (16, 32, 64)
         work = partial(of_trained.over_features, net, x, specs, name=name, features=sizes, **common)
@@ -326,7 +336,8 @@ def _trained(
 def _refuse_idle(over: str, trained: bool, given: dict[str, Any]) -> None:
     """An option that would change nothing is an error."""
     idle = {
-        "sigma": ["--features", "--layers"], "features": ["--layers"], "depth": ["--sigma", "--features"],
+        "sigma": ["--features", "--layers"], "features": ["--layers"],
+        "depth": ["--sigma", "--features", "--device", "--dtype"],
         "angle": [*given],
     }[over] + (["--sigma", "--tokens", "--heads", "--head-dim", "--layers"] if trained else ["--images"])  # fmt: skip
     for name in idle:

@@ -33,6 +33,7 @@ from linvit.records import Record, Tag
 from linvit.registry import Spec, parse
 
 CONTROL = "uniform"
+CPU = torch.device("cpu")
 MATRICES = 8  # of tokens × tokens that an error takes at once
 UNITS = {"attention_entropy": "nat", "output_mse": ""}  # of all else: fraction
 FAMILIES = ("performer-exp", "performer-exp:projection=iid", "performer-trig", "performer-trig:projection=iid",
@@ -41,37 +42,43 @@ FAMILIES = ("performer-exp", "performer-exp:projection=iid", "performer-trig", "
 
 @torch.no_grad()
 def attention_error(
-    attention: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None
-) -> dict[str, float]:
+    attention: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> dict[str, float]:  # fmt: skip
     """Means over rows (B, H, N) of what tells `attention` from softmax for these q, k, v (normalised, if it has
-    qk_norm); in float64.
+    qk_norm). It is given them in `dtype`; softmax of what they then are is computed in float64, on the CPU.
 
     attention_error: total variation ½ Σ_j |A_ij − softmax_ij|; 0 is equal, 1 is no overlap.
     attention_entropy: of the row |A_i| divided by its sum, in nats; log N is uniform.
     output_error: ‖A v − softmax v‖ / ‖softmax v‖.
     """
-    q, k, v = q.double(), k.double(), v.double()
-    queries, keys = attention.normalised(q, k)  # as the attention itself does
+    q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    queries, keys = (x.cpu().double() for x in attention.normalised(q, k))  # as the attention itself does
+    matrix, out = attention.attention_matrix(q, k, mask).cpu().double(), None
+    if dtype is not torch.float64:  # what rounding adds shows in the output that it really has
+        out = attention(q, k, v, mask).cpu().double()
+    v, mask = v.cpu().double(), mask if mask is None else mask.cpu()
     scores = queries @ keys.transpose(-1, -2) / math.sqrt(q.shape[-1])
     if mask is not None:
         scores = scores.masked_fill(~mask[:, None, None, :], -torch.inf)
     if attention.site.causal:
         scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
     exact = torch.softmax(scores, -1)
-    matrix = attention.attention_matrix(q, k, mask)
+    out = matrix @ v if out is None else out
     rows = torch.ones_like(exact[..., 0], dtype=torch.bool) if mask is None else mask[:, None].expand(exact.shape[:-1])
     weights = matrix.abs() / matrix.abs().sum(-1, keepdim=True).clamp_min(torch.finfo(matrix.dtype).tiny)
     wanted = (exact @ v)[rows]
     return {
         "attention_error": (0.5 * (matrix - exact).abs().sum(-1))[rows].mean().item(),
         "attention_entropy": torch.special.entr(weights).sum(-1)[rows].mean().item(),
-        "output_error": (((matrix @ v)[rows] - wanted).norm() / wanted.norm()).item(),
+        "output_error": ((out[rows] - wanted).norm() / wanted.norm()).item(),
     }
 
 
 def measure(
     specs: Iterable[str], *, sigmas: Sequence[float] = (0.5, 1.0, 2.0), tokens: int = 256, heads: int = 4,
-    head_dim: int = 64, draws: int = 4, seed: int = 0, progress: Progress = ignore,
+    head_dim: int = 64, draws: int = 4, seed: int = 0, dtype: torch.dtype = torch.float64,
+    device: torch.device = CPU, progress: Progress = ignore,
 ) -> Iterator[Record]:  # fmt: skip
     """Errors for q, k ~ N(0, σ²) and v ~ N(0, 1), the same for all; a draw is a new attention with seed + 1.
 
@@ -85,7 +92,7 @@ def measure(
         )
     specs = list(dict.fromkeys([*specs, CONTROL]))
     site = {"heads": heads, "head_dim": head_dim, "tokens": tokens, "grid": squarest(tokens)}
-    common = provenance(torch.device("cpu"), torch.float64)
+    common = provenance(device, dtype)
     tags: dict[str, Tag] = {"tokens": tokens, "heads": heads, "head_dim": head_dim, "seed": seed}
     wrong_ones = refusals(specs, seed, site)
     for spec, why in wrong_ones.items():
@@ -95,7 +102,9 @@ def measure(
     total = len(sigmas) * len(specs)
     for i, (sigma, spec) in enumerate(itertools.product(sigmas, specs)):
         progress(i, total, f"{spec} at σ = {sigma:g}")
-        found = [attention_error(drawn(spec, seed + draw, site), sigma * q, sigma * k, v) for draw in range(draws)]
+        inputs = [x.to(device, dtype) for x in (sigma * q, sigma * k, v)]
+        found = [attention_error(drawn(spec, seed + draw, site, dtype, device), *inputs, dtype=dtype)
+                 for draw in range(draws)]  # fmt: skip
         for metric in found[0]:
             own: dict[str, Tag] = {"attention": spec, "sigma": sigma}
             yield over_draws(metric, [one[metric] for one in found], common, own | tags)
@@ -117,9 +126,12 @@ def _check(sigmas: Sequence[float] = (), **sizes: tuple[int, int]) -> None:
         raise ValueError(f"sigma={bad[0]} must be a positive number")
 
 
-def drawn(spec: str, seed: int, site: dict[str, Any]) -> Attention:
-    """The attention in float64, its random features by the seed."""
-    return create(spec, **{**site, "seed": seed}).eval().double()
+def drawn(
+    spec: str, seed: int, site: dict[str, Any], dtype: torch.dtype = torch.float64, device: torch.device = CPU
+) -> Attention:
+    """The attention for inputs of this dtype, its random features by the seed; parameters are float32 or better."""
+    made = create(spec, **{**site, "seed": seed}).eval()
+    return (made.double() if dtype is torch.float64 else made).to(device)
 
 
 def refusals(specs: Iterable[str], seed: int, site: dict[str, Any]) -> dict[str, str]:
@@ -167,7 +179,7 @@ def with_features(spec: str, features: int, **site: Any) -> str:
 def over_features(
     specs: Iterable[str] = FAMILIES, *, features: Sequence[int] = (16, 32, 64, 128, 256),
     sigmas: Sequence[float] = (0.5, 1.0), tokens: int = 4096, heads: int = 1, head_dim: int = 16, draws: int = 15,
-    seed: int = 0, progress: Progress = ignore,
+    seed: int = 0, dtype: torch.dtype = torch.float64, device: torch.device = CPU, progress: Progress = ignore,
 ) -> Iterator[Record]:  # fmt: skip
     """`output_mse`, the mean of (Av − softmax v)² over the output, and `output_error`, against the number of features.
 
@@ -179,7 +191,7 @@ def over_features(
     site = {"heads": heads, "head_dim": head_dim, "tokens": tokens, "grid": squarest(tokens)}
     rows: list[tuple[str, str, int | None]] = [(CONTROL, CONTROL, None)]  # family, spec, features
     rows += [(family, with_features(family, count, **site), count) for family in specs for count in features]
-    common = provenance(torch.device("cpu"), torch.float64)
+    common = provenance(device, dtype)
     tags: dict[str, Tag] = {"tokens": tokens, "heads": heads, "head_dim": head_dim, "seed": seed}
     wrong_ones = refusals([spec for _, spec, _ in rows], seed, site)
     for spec, why in wrong_ones.items():
@@ -189,11 +201,12 @@ def over_features(
     for i, (sigma, draw) in enumerate(itertools.product(sigmas, range(draws))):
         source = generator("features", seed, draw)
         q, k, v = torch.randn(3, 1, heads, tokens, head_dim, generator=source, dtype=torch.float64)
-        q, k = sigma * q, sigma * k
-        exact = F.scaled_dot_product_attention(q, k, v)
+        q, k, v = (x.to(dtype) for x in (sigma * q, sigma * k, v))
+        exact = F.scaled_dot_product_attention(q.double(), k.double(), v.double())
+        q, k, v = (x.to(device) for x in (q, k, v))
         for j, (_, spec, _) in enumerate(rows):
             progress(i * len(rows) + j, len(sigmas) * draws * len(rows), f"{spec} at σ = {sigma:g}, draw {draw + 1}")
-            off = drawn(spec, seed + draw, site)(q, k, v) - exact
+            off = drawn(spec, seed + draw, site, dtype, device)(q, k, v).cpu().double() - exact
             found.setdefault((spec, sigma, "output_mse"), []).append(off.square().mean().item())
             found.setdefault((spec, sigma, "output_error"), []).append((off.norm() / exact.norm()).item())
     for sigma, (family, spec, count), metric in itertools.product(sigmas, rows, ("output_mse", "output_error")):

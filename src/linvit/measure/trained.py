@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from linvit.attention import Attention, create_attention
 from linvit.data import Split
 from linvit.measure.accuracy import evaluate
-from linvit.measure.error import CONTROL, attention_error, drawn, over_draws, refusals, refused, with_features
+from linvit.measure.error import CONTROL, CPU, attention_error, drawn, over_draws, refusals, refused, with_features
 from linvit.measure.provenance import provenance
 from linvit.models import VisionTransformer
 from linvit.progress import Progress, ignore
@@ -60,7 +60,7 @@ def trained_error(model: nn.Module, x: Tensor) -> dict[str, float]:
 
 def over_layers(
     model: nn.Module, images: Tensor, specs: Iterable[str], *, name: str, draws: int = 4, seed: int = 0,
-    progress: Progress = ignore,
+    dtype: torch.dtype = torch.float64, device: torch.device = CPU, progress: Progress = ignore,
 ) -> Iterator[Record]:  # fmt: skip
     """Errors on the q, k and v that a trained model has in each of its layers for these images (normalised, as the
     model takes them): records of each layer (tag `layer`, from 1) and, without that tag, of the mean over layers.
@@ -76,7 +76,7 @@ def over_layers(
     if not layers:
         raise ValueError(f"{name} has no attention that could be looked into")
     first, seen = layers[0][0].site, 0
-    common = provenance(torch.device("cpu"), torch.float64)
+    common = provenance(device, dtype)
     tags: dict[str, Tag] = {"model": name, "images": len(images), "tokens": first.tokens, "heads": first.heads,
                             "head_dim": first.head_dim, "seed": seed}  # fmt: skip
     wrong_ones = {spec: why for a, *_ in layers for spec, why in refusals(specs, seed, _site(a)).items()}
@@ -89,10 +89,10 @@ def over_layers(
         for (i, (attention, q, k, v)), (j, spec) in itertools.product(enumerate(batch), enumerate(specs)):
             done = seen + count * (i + j / len(specs)) / len(batch)
             progress(int(100 * done / len(images)), 100, f"{spec} in layer {i + 1} of {len(batch)}")
-            queries, keys = attention.normalised(q.float(), k.float())
+            inputs = [x.to(device) for x in (*attention.normalised(q.float(), k.float()), v)]
             for draw in range(draws):
-                other = drawn(spec, seed + draw, _site(attention))
-                for metric, value in attention_error(other, queries, keys, v).items():
+                other = drawn(spec, seed + draw, _site(attention), dtype, device)
+                for metric, value in attention_error(other, *inputs, dtype=dtype).items():
                     sums.setdefault((spec, i, metric), [0.0] * draws)[draw] += value * count
         seen += count
     for spec, metric in itertools.product(specs, ("attention_error", "attention_entropy", "output_error")):
@@ -106,7 +106,8 @@ def over_layers(
 
 def over_features(
     model: nn.Module, images: Tensor, specs: Iterable[str], *, name: str, features: Sequence[int] = (16, 32, 64),
-    draws: int = 4, seed: int = 0, progress: Progress = ignore,
+    draws: int = 4, seed: int = 0, dtype: torch.dtype = torch.float64, device: torch.device = CPU,
+    progress: Progress = ignore,
 ) -> Iterator[Record]:  # fmt: skip
     """`over_layers` of each spec with so many features, tagged with its `family` (the spec) and their number."""
     layers = next(captured(model, images[:1]), [])
@@ -114,7 +115,9 @@ def over_features(
         raise ValueError(f"{name} must have attention to look into, and features={list(features)} be at least 1")
     site = _site(layers[0][0])
     made = {with_features(spec, count, **site): (spec, count) for spec in specs for count in features}
-    for record in over_layers(model, images, made, name=name, draws=draws, seed=seed, progress=progress):
+    found = over_layers(model, images, made, name=name, draws=draws, seed=seed, dtype=dtype, device=device,
+                        progress=progress)  # fmt: skip
+    for record in found:
         family, count = made.get(str(record.tags["attention"]), (CONTROL, None))
         yield record.tagged(family=family, features=count)
 
