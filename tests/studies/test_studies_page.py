@@ -6,6 +6,7 @@ No number that is made up here was measured.
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from synthetic import record
 
 from linvit.cli import main
+from linvit.models import create_model
 from linvit.records import Records
 from linvit.report import reproduction
 from linvit.report.statistics import LEVEL
@@ -318,12 +320,31 @@ def test_what_the_experiments_show(mistake):
 
 
 def test_the_experiments_can_come_out_otherwise():
-    shown = {mistake.id: mistake.show() for mistake in MISTAKES if mistake.id in ("M1", "M3", "M9")}
+    shown = {mistake.id: mistake.show() for mistake in MISTAKES if mistake.id in ("M1", "M2", "M3", "M5", "M9")}
     kernels = shown["M1"].rows
     assert all(float(row[2].rpartition(" ")[2]) > 1e-3 for row in kernels)  # kept as tokens, they differ
     for norm, _, exact, sampled in shown["M3"].rows:
         assert float(sampled) == pytest.approx(float(exact), rel=0.01), norm
     assert ("cycles of 10", "end at epochs 10, 30, 70, 150") in shown["M9"].rows
+    gains = [float(row[1].split()[0]) for row in shown["M2"].rows if row[0].startswith("best of")]
+    deviation = 100 * math.sqrt(2_000 / 4) / 10_000
+    assert gains == pytest.approx([1.03 * deviation, 1.77 * deviation, 2.83 * deviation], abs=0.02)  # of normal ones
+    words = {row[0]: row[3] for row in shown["M5"].rows}
+    assert words["Linformer (000)"].endswith("of a window 0%")
+    assert words["cost of a Transformer (000)"] == "twice the tokens: × 4, ReLU features × 2"
+    assert words["deterministic (002)"].endswith("0 without projection")
+
+
+def test_the_models_of_report_000_do_not_do_the_same_work():
+    """What is counted without building them is what they are when they are built."""
+    shown = next(mistake for mistake in MISTAKES if mistake.id == "M6").show()
+    assert "1.7 (MNIST) and 20.3 (CIFAR-10) times the Performers' work" in shown.says
+    sizes = {"torch": ("softmax", 28, 1), "keras": ("performer-exp:m=16", 28, 1)}
+    built = [sum(p.numel() for p in create_model(f"000-{kind}-mnist", image_size=side, channels=channels, classes=10,
+                                                 attention=spec).parameters())
+             for kind, (spec, side, channels) in sizes.items()]  # fmt: skip
+    row = next(row for row in shown.rows if row[0].startswith("parameters"))
+    assert [text.split()[0] for text in row[1:3]] == [f"{count / 1e6:,.1f}" for count in built]
 
 
 def test_with_nothing_run_all_is_there_and_nothing_is_claimed(tmp_path):
