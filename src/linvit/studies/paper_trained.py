@@ -233,7 +233,7 @@ Expected: {expected}.
 """
 
 
-def long(tokens: int, side: int, expected: str) -> type[Table]:
+def long(tokens: int, side: int, epochs: int, expected: str) -> type[Table]:
     name = f"paper-long-{tokens}"
     return type(f"Long{tokens}", (Table,), {
         "__doc__": LONG.format(side=side, tokens=tokens, expected=expected, name=name),
@@ -249,13 +249,14 @@ def long(tokens: int, side: int, expected: str) -> type[Table]:
                  "positions": "sincos", "batch_size": 32, "epochs": 10},
         "scales": {
             "full": {"fair": Scale(seeds=5)},
-            "cpu": {"fair": Scale(limit=6_000, options={"epochs": 5}, text="6,000 images, 5 epochs of 10")},
+            "cpu": {"fair": Scale(limit=6_000, options={"epochs": epochs},
+                                  text=f"6,000 images, {epochs} epochs of 10")},
         },
     })  # fmt: skip
 
 
-for tokens, side, expected in (
-    (1024, 64, "ReLU features train at least twice as fast as softmax, and lose less than a point"),
-    (256, 32, "ReLU features are a little faster than softmax, and no less accurate beyond chance"),
+for tokens, side, epochs, expected in (
+    (1024, 64, 3, "ReLU features train at least twice as fast as softmax, and lose less than a point"),
+    (256, 32, 5, "ReLU features are a little faster than softmax, and no less accurate beyond chance"),
 ):
-    STUDIES.register(f"paper-long-{tokens}")(long(tokens, side, expected))
+    STUDIES.register(f"paper-long-{tokens}")(long(tokens, side, epochs, expected))
