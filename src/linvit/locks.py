@@ -54,6 +54,15 @@ class Claimant(Protocol):
 T = TypeVar("T", bound=Claimant)
 
 
+def apart(out: str | Path | None, **inputs: Any) -> None:
+    """A ValueError if results would be written into the folder of something that is read, be it the model's or the
+    data's: there they would be taken for a part of it."""
+    for name, given in inputs.items():
+        there = Path(given) if isinstance(given, str | Path) else None
+        if out is not None and there and there.is_dir() and Path(out).resolve().is_relative_to(there.resolve()):
+            raise ValueError(f"--out {out} is in the folder of the {name}, {there}: choose another --out")
+
+
 def claimed(path: Path, wanted: T, ours: Sequence[str]) -> T | None:
     """What is stored at `path`, if it is what is wanted; None if the folder is free. A ValueError if it holds another
     one, or any of the files that are `ours` without it. Nothing is written."""

@@ -184,7 +184,7 @@ TABLE = (
            ("linear", "loss", "mix", "stage", "seed")),
     Metric("conversion_agreement", "fraction", CONVERTED, "images to which it gives the teacher's class", 1,
            ("linear", "stage", "seed")),
-    Metric("conversion_steps", "count", ("model",), "steps of a conversion's stage", -1, ("seed",)),
+    Metric("conversion_steps", "count", ("model",), "steps of a conversion's stage", -1, ("seed", "kept")),
     Metric("conversion_seconds", "s", ("model",), "wall time of a conversion's stage", -1, ("seed",), timed=True),
     Metric("conversion_layers", "count", (), "the layers for which a conversion chose the number of features",
            also=("seed",)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -77,8 +78,8 @@ def test_what_was_lost_has_an_interval_and_speed_is_shown_at_twice_the_side(conv
     assert {r.tags["image_size"] for r in converted.records if r.metric == "conversion_vs_teacher"} == {8, 16}
     evidence = conversion.Evidence({"image_size": 8}, converted.records)
     assert [chart.name for chart in conversion.charts(evidence)["growth"]] == ["growth-speed"]
-    kept = metrics.percent(converted.test_accuracy() / converted.test_accuracy("teacher"))
-    assert f"{kept} of the accuracy kept" in conversion.headline(evidence)
+    share = converted.test_accuracy() / converted.test_accuracy("teacher")
+    assert f"{metrics.percent(share) if share < 1 else 'all'} of the accuracy kept" in conversion.headline(evidence)
     assert "points lost (95 %:" in conversion.lost(evidence)
 
 
@@ -155,6 +156,46 @@ def test_softmax_to_softmax_is_the_teacher(teacher, tmp_path):
     assert torch.equal(done.model(x), load(teacher)(x))
 
 
+def test_labels_are_learned_by_the_control_too(teacher, tmp_path):
+    """What stage 3 brings a linear student is to be held beside what it brings softmax."""
+    done = linvit.convert(teacher, to="softmax", data="digits", out=tmp_path / "same", stages=(3,), steps=2,
+                          device="cpu", report=False)  # fmt: skip
+    assert [row.name for row in done.rows] == ["teacher", "zero-shot", "stage 3"]
+
+
+def test_the_page_says_what_it_was_decided_on_and_where_it_is_weak(converted):
+    evidence = conversion.read(converted.folder)
+    assert evidence.plan["trained_on"] == "digits"
+    assert "its layers on others of the validation images" in conversion.chosen_on(evidence)
+    said = " ".join(conversion.weak(evidence))
+    assert "359 test images: each is worth 0.28 points" in said
+    assert "from elsewhere" not in said
+    other = conversion.Evidence(evidence.plan | {"trained_on": ""}, evidence.records)
+    assert "The teacher is from elsewhere" in conversion.weak(other)[0]
+    conversion.build(converted.folder, figures=False)
+    text = (converted.folder / "report.md").read_text()
+    for words in ("Where this is weak", "- Teacher:", "at a risk of", "images of the validation split"):
+        assert words in text
+    assert "Where this conversion is weak" in (converted.folder / "report.html").read_text()
+
+
+def test_a_step_that_was_not_the_last_is_named(converted):
+    (row,) = [row for row in conversion.read(converted.folder).rows() if row["model"] == "stage 1"]
+    assert row["kept"] is not None
+    assert conversion._steps(row | {"kept": 7, "steps": 1040}) == "1,040, kept after 7"
+    assert conversion._steps(row | {"kept": 40, "steps": 40}) == "40"
+
+
+def test_results_do_not_go_into_what_is_read(teacher, tmp_path):
+    shutil.copytree(teacher / "best", tmp_path / "model")
+    with pytest.raises(ValueError, match=r"is in the folder of the model, .*model: choose another --out"):
+        linvit.convert(tmp_path / "model", to="uniform", data="digits", out=tmp_path / "model", device="cpu")
+    (tmp_path / "photos/cats").mkdir(parents=True)
+    for verb in (partial(linvit.convert, teacher, to="uniform"), linvit.train, linvit.compare):
+        with pytest.raises(ValueError, match=r"is in the folder of the data, .*photos: choose another --out"):
+            verb(data=tmp_path / "photos", out=tmp_path / "photos/results", device="cpu")
+
+
 def test_the_images_that_decide_are_seen_by_nobody_else(digits, teacher):
     about = read_model(teacher).about
     images = images_for(digits, about, True, False, 3)
@@ -185,6 +226,7 @@ def test_what_a_teacher_was_trained_on_is_known_wherever_it_lies(digits, teacher
     stored = read_model(teacher)
     assert trained_on(stored, replace(digits, name="digits:some=part"))
     assert not trained_on(stored, replace(digits, name="others"))
+    assert not trained_on(replace(stored, foreign=True), digits)  # whatever its folder is called
     shutil.copytree(teacher, tmp_path / "old", ignore=shutil.ignore_patterns("checkpoints"))
     there = json.loads((teacher / "experiment.json").read_text()) | {"format": 1}
     (tmp_path / "old/experiment.json").write_text(json.dumps(there))

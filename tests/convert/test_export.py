@@ -39,7 +39,8 @@ def stored(folder: Path, attention: str = "softmax", **options: Any) -> VisionTr
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.add_(0.2 * torch.randn(p.shape, generator=source) * (p.abs().mean() + 0.1 * (".attention." not in name)))
-        model.head.weight.mul_(10)  # type: ignore[operator, union-attr]
+        if chosen["classes"]:
+            model.head.weight.mul_(10)  # type: ignore[operator, union-attr]
     channels, classes = chosen["channels"], [f"kind {i}" for i in range(chosen["classes"])]
     about = {
         "name": "noise",
@@ -201,6 +202,7 @@ def test_what_transformers_makes_of_a_folder_is_compared(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("attention", "options", "said"), [
     ("softmax", {"pool": "mean"}, "pool=mean"), ("softmax", {"prefix": 2}, "prefix=2"),
     ("softmax", {"stem": "conv", "trunk": (3, 5), "patch_size": None}, "stem=conv"),
+    ("softmax", {"classes": 0}, "classes=0, only features"),
     ("softmax", {"layer_scale": 0.5}, "layer_scale=0.5"), ("softmax", {"head_dim": 7}, "heads=2 × head_dim=7"),
     ("softmax+efficient", {"depth": 2}, "differs between layers"),
     ("linformer:k=5", {}, "blocks.0.attn.attention.projection"),
@@ -225,6 +227,20 @@ def test_other_logits_are_refused_and_nothing_is_left(tmp_path, monkeypatch):
         with pytest.raises(ValueError, match=r"logits differ by 2.0e-04, more than 1e-04"):
             export(tmp_path, format)
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_large_logits_may_differ_by_their_rounding(tmp_path, monkeypatch):
+    model = stored(tmp_path)
+    with torch.no_grad():
+        model.head.weight *= 1e5
+    save_model(tmp_path, model)
+    found = export(tmp_path, "torch")
+    assert found.difference <= 1e-4 * float(expected(model, pixels(model, 5)).abs().max())
+
+
+def test_a_model_without_a_head_gives_features(tmp_path):
+    stored(tmp_path, classes=0)
+    assert "→ features (batch, " in export(tmp_path, "torch").note
 
 
 @pytest.mark.parametrize("format", ["onnx", "torch", "hf"])

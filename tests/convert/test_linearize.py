@@ -319,3 +319,29 @@ def test_what_is_new_begins_near_softmax():
         wanted = model(x)
         found = linvit.linearize(model, "linformer:k=16,dwc=3")[0](x)
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_bad_images_are_refused_before_anything_is_changed():
+    model = TimmLike().eval()
+    x = torch.randn(2, 3, SIZE, SIZE)
+    before = model(x)
+    for bad, words in ((x[0], "is no batch"), (x.to(torch.uint8), "torch.uint8"), (x[:, :2], "channels")):
+        with pytest.raises((ValueError, RuntimeError), match=words):
+            linvit.linearize(model, "uniform", images=bad)
+        assert torch.equal(model(x), before)
+
+
+def test_one_layer_by_its_number():
+    model, report = linvit.linearize(TimmLike(), "uniform", layers=2)
+    assert report.attention == "softmax@2+uniform@1+softmax@1"
+    assert [name for name, module in model.named_modules() if name.endswith(".linvit")] == ["blocks.2.attn.linvit"]
+
+
+def test_a_note_that_outlived_its_attention_is_not_believed():
+    """transformers loads softmax from a folder whose config.json still names what was there."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTConfig(hidden_size=24, num_hidden_layers=3, num_attention_heads=2, intermediate_size=32,
+                                    image_size=16, patch_size=4, num_labels=5)  # fmt: skip
+    config.linvit_attention = "efficient"
+    _, report = linvit.linearize(transformers.ViTForImageClassification(config), "uniform", layers="0")
+    assert report.attention == "uniform@1+softmax@2"

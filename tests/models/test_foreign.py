@@ -16,6 +16,7 @@ from torch import Tensor
 
 import linvit
 from linvit import data
+from linvit.models import foreign
 from linvit.train import design, start_from
 from linvit.train.start import started
 from linvit.train.use import evaluate_folder, predict
@@ -93,6 +94,32 @@ def test_class_names_and_normalisation_are_kept(tmp_path):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(pixels | {"do_normalize": False}))
     about = linvit.load(tmp_path).about
     assert (about["mean"], about["std"]) == ([0.0] * 3, [1.0] * 3)
+
+
+@pytest.mark.parametrize(
+    ("said", "scale"),
+    [({"rescale_factor": 1 / 255}, 1.0), ({"rescale_factor": 0.003921568859368563}, 1.0),
+     ({"rescale_factor": 1 / 127.5}, 2.0), ({"do_rescale": False}, 255.0)],
+)  # fmt: skip
+@pytest.mark.parametrize("normalise", [True, False])
+def test_pixels_of_another_scale_are_normalised_the_same(said, scale, normalise, tmp_path):
+    hugging_face("ViT").save_pretrained(tmp_path)
+    pixels = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6], "do_normalize": normalise} | said
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(pixels))
+    about = linvit.load(tmp_path).about
+    x = torch.rand(5, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    mean, std = (torch.tensor(pixels[f"image_{k}"], dtype=torch.float64) for k in ("mean", "std"))
+    wanted = (scale * x - mean) / std if normalise else scale * x
+    found = (x - torch.tensor(about["mean"], dtype=torch.float64)) / torch.tensor(about["std"], dtype=torch.float64)
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("factor", [0, -1, "1/255", None])
+def test_a_scale_that_is_none_is_refused(factor, tmp_path):
+    hugging_face("ViT").save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"rescale_factor": factor}))
+    with pytest.raises(ValueError, match=f"rescale_factor={factor!r} must be a number above 0"):
+        linvit.load(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["ViT", "Dinov2"])
@@ -174,7 +201,8 @@ def timm_folder(folder: Path, pool: str = "token", registers: int = 0, everywher
         shapes |= {f"blocks.{i}.ls{j}.gamma": (d,) for j in (1, 2)} if scale else {}
     weights = random_weights(shapes)
     save_file(weights, folder / "model.safetensors")
-    config = {"architecture": "deit_tiny_patch7_35", "global_pool": pool, "pretrained_cfg": {"mean": [0.1, 0.2, 0.3]}}
+    config = {"architecture": "deit_tiny_patch7_35", "global_pool": pool, "pretrained_cfg": {"mean": [0.1, 0.2, 0.3]},
+              "model_args": {"embed_dim": d, "depth": 2}}  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
     return weights
 
@@ -201,8 +229,17 @@ def test_timm_classes_by_file_or_label(tmp_path):
     (tmp_path / "classes.txt").write_text("".join(f"n{i} a thing, another\n" for i in range(5)))
     assert linvit.load(tmp_path).about["classes"] == ["n0", "n1", "n2", "n3", "n4"]
     (tmp_path / "classes.txt").write_text("n0\nn1\n")
-    with pytest.raises(ValueError, match="there are 2 names of classes, but the head has 5 outputs"):
+    with pytest.raises(ValueError, match=r"classes.txt: there are 2 names of classes, but the head has 5 outputs"):
         linvit.load(tmp_path)
+
+
+def test_timm_of_an_older_flat_configuration(tmp_path):
+    timm_folder(tmp_path)
+    said = {"architecture": "vit_xsmall_patch7_35", "num_heads": 3, "mean": [0.5, 0.4, 0.3], "std": [0.1, 0.2, 0.3]}
+    (tmp_path / "config.json").write_text(json.dumps(said | {"labels": list("vwxyz"), "num_classes": 5}))
+    ours = linvit.load(tmp_path)
+    assert ours.config.heads == 3
+    assert ours.about == {"name": tmp_path.name, "classes": list("vwxyz"), "mean": said["mean"], "std": said["std"]}
 
 
 def torchvision_logits(w: dict[str, Tensor], x: Tensor, heads: int) -> Tensor:
@@ -216,8 +253,7 @@ def torchvision_logits(w: dict[str, Tensor], x: Tensor, heads: int) -> Tensor:
     return F.linear(norm(x, w, "encoder.ln")[:, 0], w["heads.head.weight"], w["heads.head.bias"])
 
 
-@pytest.mark.parametrize("said", [{"num_heads": 3}, {"architecture": "vit_b_16"}], ids=["given", "by-name"])
-def test_the_logits_of_torchvision(said, tmp_path):
+def torchvision_folder(folder: Path, **said) -> dict[str, Tensor]:
     d = 36
     shapes = {"class_token": (1, 1, d), "encoder.pos_embedding": (1, 26, d), "conv_proj.weight": (d, 3, 7, 7),
               "conv_proj.bias": (d,), "encoder.ln.weight": (d,), "encoder.ln.bias": (d,),
@@ -229,10 +265,19 @@ def test_the_logits_of_torchvision(said, tmp_path):
         for name, shape in block.items():
             shapes |= {f"{b}{name}.weight": shape, f"{b}{name}.bias": shape[:1]}
     weights = random_weights(shapes)
-    save_file(weights, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps({"image_size": 35} | said))
+    save_file(weights, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(said))
+    return weights
+
+
+@pytest.mark.parametrize(
+    "said", [{"num_heads": 3}, {"heads": 3}, {"architecture": "vit_b_16"}], ids=["given", "heads", "by-name"]
+)
+def test_the_logits_of_torchvision(said, tmp_path, monkeypatch):
+    monkeypatch.setitem(foreign.SIZES, "b", (36, 2))
+    weights = torchvision_folder(tmp_path, **said, **({} if "heads" in said else {"image_size": 35}))
     with torch.no_grad():
-        wanted = torchvision_logits(weights, images(), said.get("num_heads", 12))
+        wanted = torchvision_logits(weights, images(), 12 if "architecture" in said else 3)
         torch.testing.assert_close(linvit.load(tmp_path)(images()), wanted, atol=1e-5, rtol=1e-5)
 
 
@@ -249,13 +294,13 @@ def test_the_logits_of_the_real_deit_tiny():
 # what is refused
 
 
-def edited(folder: Path, drop: str = "", rename: dict[str, str] | None = None, **changes) -> Path:
-    """A timm folder with some of its configuration or weights changed; a value of None takes a field away."""
+def edited(folder: Path, drop: str = "^$", rename: dict[str, str] | None = None, **changes) -> Path:
+    """A timm folder with some of its configuration or weights changed. `drop` is a pattern; None takes a field away."""
     timm_folder(folder)
     said = json.loads((folder / "config.json").read_text()) | changes
     (folder / "config.json").write_text(json.dumps({k: v for k, v in said.items() if v is not None}))
     weights = load_file(folder / "model.safetensors")
-    weights = {(rename or {}).get(key, key): value for key, value in weights.items() if key != drop}
+    weights = {(rename or {}).get(key, key): value for key, value in weights.items() if not re.match(drop, key)}
     save_file(weights, folder / "model.safetensors")
     return folder
 
@@ -275,15 +320,35 @@ def edited(folder: Path, drop: str = "", rename: dict[str, str] | None = None, *
         ({"pretrained_cfg": {"mean": [0.5]}}, r"mean=\[0.5\] must be 3 numbers"),
         ({"pretrained_cfg": {"std": [0.5, 0.5, 0]}}, r"std=\[0.5, 0.5, 0\] must be 3 numbers"),
         ({"pretrained_cfg": "none"}, "pretrained_cfg='none' must be an object"),
-        ({"drop": "blocks.1.norm2.bias"}, r"there is nothing for linvit's blocks.1.norm2.bias \(33,\)"),
-        ({"drop": "pos_embed"}, "there is nothing for linvit's position"),
+        ({"model_args": {"depth": 12}}, "model_args.depth=12, but the weights have 2"),
+        ({"model_args": {"embed_dim": 192}}, "model_args.embed_dim=192, but the weights have 33"),
+        ({"model_args": {"img_size": [35, 42]}}, r"model_args.img_size=\[35, 42\], but the weights have 35"),
+        ({"model_args": {"reg_tokens": 4}}, "model_args.reg_tokens=4, but the weights have 0"),
+        ({"model_args": {"depth": 2}}, "architecture='deit_tiny_patch7_35' without model_args: embed_dim=192, but the "
+                                       "weights have 33"),
+        ({"model_args": {"embed_dim": 33}}, "architecture='deit_tiny_patch7_35' without model_args: depth=12, but the "
+                                            "weights have 2"),
+        ({"num_features": 192}, "num_features=192, but the weights have 33"),
+        ({"num_classes": 7}, "num_classes=7, but the weights have 5"),
+        ({"label_names": "cat"}, "label_names='cat' must be the names of classes"),
+        ({"labels": ["cat", "dog"]}, "labels: there are 2 names of classes, but the head has 5 outputs"),
+        ({"architecture": None}, "architecture=None is not a plain vision transformer"),
+        ({"drop": r"blocks\.0\."}, "blocks.1.* is of layer 1, but there is no layer 0"),
+        ({"drop": r"blocks\.1\.norm2\.bias"}, r"there is no blocks.1.norm2.bias \(33,\)"),
+        ({"drop": r"blocks\.1\.mlp\.fc1\.weight"}, r"there is no blocks.1.mlp.fc1.weight \(53, 33\)"),
+        ({"drop": r"blocks\.0\.attn\.qkv\.weight"}, r"there is no blocks.0.attn.qkv.weight \(99, 33\)"),
+        ({"drop": r"blocks\.\d\.mlp\.fc1\.weight"}, r"there is no blocks.0.mlp.fc1.weight"),
+        ({"drop": r"norm\.bias"}, r"there is no norm.bias \(33,\)"),
+        ({"drop": r"norm\."}, r"there is no tensor for linvit's norm.weight \(33,\)"),
+        ({"drop": "pos_embed"}, "there is no pos_embed"),
         ({"rename": {"norm.bias": "norm_pre.bias"}}, r"norm_pre.bias \(33,\) has no place"),
         ({"rename": {"head.weight": "head_dist.weight"}}, r"head_dist.weight \(5, 33\) has no place"),
         ({"rename": {"norm.bias": "fc_norm.weight"}}, "norm.weight and fc_norm.weight are both linvit's norm.weight|"
                                                       "fc_norm.weight and norm.weight are both linvit's norm.weight"),
         ({"rename": {"blocks.1.mlp.fc1.bias": "blocks.1.norm2.bias", "blocks.1.norm2.bias": "blocks.1.mlp.fc1.bias"}},
          r"blocks.1.\S+ has shape \(\d+,\), but the rest of the model asks for \(\d+,\)"),
-        ({"rename": {"blocks.1.norm1.bias": "blocks.9999999999.norm1.bias"}}, "depth=10000000000: "),
+        ({"rename": {"blocks.1.norm1.bias": "blocks.9999999999.norm1.bias"}},
+         "blocks.9999999999.norm1.bias is of layer 9999999999, but there is no layer 2"),
     ],
 )  # fmt: skip
 def test_what_timm_has_and_linvit_has_not(changes, words, tmp_path):
@@ -303,6 +368,18 @@ def test_what_timm_has_and_linvit_has_not(changes, words, tmp_path):
         ({"linvit_attention": "performer-nothing"}, "unknown attention 'performer-nothing'"),
         ({"image_size": 42}, "image_size=42, but 26 positions of patches of 7 px are for 35 px"),
         ({"image_size": [35, 70]}, r"image_size=\[35, 70\], but"),
+        ({"num_hidden_layers": 12}, "num_hidden_layers=12, but the weights have 2"),
+        ({"hidden_size": 48}, "hidden_size=48, but the weights have 33"),
+        ({"intermediate_size": 132}, "intermediate_size=132, but the weights have 53"),
+        ({"num_channels": 1}, "num_channels=1, but the weights have 3"),
+        ({"patch_size": [7, 8]}, r"patch_size=\[7, 8\], but the weights have 7"),
+        ({"qkv_bias": False}, "qkv_bias=False, but the weights have True"),
+        (
+            {"id2label": {str(i): f"c{i}" for i in range(7)}},
+            "id2label: there are 7 names of classes, but the head has 5 outputs",
+        ),
+        ({"id2label": {"0": "one"}}, "id2label: there are 1 names of classes, but the head has 5 outputs"),
+        ({"id2label": {str(i): f"c{i}" for i in range(1, 6)}}, "id2label names 5 classes, but not 0, which is one of"),
     ],
 )
 def test_what_hugging_face_has_and_linvit_has_not(changes, words, tmp_path):
@@ -310,6 +387,76 @@ def test_what_hugging_face_has_and_linvit_has_not(changes, words, tmp_path):
     said = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(said | changes))
     with pytest.raises(ValueError, match=words):
+        linvit.load(tmp_path)
+
+
+def test_registers_that_are_not_there_are_missed(tmp_path):
+    hugging_face("Dinov2WithRegisters").save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file({k: v for k, v in weights.items() if "register_tokens" not in k}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="num_register_tokens=4, but the weights have 0"):
+        linvit.load(tmp_path)
+
+
+def test_a_missing_tensor_has_the_name_that_hugging_face_gives_it(tmp_path):
+    hugging_face("ViT").save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    lost = "vit.encoder.layer.1.intermediate.dense.weight"
+    weights.pop(lost)
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=rf"there is no {lost} \(53, 33\)"):
+        linvit.load(tmp_path)
+
+
+def test_a_name_of_torchvision_tells_width_and_depth(tmp_path, monkeypatch):
+    torchvision_folder(tmp_path, architecture="vit_b_16")
+    with pytest.raises(ValueError, match="architecture='vit_b_16' without heads: dim=768, but the weights have 36"):
+        linvit.load(tmp_path)
+    monkeypatch.setitem(foreign.SIZES, "b", (36, 12))
+    with pytest.raises(ValueError, match="architecture='vit_b_16' without heads: depth=12, but the weights have 2"):
+        linvit.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["vit_small_patch16_36x1_224", "vit_base_patch16_plus_240", "vit_medium_patch16_gap_240"]
+)
+def test_of_other_names_only_the_heads_are_known(name):
+    assert (
+        foreign._timm({"architecture": name}, {}).stated.keys()
+        == foreign._timm({"architecture": "vit_base_x"}, {}).stated.keys()
+    )
+
+
+@pytest.mark.skipif(not DEIT_TINY.exists(), reason="LINVIT_MODELS has no deit-tiny")
+def test_the_real_deit_tiny_cut_short_is_refused(tmp_path):
+    (tmp_path / "config.json").write_bytes((DEIT_TINY / "config.json").read_bytes())
+    weights = load_file(DEIT_TINY / "model.safetensors")
+    weights = {k: v for k, v in weights.items() if not re.match(r"blocks\.1[01]\.", k)}
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(
+        ValueError, match="'deit_tiny_patch16_224' without model_args: depth=12, but the weights have 10"
+    ):
+        linvit.load(tmp_path)
+
+
+@pytest.mark.parametrize("strange", [torch.nan, torch.inf, -torch.inf])
+def test_weights_that_are_no_numbers_are_refused(strange, tmp_path):
+    weights = timm_folder(tmp_path)
+    weights["blocks.1.mlp.fc1.weight"][5, 7] = strange
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=f"blocks.1.mlp.fc1.weight holds {strange}: weights must be finite"):
+        linvit.load(tmp_path)
+
+
+@pytest.mark.parametrize("said", [{}, {"classes": list("abcde")}])
+def test_a_configuration_that_says_nothing(said, tmp_path):
+    hugging_face("ViT").save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    with pytest.raises(ValueError, match=r"says neither model_type \(Hugging Face\) nor architecture") as caught:
+        linvit.load(tmp_path)
+    assert "\n" not in str(caught.value)
+    torchvision_folder(tmp_path, **said)
+    with pytest.raises(ValueError, match=r"how many heads this has is not known: write num_heads into config.json"):
         linvit.load(tmp_path)
 
 

@@ -84,6 +84,25 @@ def test_a_head_keeps_the_rows_of_classes_that_it_knows_by_name(dataset, teacher
     assert started(design(other, "softmax", start=start, **TINY), other)[1]
 
 
+@pytest.mark.parametrize("depth", [1, 3])
+def test_layers_are_neither_thrown_away_nor_added(depth, dataset, teacher):
+    start = start_from(teacher)
+    experiment = design(dataset, "softmax", start=start, like=architecture(start), depth=depth)
+    with pytest.raises(ValueError, match=rf"^depth={depth}, but \S+best has depth=2: "):
+        started(experiment, dataset)
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [({"qkv_bias": False}, r"blocks.0.attn.qkv.bias \(48,\)"), ({"positions": "sincos"}, r"position \(1, 4, 16\)")],
+)
+def test_weights_that_the_model_has_no_place_for_are_refused(options, key, dataset, teacher):
+    start = start_from(teacher)
+    experiment = design(dataset, "softmax", start=start, like=architecture(start), **options)
+    with pytest.raises(ValueError, match=f"does not fit this model, which has no place for {key}"):
+        started(experiment, dataset)
+
+
 def test_a_head_of_another_kind_is_new(dataset, teacher):
     start = start_from(teacher)
     like = architecture(start)

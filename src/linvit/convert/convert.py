@@ -29,7 +29,7 @@ from linvit.convert.work import Converted, Work
 from linvit.data import Dataset, folded
 from linvit.errors import clear
 from linvit.files import remove_parts, slug
-from linvit.locks import claimed, locked
+from linvit.locks import apart, claimed, locked
 from linvit.measure.provenance import pick_device
 from linvit.progress import Progress, ignore, seconds
 from linvit.registry import parse_layers
@@ -76,6 +76,7 @@ def convert(
     end.
     """
     place, stored = pick_device(device), read_model(model)
+    apart(out, model=stored.folder, data=data)
     wanted = plan.known_stages(stages)
     if sum(length is not None for length in (epochs, steps, budget)) > 1:
         raise ValueError("give one of epochs, steps and budget")
@@ -91,6 +92,9 @@ def convert(
     elif seen and dataset.name != stored.about["name"]:
         other = stored.about["name"]
         tell(listeners, Noted(f"the teacher was trained on {other}: images of {dataset.name} may be among those"))
+    elif stored.foreign:
+        tell(listeners, Noted(f"whether the teacher was trained on images of {dataset.name} is not known: if so, "
+                              "neither its accuracy nor what is lost of it is that of new images"))  # fmt: skip
     check_amp(options.get("amp", "off"), place)
     if max_drop is not None and any(spec.name == "softmax" for spec in parse_layers(to, stored.config.depth)):
         raise ValueError(
@@ -119,6 +123,8 @@ def convert(
             budget=budget,
             steps={} if budget else plan.lengths(recipe, images.data, wanted, max_drop is not None, epochs, steps),
             options=known, command=command, started=time.time(),
+            trained_on="" if stored.foreign else stored.about["name"],
+            decided_on="" if max_drop is None else "validation" if seen else "training",
         )  # fmt: skip
     except ValidationError as error:
         raise clear(error) from None

@@ -49,6 +49,7 @@ TOLERANCE = {"onnx": 1e-4, "torch": 1e-4, "hf": 1e-5}  # of logits; for hf times
 CHECKED = (1, 3)  # batches
 TIMED = (1, 32)
 PATIENCE = 10.0  # seconds for timing, after which there are no more rounds than a race needs
+ROUNDING = 1e-6  # of logits of hundreds and more, of the largest
 LARGEST = 2 * 10**9  # bytes of one ONNX file: protobuf's limit
 Pixels = Callable[[Tensor], Tensor]
 
@@ -156,7 +157,8 @@ def _hf(model: VisionTransformer, path: Path, tell: Progress) -> Exported:
         os.replace(part, path)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    return Exported(path, "hf", difference, f"ViTForImageClassification.{call.format('path')}")
+    first = "" if spec == "softmax" else f'after linvit.register_transformers("{spec}"): '
+    return Exported(path, "hf", difference, f"{first}ViTForImageClassification.{call.format('path')}")
 
 
 def _checked_for_hf(model: VisionTransformer) -> str:
@@ -171,6 +173,7 @@ def _checked_for_hf(model: VisionTransformer) -> str:
         f"prefix={config.prefix_tokens}": config.prefix_tokens != 1,
         f"layer_scale={config.layer_scale}": config.layer_scale is not None,
         f"head={config.head}": config.head != "linear",
+        f"classes={config.classes}, only features": not config.classes,
         f"heads={config.heads} × head_dim={config.head_dim} (dim={config.dim})": inner != config.dim,
         f"attention={config.attention}, which differs between layers": len(specs) > 1,
         f"attention={config.attention}, whose {own} it has no place for": bool(own),
@@ -272,7 +275,8 @@ def facts(model: VisionTransformer) -> dict[str, Any]:
 def _note(model: VisionTransformer) -> str:
     config = model.config
     shape = f"(batch, {config.channels}, {config.image_size}, {config.image_size})"
-    return f"pixels uint8 {shape}, not normalised → logits (batch, {config.classes})"
+    said = f"logits (batch, {config.classes})" if config.classes else f"features (batch, {config.dim})"
+    return f"pixels uint8 {shape}, not normalised → {said}"
 
 
 def _pixels(model: VisionTransformer, batch: int) -> Tensor:
@@ -290,7 +294,10 @@ def _compared(format: str, model: VisionTransformer, exported: Pixels, eager: Pi
         pixels = _pixels(model, batch)
         ours, theirs = eager(pixels), exported(pixels)
         difference = float((ours - theirs).abs().max())
-        allowed = TOLERANCE[format] * (max(1.0, float(ours.abs().max())) if format == "hf" else 1.0)
+        largest = float(ours.abs().max())
+        allowed = (
+            TOLERANCE[format] * max(1.0, largest) if format == "hf" else max(TOLERANCE[format], ROUNDING * largest)
+        )
         if not difference <= allowed:
             raise ValueError(
                 f"format={format}: logits differ by {difference:.1e}, more than {allowed:.0e}, from the model's: "

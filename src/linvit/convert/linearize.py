@@ -43,7 +43,7 @@ class Linearized:
 
 
 def linearize(
-    model: Model, spec: str, layers: str | Sequence[int] = "all", images: Tensor | None = None, seed: int = 0
+    model: Model, spec: str, layers: str | int | Sequence[int] = "all", images: Tensor | None = None, seed: int = 0
 ) -> tuple[Model, Linearized]:
     """Put another attention into a vision transformer of transformers (ViT, DeiT, DINOv2), timm, torchvision or linvit,
     in place, and say what that did.
@@ -52,6 +52,8 @@ def linearize(
     layers: "all", numbers, or text such as "0-5,11". images: a batch as the model takes it, for the distances.
     """
     places = find(model)
+    if images is not None:
+        _check(model, images)
     chosen = _numbers(layers, len(places))
     specs = dict(zip(chosen, parse_layers(spec, len(chosen)), strict=True))
     site = _site(model)
@@ -76,7 +78,8 @@ def linearize(
             kind.put(module, made[i])
         else:
             kind.restore(module)
-    attention = _note(model, [specs.get(i) for i in range(len(places))])
+    ours = [kind is LINVIT or hasattr(module, kind.slot) for kind, module in places]
+    attention = _note(model, [specs.get(i, None if ours[i] else SOFTMAX) for i in range(len(places))])
     after = model.state_dict()
     copied = {key: value for key, value in after.items() if key in before and _same(value, before[key])}
     return model, Linearized(
@@ -100,9 +103,20 @@ def _same(new: Tensor, old: Tensor) -> bool:
     return new.dtype == old.dtype and torch.equal(new, old)
 
 
-def _numbers(layers: str | Sequence[int], depth: int) -> list[int]:
+@torch.no_grad()
+def _check(model: nn.Module, images: Tensor) -> None:
+    """Images that the model does not take are refused before anything is changed."""
+    if images.ndim != 4 or not images.is_floating_point():
+        shape = tuple(images.shape)
+        raise ValueError(f"images: {images.dtype} of shape {shape} is no batch of normalised images (B, C, H, W)")
+    for _ in captured(model, images[:1]):
+        pass
+
+
+def _numbers(layers: str | int | Sequence[int], depth: int) -> list[int]:
     if layers == "all":
         return list(range(depth))
+    layers = [layers] if isinstance(layers, int) else layers
     parts = layers.split(",") if isinstance(layers, str) else [str(i) for i in layers]
     chosen: list[int] = []
     for part in parts:
@@ -131,7 +145,9 @@ def _site(model: Any) -> dict[str, Any]:
 
 
 def _note(model: Any, changed: list[Spec | None]) -> str:
-    """Write down which attention the model has now, where it is saved with the model if that is possible."""
+    """Write down which attention the model has now, where it is saved with the model if that is possible. None is a
+    layer that stays as it was noted; what a note says of a layer that is softmax again, or was loaded by a library that
+    does not read it, is not believed."""
     ours = isinstance(model, VisionTransformer)
     holder = model if ours or not hasattr(model, "config") else model.config
     known = model.config.attention if ours else getattr(holder, NOTE, str(SOFTMAX))

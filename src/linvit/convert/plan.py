@@ -52,13 +52,17 @@ class Conversion(BaseModel):
     budget: str | None = None
     steps: dict[str, int] = Field(default_factory=dict)  # of each stage
     options: dict[str, Any] = Field(default_factory=dict)  # of the stages' recipes
+    trained_on: str = ""  # the name of the teacher's data; of one from elsewhere nothing is known
+    decided_on: str = ""  # the split that images for the search and its decision are taken from
     command: str = ""
     started: float = 0.0
 
     def settings(self) -> dict[str, Any]:
         """With a budget, the steps are what came of it."""
         derived = {"steps"} if self.budget else set()
-        found = self.model_dump(mode="json", exclude={"source", "command", "started", *derived})
+        found = self.model_dump(
+            mode="json", exclude={"source", "command", "started", "trained_on", "decided_on", *derived}
+        )
         return found | {"teacher": self.teacher.sha256}
 
     @property
@@ -114,7 +118,7 @@ def lengths(
 def trained_on(stored: Stored, dataset: Dataset) -> bool:
     """Whether the teacher was, be it on another part of them; of one from elsewhere nothing is known. A conversion was
     trained on what it was converted with."""
-    return stored.about["name"].partition(":")[0] == dataset.name.partition(":")[0]
+    return not stored.foreign and stored.about["name"].partition(":")[0] == dataset.name.partition(":")[0]
 
 
 def fold_of(stored: Stored) -> Fold | None:

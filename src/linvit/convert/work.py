@@ -100,7 +100,7 @@ class Work:
 
     def _found(self, rows: list[Row], layers: str, student: Path) -> Row:
         """The most accurate on validation images of all that were made."""
-        if 3 in self.plan.stages and linear_layers(self.specs(layers)):
+        if 3 in self.plan.stages:
             rows.append(self._stage("stage 3", layers, student))
         return max(rows, key=lambda row: (row.accuracy, row.agreement))
 
@@ -188,9 +188,9 @@ class Work:
         if not self.of("conversion_seconds", model=name):
             attention = read_model(folder).config.attention
             _, found = self._measured(name, folder, "validation", attention)
-            steps, spent = self._spent(name)
+            steps, kept, spent = self._spent(name)
             mine = self.base.tagged(model=name)
-            found += [replace(mine, metric="conversion_steps", value=steps, unit="count"),
+            found += [replace(mine, metric="conversion_steps", value=steps, unit="count").tagged(kept=kept),
                       replace(mine, metric="conversion_seconds", value=spent, unit="s")]  # fmt: skip
             self.keep(found)
         where = {"model": name, "split": "validation", **measuring.sizes(self.config)}
@@ -206,13 +206,14 @@ class Work:
                                            "teacher")))  # fmt: skip
         return row
 
-    def _spent(self, name: str) -> tuple[int, float]:
-        """Steps and seconds of a training."""
+    def _spent(self, name: str) -> tuple[int, int, float]:
+        """Steps of a training, the one whose model was kept, and seconds."""
         if name not in TASKS:
-            return 0, 0.0
+            return 0, 0, 0.0
         folder = self._home(name)
         rows = {r.metric: r.value for r in Records(folder / "records.jsonl")}
-        return load_tensors(folder / "last" / "model.safetensors")[1]["step"], float(rows.get("train_seconds") or 0.0)
+        last, best = (load_tensors(folder / which / "model.safetensors")[1]["step"] for which in ("last", "best"))
+        return last, best, float(rows.get("train_seconds") or 0.0)
 
     def _experiment(self, name: str, layers: str, start: Path, steps: int) -> Experiment:
         """One stage as a training."""

@@ -1,7 +1,8 @@
 """Vision transformers from elsewhere, read as linvit's: Hugging Face's ViT, DeiT and DINOv2, timm's and torchvision's.
 
-A layout is a table from its keys to linvit's. The files' headers tell the geometry, config.json what shapes cannot; all
-of it is checked before a weight is read. What linvit's model cannot compute is refused, never approximated.
+A layout is a table from its keys to linvit's. The files' headers tell the geometry, config.json what shapes cannot, and
+where both speak they must agree; all of it is checked before a weight is read. What linvit's model cannot compute is
+refused, never approximated.
 """
 
 from __future__ import annotations
@@ -70,6 +71,19 @@ HEADS = {  # by the size in a name, where no configuration says it
     "tiny": 3, "small": 6, "base": 12, "large": 16, "huge": 16, "giant": 16, "gigantic": 16, "medium": 8,
     "b": 12, "l": 16, "h": 16,
 }  # fmt: skip
+SIZES = {  # width and depth by the size in a plain name: of a file that was cut short, nothing else tells
+    "tiny": (192, 12), "small": (384, 12), "base": (768, 12), "large": (1024, 24),
+    "b": (768, 12), "l": (1024, 24), "h": (1280, 32),
+}  # fmt: skip
+PLAIN = r"(?:vit|deit3?)_(tiny|small|base|large)_patch\d+(?:_(?:\d+|reg\d+|gap|dinov2|in21k))*(?:\..*)?"  # timm's
+SAID_BY_HUGGING_FACE = {
+    "hidden_size": "dim", "num_hidden_layers": "depth", "intermediate_size": "mlp_dim", "patch_size": "patch_size",
+    "num_channels": "channels", "num_register_tokens": "registers", "qkv_bias": "qkv_bias",
+}  # fmt: skip
+SAID_BY_TIMM = {  # inside model_args
+    "embed_dim": "dim", "depth": "depth", "patch_size": "patch_size", "img_size": "image_size", "in_chans": "channels",
+    "num_classes": "classes", "reg_tokens": "registers", "qkv_bias": "qkv_bias",
+}  # fmt: skip
 IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 HALVES = 0.5, 0.5
 FLOATS = ("F64", "F32", "F16", "BF16")
@@ -80,22 +94,23 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class Said(NamedTuple):
-    """What shapes cannot tell."""
+    """What shapes cannot tell, and what they must agree with."""
 
     heads: int
     norm_eps: float
     pool: str
     positioned: tuple[str, ...] | None  # the prefix tokens that have positions; None: all or none of them
-    labels: Any  # a list, a dictionary by number, or None
+    labels: tuple[str, Any]  # the field, and its list, dictionary by number, or None
     mean: Any
     std: Any
+    stated: Mapping[str, tuple[str, Any]]  # a field → what of the model it says, and the value; None: it says nothing
+    scale: float = 1.0  # of pixels in [0, 1], before mean and std
     attention: str = "softmax"
 
 
 def is_foreign(about: Any) -> bool:
-    """Whether a config.json is that of a model from elsewhere."""
-    theirs = ("model_type", "architecture", "num_heads")
-    return isinstance(about, dict) and "model" not in about and any(key in about for key in theirs)
+    """Whether a config.json is not linvit's, and so that of a model from elsewhere."""
+    return isinstance(about, dict) and not {"format", "model"} & about.keys()
 
 
 def read_foreign(
@@ -108,13 +123,15 @@ def read_foreign(
         table, facts = _layout(folder, said, header)
         keys = _renamed(header, table)
         shapes = {new: header[old][0] for new, old in keys.items()}
-        config, positioned = _configured(facts, shapes, said)
-        _check_shapes(_wanted(config, shapes, positioned), shapes, keys)
+        config, positioned = _configured(facts, shapes, said, keys, table)
+        _check_stated(facts, config, shapes)
+        _check_shapes(_wanted(config, shapes, positioned), shapes, keys, table)
         for old in keys.values():
             if header[old][1] not in FLOATS:
                 raise ValueError(f"{old} holds {header[old][1]}: quantised weights are not read, only floats")
-        about = {"name": name, "classes": _classes(folder, facts, config.classes)}
-        about |= {name: _numbers(name, getattr(facts, name), config.channels) for name in ("mean", "std")}
+        about: dict[str, Any] = {"name": name, "classes": _classes(folder, facts, config.classes)}
+        for what in ("mean", "std"):  # (scale·x − mean) / std = (x − mean/scale) / (std/scale)
+            about[what] = [n / facts.scale for n in _numbers(what, getattr(facts, what), config.channels)]
 
     def weights() -> dict[str, Tensor]:
         with _blaming(folder):
@@ -181,8 +198,17 @@ def _read(folder: Path, keys: Mapping[str, str]) -> dict[str, Tensor]:
     tensors = {}
     for path in _weights(folder):
         with safe_open(path, "pt") as file:
-            tensors |= {old[key]: file.get_tensor(key).float() for key in file.keys() if key in old}  # noqa: SIM118
+            for key in file.keys():  # noqa: SIM118 (not a dict)
+                if key in old:
+                    tensors[old[key]] = _finite(key, file.get_tensor(key).float())
     return tensors
+
+
+def _finite(key: str, value: Tensor) -> Tensor:
+    extremes = value.aminmax() if value.numel() else ()  # NaN is both; one pass, and nothing is copied
+    if strange := [float(x) for x in extremes if not math.isfinite(x)]:
+        raise ValueError(f"{key} holds {strange[0]}: weights must be finite in float32")
+    return value
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -224,7 +250,15 @@ def _layout(folder: Path, said: Mapping[str, Any], header: Mapping[str, Any]) ->
         return TIMM, _timm(said, header)
     if "model_type" in said:
         return HUGGING_FACE, _hugging_face(folder, said, header)
-    raise ValueError(f"architecture={said.get('architecture')!r} has neither timm's nor torchvision's keys of a ViT")
+    if not {"architecture", "heads", "num_heads"} & said.keys():
+        raise ValueError(
+            "config.json is not a linvit model's configuration, and says neither model_type (Hugging Face) nor "
+            "architecture (timm, torchvision) nor heads (torchvision)"
+        )
+    raise ValueError(
+        f"architecture={said.get('architecture')!r} has neither timm's nor torchvision's keys of a ViT; for Hugging "
+        "Face's, config.json says model_type"
+    )
 
 
 def _hugging_face(folder: Path, said: Mapping[str, Any], header: Mapping[str, Any]) -> Said:
@@ -244,17 +278,31 @@ def _hugging_face(folder: Path, said: Mapping[str, Any], header: Mapping[str, An
         norm_eps=said.get("layer_norm_eps", 1e-6 if kind.startswith("dinov2") else 1e-12),
         pool="cls-mean" if kind.startswith("dinov2") and "classifier.weight" in header else "cls",
         positioned=("cls", "distillation"),
-        labels=said.get("id2label"),
+        labels=_labels((said, "id2label")),
         mean=pixels.get("image_mean", mean),
         std=pixels.get("image_std", std),
+        stated={field: (what, said.get(field)) for field, what in SAID_BY_HUGGING_FACE.items()},
+        scale=_scale(pixels),
         attention=said.get("linvit_attention", "softmax"),
     )
 
 
+def _scale(pixels: Mapping[str, Any]) -> float:
+    """What pixels in [0, 1] are multiplied by: the factor is that of pixels up to 255."""
+    factor = pixels.get("rescale_factor", 1 / 255) if pixels.get("do_rescale", True) else 1
+    if not isinstance(factor, (int, float)) or not 0 < factor < math.inf:
+        raise ValueError(f"preprocessor_config.json: rescale_factor={factor!r} must be a number above 0")
+    return 1.0 if math.isclose(255 * factor, 1, rel_tol=1e-6) else 255 * factor  # 1/255 may be float32's
+
+
 def _timm(said: Mapping[str, Any], header: Mapping[str, Any]) -> Said:
-    name, arguments, cfg = str(said.get("architecture")), _object(said, "model_args"), _object(said, "pretrained_cfg")
+    given, arguments = said.get("architecture"), _object(said, "model_args")
+    name = str(given)
+    cfg = {**said, **_object(said, "pretrained_cfg")}  # older files have all of it at the top
     if not re.match(r"(vit|deit3?|flexivit)_", name) or re.search("rope|relpos|quickgelu|rpn", name):
-        raise ValueError(f"architecture={name!r} is not a plain vision transformer: vit_…, deit_… and deit3_… are read")
+        raise ValueError(
+            f"architecture={given!r} is not a plain vision transformer: vit_…, deit_… and deit3_… are read"
+        )
     for field in ("act_layer", "norm_layer", "mlp_layer", "attn_layer", "block_fn", "embed_layer"):
         if arguments.get(field):
             raise ValueError(f"model_args: {field}={arguments[field]!r} is not what linvit computes")
@@ -263,27 +311,40 @@ def _timm(said: Mapping[str, Any], header: Mapping[str, Any]) -> Said:
         raise ValueError(f"global_pool={pool!r} is not read: token or avg")
     if pool == "avg" and "fc_norm.weight" not in header:
         raise ValueError("global_pool='avg' without fc_norm normalises before the mean, linvit only after it")
+    heads = arguments.get("num_heads", said.get("num_heads"))
+    stated = {f"model_args.{field}": (what, arguments.get(field)) for field, what in SAID_BY_TIMM.items()}
+    stated |= {"num_features": ("dim", said.get("num_features")), "num_classes": ("classes", said.get("num_classes"))}
+    if plain := re.fullmatch(PLAIN, name):
+        for field, value in zip(("embed_dim", "depth"), SIZES[plain[1]], strict=True):
+            if arguments.get(field) is None:
+                stated[f"architecture={name!r} without model_args: {field}"] = SAID_BY_TIMM[field], value
     return Said(
-        heads=arguments.get("num_heads") or _heads(name, r"_([a-z]+)"),
+        heads=heads if heads is not None else _heads(name, r"_([a-z]+)"),
         norm_eps=1e-6,
         pool="cls" if pool == "token" else "mean",
         positioned=None,
-        labels=said.get("label_names") or cfg.get("label_names"),
+        labels=_labels((said, "label_names"), (cfg, "label_names"), (cfg, "labels")),
         mean=cfg.get("mean", IMAGENET[0]),
         std=cfg.get("std", IMAGENET[1]),
+        stated=stated,
     )
 
 
 def _torchvision(said: Mapping[str, Any]) -> Said:
-    given = said.get("heads", said.get("num_heads"))
+    given, name = said.get("heads", said.get("num_heads")), str(said.get("architecture"))
+    stated = {}
+    if given is None and (plain := re.fullmatch(r"vit_([blh])_\d+", name)):
+        for what, value in zip(("dim", "depth"), SIZES[plain[1]], strict=True):
+            stated[f"architecture={name!r} without heads: {what}"] = what, value
     return Said(
-        heads=given if given is not None else _heads(str(said.get("architecture")), r"_([blh])_"),
+        heads=given if given is not None else _heads(name, r"_([blh])_"),
         norm_eps=1e-6,
         pool="cls",
         positioned=("cls",),
-        labels=said.get("label_names") or said.get("classes"),
+        labels=_labels((said, "label_names"), (said, "classes")),
         mean=said.get("mean", IMAGENET[0]),
         std=said.get("std", IMAGENET[1]),
+        stated=stated,
     )
 
 
@@ -310,17 +371,28 @@ def _whole(said: Mapping[str, Any], field: str) -> int:
     return value
 
 
+def _labels(*places: tuple[Mapping[str, Any], str]) -> tuple[str, Any]:
+    return next(((field, said[field]) for said, field in places if said.get(field)), ("", None))
+
+
 def _classes(folder: Path, said: Said, count: int) -> list[str]:
     """One name for each output: the first words of classes.txt, the configuration's labels, or numbers."""
-    listed, names = folder / "classes.txt", said.labels
+    listed, (field, names) = folder / "classes.txt", said.labels
     if listed.exists():
+        field = listed.name
         names = [line.split()[0] for line in listed.read_text(encoding="utf-8").splitlines() if line.strip()]
-    if not isinstance(names, list):
-        known = names if isinstance(names, dict) else {}
-        names = [known.get(str(i), i) for i in range(count)]
-    if count and len(names) != count:
-        raise ValueError(f"there are {len(names)} names of classes, but the head has {count} outputs")
-    names = [str(name) for name in names[:count]]
+    if not count:
+        return []
+    names = list(range(count)) if names is None else names
+    if not isinstance(names, (list, dict)):
+        raise ValueError(f"{field}={names!r} must be the names of classes")
+    if len(names) != count:
+        raise ValueError(f"{field}: there are {len(names)} names of classes, but the head has {count} outputs")
+    if isinstance(names, dict):
+        if bare := [i for i in range(count) if str(i) not in names]:
+            raise ValueError(f"{field} names {count} classes, but not {bare[0]}, which is one of the head's outputs")
+        names = [names[str(i)] for i in range(count)]
+    names = [str(name) for name in names]
     first = {name: i for i, name in reversed(list(enumerate(names)))}
     return [name if first[name] == i else f"{name} ({i})" for i, name in enumerate(names)]  # a name is one class
 
@@ -336,15 +408,17 @@ def _numbers(name: str, given: Any, channels: int) -> list[float]:
     return [float(x) for x in numbers]
 
 
-def _configured(facts: Said, shapes: Shapes, said: Mapping[str, Any]) -> tuple[ModelConfig, int]:
+def _configured(
+    facts: Said, shapes: Shapes, said: Mapping[str, Any], keys: Mapping[str, str], table: Mapping[str, str]
+) -> tuple[ModelConfig, int]:
     """The model, and how many of its prefix tokens have positions."""
 
     def shape(key: str, dimensions: int) -> tuple[int, ...]:
         found = shapes.get(key)
         if found is None:
-            raise ValueError(f"there is nothing for linvit's {key}")
+            raise ValueError(f"there is no {_in_file(key, keys, table)}")
         if len(found) != dimensions or not all(found):
-            raise ValueError(f"{key} has shape {found}, where {dimensions} dimensions were expected")
+            raise ValueError(f"{keys[key]} has shape {found}, where {dimensions} dimensions were expected")
         return found
 
     dim, channels, patch, width = shape("stem.embed.weight", 4)
@@ -356,7 +430,10 @@ def _configured(facts: Said, shapes: Shapes, said: Mapping[str, Any]) -> tuple[M
     size = said.get("image_size", side * patch)
     if any(one != side * patch for one in (size if isinstance(size, list) else [size])):
         raise ValueError(f"image_size={size}, but {count} positions of patches of {patch} px are for {side * patch} px")
-    depth = 1 + max((int(key.split(".")[1]) for key in shapes if key.startswith("blocks.")), default=-1)
+    layers = {int(key.split(".")[1]): keys[key] for key in shapes if key.startswith("blocks.")}
+    depth = len(layers)
+    if gaps := sorted(set(range(depth)) - set(layers)):
+        raise ValueError(f"{layers[max(layers)]} is of layer {max(layers)}, but there is no layer {gaps[0]}")
     inner = shape("blocks.0.attn.proj.weight", 2)[1]
     if not isinstance(facts.heads, int) or facts.heads < 1 or inner % facts.heads:
         raise ValueError(f"{facts.heads!r} heads do not divide a width of {inner}")
@@ -369,6 +446,16 @@ def _configured(facts: Said, shapes: Shapes, said: Mapping[str, Any]) -> tuple[M
         layer_scale=1.0 if "blocks.0.scale1" in shapes else None,
     )  # fmt: skip
     return config, positioned
+
+
+def _check_stated(facts: Said, config: ModelConfig, shapes: Shapes) -> None:
+    """Weights that are not all there look like those of a smaller model: what is said of it must be so."""
+    found = config.model_dump() | {"registers": shapes["registers"][1] if "registers" in shapes else 0}
+    for field, (what, value) in facts.stated.items():
+        if value is None or (what == "classes" and not config.classes):  # without a head there are features
+            continue
+        if any(one != found[what] for one in (value if isinstance(value, list) else [value])):
+            raise ValueError(f"{field}={value!r}, but the weights have {found[what]}")
 
 
 def _grid(count: int, prefix: Mapping[str, int], positioned: tuple[str, ...] | None) -> tuple[int, int]:
@@ -388,7 +475,7 @@ def _wanted(config: ModelConfig, shapes: Shapes, positioned: int) -> dict[str, t
     def linear(name: str, inputs: int, outputs: int, bias: bool = True) -> dict[str, tuple[int, ...]]:
         return {f"{name}.weight": (outputs, inputs)} | ({f"{name}.bias": (outputs,)} if bias else {})
 
-    together = "blocks.0.attn.qkv.weight" in shapes
+    together = any(key.endswith(".attn.qkv.weight") for key in shapes)
     block = linear("mlp.0", dim, config.mlp_dim) | linear("mlp.3", config.mlp_dim, dim)
     block |= linear("attn.proj", inner, dim)
     for name in ("qkv",) if together else ("q_proj", "k_proj", "v_proj"):
@@ -404,10 +491,24 @@ def _wanted(config: ModelConfig, shapes: Shapes, positioned: int) -> dict[str, t
     return wanted | (linear("head", config.features, config.classes) if config.classes else {})
 
 
-def _check_shapes(wanted: Shapes, shapes: Shapes, keys: Mapping[str, str]) -> None:
+def _in_file(key: str, keys: Mapping[str, str], table: Mapping[str, str]) -> str:
+    """What the file would call a tensor that it lacks: as in another layer, as the weight of this bias or the bias of
+    this weight, or as in the table where that is a plain name."""
+    if key.startswith("blocks."):
+        _, number, tail = key.split(".", 2)
+        if alike := [old for other, old in keys.items() if re.fullmatch(r"blocks\.[0-9]+\." + re.escape(tail), other)]:
+            return re.sub(r"(?<=[._])[0-9]+(?=\.)", number, alike[0], count=1)
+    for end, twin in (("weight", "bias"), ("bias", "weight")):
+        if key.endswith(end) and (old := keys.get(key.removesuffix(end) + twin)):
+            return old.removesuffix(twin) + end
+    plain = (pattern.replace("\\", "") for pattern, new in table.items() if new == key)
+    return next(plain, f"tensor for linvit's {key}")
+
+
+def _check_shapes(wanted: Shapes, shapes: Shapes, keys: Mapping[str, str], table: Mapping[str, str]) -> None:
     for key, shape in wanted.items():
         if key not in shapes:
-            raise ValueError(f"there is nothing for linvit's {key} {shape}")
+            raise ValueError(f"there is no {_in_file(key, keys, table)} {shape}")
         if shapes[key] != shape:
             raise ValueError(f"{keys[key]} has shape {shapes[key]}, but the rest of the model asks for {shape}")
     for key in shapes:

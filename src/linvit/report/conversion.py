@@ -74,13 +74,27 @@ class Evidence:
             accuracy = self.of("conversion_accuracy", model=name, split="validation", **self.here)[-1]
             chosen, attention = self.student.tags.get("stage") == name, accuracy.tags["attention"]
             test = self.teacher.value if name == "teacher" else self.student.value if chosen else None
-            found.append(dict(zip(COLUMNS, (
-                name, attention, accuracy.tags["linear"], accuracy.value,
-                self.value("conversion_agreement", model=name, split="validation", **self.here),
-                self.value("conversion_steps", model=name), r.value, test,
-                self.value("conversion_speed", model=attention, **self.here),
-                self.value("conversion_vs_teacher", model=attention, **self.here),
-            ), strict=True)) | {"chosen": chosen})  # fmt: skip
+            found.append(
+                dict(
+                    zip(
+                        COLUMNS,
+                        (
+                            name,
+                            attention,
+                            accuracy.tags["linear"],
+                            accuracy.value,
+                            self.value("conversion_agreement", model=name, split="validation", **self.here),
+                            self.value("conversion_steps", model=name),
+                            r.value,
+                            test,
+                            self.value("conversion_speed", model=attention, **self.here),
+                            self.value("conversion_vs_teacher", model=attention, **self.here),
+                        ),
+                        strict=True,
+                    )
+                )
+                | {"chosen": chosen, "kept": self.of("conversion_steps", model=name)[-1].tags.get("kept")}
+            )
         return found
 
 
@@ -102,7 +116,8 @@ def headline(evidence: Evidence) -> str:
     layers = evidence.layers
     linear = sum(spec.partition(":")[0] != "softmax" for spec in layers)
     reached, had = (float(r.value or 0) for r in (evidence.student, evidence.teacher))
-    kept = f"{percent(reached / had)} of the accuracy kept" if had else "nothing to keep"
+    share = "all" if reached >= had else percent(reached / had)
+    kept = f"{share} of the accuracy kept" if had else "nothing to keep"
     fast = {size: evidence.value("conversion_vs_teacher", model=evidence.student.tags["attention"],
                                  **evidence.here | {"image_size": size})
             for size in (evidence.size, 2 * evidence.size)}  # fmt: skip
@@ -120,6 +135,45 @@ def lost(evidence: Evidence) -> str:
     return f"{reached} right, the teacher {had}: {_points(found[-1].value)} points lost (95 %: {low} to {high})"
 
 
+FEW = 500  # images below which one of them is worth a fifth of a point or more
+
+
+def chosen_on(evidence: Evidence) -> str:
+    """Which images the student was chosen on."""
+    count = evidence.of("conversion_accuracy", split="validation", model="teacher")[-1].n
+    said = f"The student was chosen on {count:,} validation images"
+    split = evidence.plan.get("decided_on")
+    return said + (f", its layers on others of the {split} images, {UNTOUCHED}." if split else ".")
+
+
+UNTOUCHED = "on which nothing was trained here"
+
+
+def weak(evidence: Evidence) -> list[str]:
+    """Why somebody should not act on it without a second look."""
+    plan, found = evidence.plan, []
+    data, taught = plan["data"]["name"], plan.get("trained_on")
+    if not taught:
+        found.append(f"The teacher is from elsewhere: if images of {data} were among those that it was trained on, its "
+                     "accuracy is not that of new images, and neither is what was lost.")  # fmt: skip
+    elif taught != data:
+        found.append(f"The teacher was trained on {taught}: images of {data} may be among those.")
+    if evidence.student.tags.get("stage") == "stage 3":
+        rows = [row for row in evidence.rows() if row["model"] not in ("teacher", "stage 3")]
+        before = f" Before, on validation images, it had {percent(rows[-1]['validation_accuracy'])}." if rows else ""
+        found.append("The student was also trained on the labels, the teacher no further: what that brought hides some "
+                     f"of what the conversion lost.{before}")  # fmt: skip
+    counts = {"test": evidence.student.n,
+              "validation": evidence.of("conversion_accuracy", split="validation", model="teacher")[-1].n}  # fmt: skip
+    found += [f"{count:,} {split} images: each is worth {100 / count:.2g} points." for split, count in counts.items()
+              if count < FEW]  # fmt: skip
+    speed = evidence.value("conversion_vs_teacher", model=evidence.student.tags["attention"], **evidence.here)
+    if speed is not None and speed < 1:
+        found.append(f"At {evidence.size} px the student is slower than the teacher: it takes more tokens to pay "
+                     "(larger images, smaller patches; `linvit advise` tells how many).")  # fmt: skip
+    return found
+
+
 def build(folder: Path | str, figures: bool = True) -> Path:
     """Write the page, its tables and its figures into the conversion's folder → report.html."""
     folder = Path(folder)
@@ -131,8 +185,9 @@ def build(folder: Path | str, figures: bool = True) -> Path:
     page = folder / "report.html"
     write_atomically(page, template("conversion.html").render(
         headline=headline(evidence), lost=lost(evidence), evidence=evidence, rows=evidence.rows(), sections=sections,
-        percent=percent, duration=duration, show=_shown, strip=_strip(evidence), decision=_decision(evidence),
-        facts=facts(evidence), **shell(sections),
+        weak=weak(evidence), chosen_on=chosen_on(evidence), percent=percent, duration=duration, show=_shown,
+        strip=_strip(evidence), decision=_decision(evidence),
+        facts=facts(evidence), steps=_steps, untouched=UNTOUCHED, **shell(sections),
     ))  # fmt: skip
     if figures:
         draw_files({chart.name: chart.figure() for chart in every}, folder / "figures")
@@ -271,6 +326,12 @@ def _tokens(record: Record) -> int:
     return (int(record.tags["image_size"] or 0) // int(record.tags["patch_size"] or 1)) ** 2
 
 
+def _steps(row: dict[str, Any]) -> str:
+    """How many there were; and where not the last model was kept, which."""
+    steps, kept = int(row["steps"] or 0), row["kept"]
+    return f"{steps:,}" + (f", kept after {int(kept):,}" if kept is not None and kept < steps else "")
+
+
 def _shown(value: float | None) -> str:
     return "–" if value is None else percent(value)
 
@@ -300,6 +361,7 @@ def facts(evidence: Evidence) -> list[tuple[str, str]]:
     drop = plan.get("max_drop")
     started = plan.get("started")
     found = [
+        ("Teacher", f"{Path(plan['teacher']['folder']).name}, weights {plan['teacher']['sha256'][:12]}"),
         ("Data", f"{plan['data']['name']}, {evidence.size} px"),
         ("Patches", f"{plan['patch_size']} px" if plan.get("patch_size") else ""),
         ("Asked for", plan["to"]),
@@ -321,7 +383,7 @@ def facts(evidence: Evidence) -> list[tuple[str, str]]:
 
 def _write_csv(evidence: Evidence, path: Path) -> None:
     text = io.StringIO()
-    writer = csv.DictWriter(text, [*COLUMNS, "chosen"])
+    writer = csv.DictWriter(text, [*COLUMNS, "chosen"], extrasaction="ignore")
     writer.writeheader()
     writer.writerows(evidence.rows())
     write_atomically(path, text.getvalue())
@@ -329,17 +391,27 @@ def _write_csv(evidence: Evidence, path: Path) -> None:
 
 def _write_markdown(evidence: Evidence, path: Path, drawn: list[Chart]) -> None:
     lines = [f"# {escape(evidence.plan['data']['name'])}: {escape(headline(evidence))}", ""]
-    lines += [f"Of {evidence.student.n:,} test images: {lost(evidence)}.", ""]
+    lines += [f"Of {evidence.student.n:,} test images: {lost(evidence)}. {chosen_on(evidence)}", ""]
     lines += [
         "| model | linear layers | validation | as the teacher | steps | time | test |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in evidence.rows():
         cells = (escape(row["model"]) + (" (chosen)" if row["chosen"] else ""), row["linear_layers"],
-                 _shown(row["validation_accuracy"]), _shown(row["agreement"]), f"{row['steps'] or 0:.0f}",
+                 _shown(row["validation_accuracy"]), _shown(row["agreement"]), _steps(row),
                  duration(row["seconds"] or 0), _shown(row["test_accuracy"]))  # fmt: skip
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     lines += ["", f"Layers: `{str(evidence.student.tags['attention']).replace('`', '')}`", ""]
+    if decision := _decision(evidence):
+        lines += [f"Decided on {decision[0]['n']:,} images of the {evidence.plan.get('decided_on')} split:", "",
+                  "| layers | drop, points | upper limit | at a risk of | |", "|---|---|---|---|---|"]  # fmt: skip
+        lines += [f"| `{escape(row['layers'])}` | {row['drop']} | {row['bound']} | {row['risk']} "
+                  f"| {'passed' if row['passed'] else 'not shown'} |" for row in decision]  # fmt: skip
+        lines.append("")
+    if found := weak(evidence):
+        lines += ["## Where this is weak", "", *(f"- {escape(text)}" for text in found), ""]
     lines += [f"![{chart.title}](figures/{chart.name}.svg)\n" for chart in drawn]
+    if command := evidence.plan.get("command"):
+        lines += ["```sh", command, "```", ""]
     lines += ["## What was run", "", *(f"- {name}: {escape(text)}" for name, text in facts(evidence)), ""]
     write_atomically(path, "\n".join(lines))

@@ -19,7 +19,7 @@ from linvit import metrics, report
 from linvit.attention import attention_options, create_attention
 from linvit.data import Dataset, Fold, Survey, folded, repeats, survey
 from linvit.files import remove_parts, slug
-from linvit.locks import claimed, locked
+from linvit.locks import apart, claimed, locked
 from linvit.measure.provenance import machine
 from linvit.measure.trained import redraws
 from linvit.progress import Progress, ignore, repeated, seconds
@@ -115,6 +115,7 @@ def compare(
     if controls and not any(variant.control for variant in wanted):
         wanted.append(Variant(attention=CONTROL, task=task))
     _check_task(task, wanted, folds, budget)
+    apart(out, data=data)
     if with_redrawn is not None:
         wanted += _redrawn(wanted, with_redrawn)
     for variant in wanted:

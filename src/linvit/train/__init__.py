@@ -14,6 +14,7 @@ from typing import Any
 from linvit import ranks
 from linvit.data import Dataset, Fold, Survey, folded, survey
 from linvit.files import slug, write_atomically
+from linvit.locks import apart
 from linvit.measure.provenance import pick_device
 from linvit.models import VisionTransformer
 from linvit.progress import Progress, ignore
@@ -100,6 +101,7 @@ def train(
     every step, progress of images being decoded; track: "tensorboard" or "mlflow", which are told of every validation.
     """
     kinds = tracking(track)
+    apart(out, data=data)
     place = ranks.join(pick_device(device))
     if TASKS[task].causal:  # which has no use for classes, or for what was trained on them
         start = start or backbones.SCRATCH

@@ -101,6 +101,8 @@ def _opened(folder: Path) -> tuple[Path, Any]:
     """A model's folder and its config.json, whoever wrote it."""
     if not folder.exists():
         raise ValueError(f"{folder} does not exist: give the folder of a run or of a model (…/best)")
+    if folder.is_file():  # the weights themselves: what describes them lies beside them
+        folder = folder.parent
     if not (folder / "config.json").exists() and (folder / "best" / "config.json").exists():
         folder = folder / "best"
     try:
@@ -120,6 +122,7 @@ class Stored:
     config: ModelConfig
     about: dict[str, Any]  # FACTS
     read: Callable[[], dict[str, Tensor]]
+    foreign: bool = False  # from elsewhere: what it was trained on is not known
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
@@ -138,7 +141,7 @@ def read_model(path: str | Path) -> Stored:
     name = str(path) if on_hub(path) else ""
     folder, about = _opened(download(name) if name else Path(path))
     if is_foreign(about):
-        return Stored(folder, *read_foreign(folder, about, name or folder.resolve().name))
+        return Stored(folder, *read_foreign(folder, about, name or folder.resolve().name), foreign=True)
     folder, about = read_config(folder)
     if not (folder / "model.safetensors").exists():
         raise ValueError(f"{folder} holds no model yet: its training has not finished an epoch")

@@ -67,12 +67,14 @@ def started(experiment: Experiment, dataset: Dataset) -> tuple[VisionTransformer
 
     Positions follow the image size, and the filters of patches theirs. An attention's own weights are new where the
     start has no such, and as near to softmax as they can be; the head has the start's rows for classes that the start
-    knows by name, all of them or none. Everything else must be there, in its shape.
+    knows by name, all of them or none. Everything else must be there, in its shape, and nothing of it is left over.
     """
     model, start = VisionTransformer(experiment.model), experiment.start
     if start is None:
         return model, False
-    stored = _same(start)
+    stored, depth = _same(start), experiment.model.depth
+    if depth != stored.config.depth:
+        raise ValueError(f"depth={depth}, but {stored.folder} has depth={stored.config.depth}: leave it out")
     tensors = resized(stored.tensors, stored.config, experiment.model.image_size, experiment.model.patch_size)
     for attention in model.attentions():
         attention.near_softmax()
@@ -90,6 +92,11 @@ def started(experiment: Experiment, dataset: Dataset) -> tuple[VisionTransformer
             found = "nothing" if there is None else tuple(there.shape)
             wanted = tuple(value.shape)
             raise ValueError(f"{stored.folder} does not fit this model: {key} is {found} there, not {wanted}")
+    for key, value in tensors.items():
+        if key not in own and not key.startswith("head.") and ".attention." not in key:
+            raise ValueError(
+                f"{stored.folder} does not fit this model, which has no place for {key} {tuple(value.shape)}"
+            )
     model.load_state_dict(own)
     return model, not kept
 

@@ -24,7 +24,7 @@ from linvit import metrics
 from linvit.data import Dataset, Fold, Survey, folded, survey
 from linvit.errors import choices
 from linvit.files import slug
-from linvit.locks import claimed, locked
+from linvit.locks import apart, claimed, locked
 from linvit.measure.provenance import machine
 from linvit.models import ModelConfig
 from linvit.progress import Progress, duration, ignore, repeated, seconds
@@ -118,6 +118,7 @@ def tune(
         images = Survey.of(data if folds is None else folded(data, Fold(0, folds, seed, spare_test=True)))
     else:
         images = survey(data, data_root, limit, folds=folds, spare_test=True)
+    apart(out, data=data)
     shaped = {name: value for name, value in (chosen | found.options).items() if name not in SHAPELESS}
     starts = backbones.chosen(start, [variant.attention for variant in wanted], images, image_size, shaped)
     begin = backbones.first(starts)
