@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -126,6 +127,16 @@ def test_bugs_keep_their_traceback(verb, statement):
 def test_interrupted(capsys, verb, message, line):
     name = verb("stops", f"def run() -> None:\n    raise KeyboardInterrupt({message})\n")
     assert run(capsys, name) == (130, "", line)
+
+
+def test_interrupted_while_a_package_is_imported(tmp_path):
+    """Where an exception would come out as another, or not at all."""
+    (tmp_path / "slow.py").write_text(
+        "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept BaseException:\n    pass\n"
+    )
+    done = subprocess.run([sys.executable, "-m", "linvit", "list", "kernels"], capture_output=True, text=True,
+                          env={**os.environ, "LINVIT_PLUGINS": str(tmp_path / "slow.py")})  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "linvit: interrupted\n")
 
 
 @pytest.mark.parametrize("number", ["SIGTERM", "SIGUSR1"])

@@ -205,11 +205,27 @@ def test_the_list(capsys, tmp_path, done):
     assert not list(tmp_path.iterdir())
 
 
+def test_more_seeds_are_added_and_the_columns_are_shown(capsys, tmp_path, done):
+    home = tmp_path / "home"
+    shutil.copytree(done, home / "tiny" / "cpu")
+    assert cli.main(["reproduce", "tiny", "--seeds", "3", "--jobs", "1", "--out", str(home)]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.splitlines()[1].split() == ["row", "literal", "fair"]  # nothing was published of it
+    assert shown.out.count("from checkpoint") == 1
+    assert "literal: the report's recipe, 3 rows" in shown.err
+    for column in COLUMNS:
+        study_of = Study.read(home / "tiny" / "cpu" / column / "study.json")
+        assert all(seeds == [0, 1, 2] for seeds in study_of.seeds.values())
+        for key, value in results(done / column).items():
+            assert results(home / "tiny" / "cpu" / column)[key] == value
+
+
 @pytest.mark.parametrize(("words", "said"), [
     (["000-mnst"], "unknown study '000-mnst'; did you mean '000-mnist'?"),
     (["tiny", "paper-fig9"], "paper-fig9 cannot be run at scale 'cpu': TrEMBL"),
     (["tiny", "--scale", "full"], "tiny cannot be run at scale 'full'"),
     (["tiny", "--scale", "huge"], "huge"),
+    (["--jobs", "3"], "--jobs has no effect without the name of a study"),
 ])  # fmt: skip
 def test_what_cannot_be_run_is_said_before_anything_is(words, said, capsys, tmp_path):
     assert cli.main(["reproduce", *words, "--out", str(tmp_path / "x")]) == 2

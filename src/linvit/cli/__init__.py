@@ -168,13 +168,27 @@ def _heeding_schedulers() -> Iterator[None]:
     def leave(number: int, frame: Any) -> None:
         raise Evicted
 
-    numbers = [signal.SIGTERM, signal.SIGUSR1] if threading.current_thread() is threading.main_thread() else []
-    old = {number: signal.signal(number, leave) for number in numbers}
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    old = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        old[signal.SIGINT] = signal.signal(signal.SIGINT, _interrupt)
     try:
         yield
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    """Ctrl-C. Not every package survives one in the middle of its import, or lets it through: there it ends at once."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            os.write(2, b"linvit: interrupted\n")
+            os._exit(130)
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 def _was_evicted(stop: BaseException | None) -> bool:

@@ -23,6 +23,8 @@ def run(
         metavar="DIR", help="Write it to DIR/reports.html, with the tables that it links to, to be kept.")] = None,
     out: Annotated[Path, typer.Option(
         metavar="DIR", help="Where results lie: DIR/NAME/SCALE.")] = Path("runs/reproduce"),
+    seeds: Annotated[int | None, typer.Option(
+        min=1, help="Of each row, instead of the scale's; more than before adds to what was run.")] = None,
     jobs: options.Jobs = None,
     threads: options.EachThreads = None,
     on: options.On = None,
@@ -43,9 +45,14 @@ def run(
 
         linvit reproduce 001-I 001-V --scale smoke
 
+        linvit reproduce 001-I --seeds 5
+
         linvit reproduce --report
     """
-    missing = _run(ctx, names, scale, out, jobs, threads, on, device, data_root, json, quiet) if names else ""
+    idle = {"--seeds": seeds, "--jobs": jobs, "--threads": threads, "--on": on}
+    if not names and (given := [name for name, value in idle.items() if value is not None]):
+        raise ValueError(f"{given[0]} has no effect without the name of a study: `linvit reproduce` lists them")
+    missing = _run(ctx, names, scale, out, seeds, jobs, threads, on, device, data_root, json, quiet) if names else ""
     if page or publish:
         _page(out, publish, json)
     elif not names:
@@ -55,8 +62,8 @@ def run(
 
 
 def _run(
-    ctx: typer.Context, names: list[str], scale: str, out: Path, jobs: int | None, threads: int | None, on: str | None,
-    device: str, data_root: Path | None, json: bool, quiet: bool,
+    ctx: typer.Context, names: list[str], scale: str, out: Path, seeds: int | None, jobs: int | None,
+    threads: int | None, on: str | None, device: str, data_root: Path | None, json: bool, quiet: bool,
 ) -> str:  # fmt: skip
     """What could not be run for want of data, and why; empty for nothing."""
     from linvit.cli import _output
@@ -71,8 +78,8 @@ def _run(
     done: dict[str, str] = {}
     for name in names:
         with Display(json or quiet) as display, _output.warnings_in_one_line():
-            where = Where(device=device, runner=on, jobs=jobs, threads=threads, data_root=data_root, command=again,
-                          hear=display.hear, progress=display.progress)  # fmt: skip
+            where = Where(device=device, runner=on, jobs=jobs, threads=threads, data_root=data_root, seeds=seeds,
+                          command=again, say=display.say, hear=display.hear, progress=display.progress)  # fmt: skip
             display.say(_about(name, scale))
             try:
                 done[name] = str(reproduce(name, scale, out, where))
@@ -81,10 +88,36 @@ def _run(
             except Missing as error:
                 missing[str(error)] = [*missing.get(str(error), []), name]
         if name in done and not json:
-            print(f"{name}: {done[name]}")
+            if rows := _rows(name, scale, out, quiet):
+                _output.print_table(rows, title=_title(name), right=list(rows[0])[1:])
+            print(f"{name}: {done[name]}" + (f" (the page of all: linvit reproduce --report --out {out})" * bool(rows)))
     if json:
-        _output.print_json([{"study": name, "scale": scale, "folder": folder} for name, folder in done.items()])
+        _output.print_json([{"study": name, "scale": scale, "folder": folder, "rows": _rows(name, scale, out)}
+                            for name, folder in done.items()])  # fmt: skip
     return "; ".join(f"{', '.join(of)} not run: {what}" for what, of in missing.items())
+
+
+SHOWN = ("Published", "Literal", "Fair", "Training speed here")
+
+
+def _rows(name: str, scale: str, out: Path, quiet: bool = False) -> list[dict[str, str]]:
+    """What came of a table's rows beside what was published; nothing of one that was only to run."""
+    from linvit.report.reproduction import columns
+    from linvit.studies.page import sheet
+    from linvit.studies.results import Results
+
+    found = sheet(name, Results(out))
+    if quiet or scale == "smoke" or not found.lines:
+        return []
+    cells = {heading: of for heading, of in columns(found).items() if heading in SHOWN}
+    return [{"row": line.name} | {heading.lower(): of[i].text for heading, of in cells.items()}
+            for i, line in enumerate(found.lines)]  # fmt: skip
+
+
+def _title(name: str) -> str:
+    from linvit.studies import study
+
+    return f"{name}, {study(name).title}"
 
 
 def _about(name: str, scale: str) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -29,6 +29,7 @@ from linvit.train import start_from
 SCALES = ("full", "cpu", "smoke")
 Column = Literal["literal", "fair"]
 COLUMNS: tuple[Column, ...] = ("literal", "fair")
+COLUMN = {"literal": "the report's recipe", "fair": "one protocol for all"}
 HOME = Path("runs/reproduce")
 
 
@@ -41,7 +42,9 @@ class Where:
     jobs: int | None = None
     threads: int | None = None
     data_root: str | Path | None = None
+    seeds: int | None = None  # of each row, instead of the scale's
     command: str = ""
+    say: Callable[[str], None] = lambda text: None
     hear: Hear = lambda job, event: None
     progress: Progress = ignore
 
@@ -224,6 +227,7 @@ class Table(Reproduction):
             rows, place = self.of(column), folder / column
             later = any(row.checkpoint for row in rows)
             if rows:
+                where.say(f"{column}: {COLUMN[column]}, {len(rows)} rows")
                 self.compare(column, scale, place, where, self.variants(column, scale), last=not later)
             if later and (trained := self.trained(place)):
                 self.compare(column, scale, place, where, self.variants(column, scale, trained))
@@ -234,7 +238,8 @@ class Table(Reproduction):
         size = self.size(scale, column)
         one = None if size.measured or where.runner else 1  # what takes seconds is not worth a second process
         compare(
-            self.data, variants=variants, task=self.task, controls=column == "fair", start="scratch", seeds=size.seeds,
+            self.data, variants=variants, task=self.task, controls=column == "fair", start="scratch",
+            seeds=where.seeds or size.seeds,
             image_size=self.sides.get(column), limit=size.limit, folds=size.folds,
             match=column == "fair", measured=size.measured and last, out=folder, device=where.device,
             runner=where.runner, jobs=where.jobs or one, threads=where.threads, data_root=where.data_root,

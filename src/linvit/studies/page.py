@@ -54,7 +54,7 @@ def _published(column: Column, home: Path, into: Path) -> Column:
 def gather(home: Path) -> Book:
     results = Results(home)
     names = dict.fromkeys([*(row.study for row in published()), *sorted(STUDIES.names(), key=_in_order)])
-    sheets = sorted((_sheet(name, results) for name in names), key=lambda sheet: sheet.report)
+    sheets = sorted((sheet(name, results) for name in names), key=lambda sheet: sheet.report)
     experiments = [(mistake, mistake.show()) for mistake in MISTAKES]
     return Book(sheets, judge(CLAIMS, results), experiments, _facts(results, sheets))
 
@@ -64,15 +64,16 @@ def _in_order(name: str) -> list[tuple[int, str]]:
     return [(int(part or 0), word) for word, part in re.findall(r"(\D*)(\d*)", name)]
 
 
-def _sheet(name: str, results: Results) -> Sheet:
+def sheet(name: str, results: Results) -> Sheet:
+    """One study, as the page has it."""
     found = study(name)
     able = next((scale for scale in ("cpu", "full") if scale in found.takes), "")
     command = f"linvit reproduce {name}" + (" --scale full" if able == "full" else "")
-    sheet = Sheet(
+    one = Sheet(
         name, found.report, found.title, _about(found), command if able else "", "" if able else found.gives_way("cpu"),
         mistakes=found.mistakes, smoke=results.smoke(name), figure=not isinstance(found, Table),
     )  # fmt: skip
-    return _table(sheet, found, results) if isinstance(found, Table) else _figure(sheet, found, results)
+    return _table(one, found, results) if isinstance(found, Table) else _figure(one, found, results)
 
 
 def _about(found: Reproduction) -> str:
