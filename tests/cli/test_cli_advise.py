@@ -5,10 +5,12 @@ import json
 import pytest
 
 from linvit import cli
+from linvit.cli.advise import chart
 from linvit.measure import advice, features
 from linvit.measure.advice import Shape
 from linvit.metrics import problems
 from linvit.records import Records
+from linvit.study.advising import advise
 
 TINY = ["17", "--size", "nano", "--patch", "4", "--batch", "2", "-a", "performer-exp:m=8", "-a", "linformer:k=4"]
 
@@ -27,7 +29,7 @@ def test_a_page_of_text_records_and_a_chart(capsys, tmp_path):
     out = tmp_path / "new" / "folder"
     assert cli.main(["advise", *TINY, "--out", str(out)]) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("a model of size nano with 17 tokens: 17 tokens, 4 layers, 4 heads of 16\n")
+    assert printed.startswith("a model of size nano with 4 × 4 patches and CLS: 17 tokens, 4 layers, 4 heads of 16\n")
     for words in ("attention's share of the time", "\nperformer-exp:m=8 ", "\nlinformer:k=4 ", "performer-hyp needs ",
                   "uniform attention has", "σ = 1", "\n  linvit compare path/to/images "):  # fmt: skip
         assert words in printed
@@ -38,6 +40,22 @@ def test_a_page_of_text_records_and_a_chart(capsys, tmp_path):
     records = list(Records(out / "records.jsonl"))
     assert {"attention_time", "break_even_tokens", "attention_error", "train_step"} <= {r.metric for r in records}
     assert [problem for record in records for problem in problems(record)] == []
+
+
+def test_the_chart_shows_what_it_speaks_of(monkeypatch):
+    """Fewer tokens than those of any point: the dashed line and the dots lie within the axis."""
+    given = {"attentions": ["performer-exp:m=8"], "size": "nano", "patch": 4, "batch": 2}
+    drawn = chart(advise(4, **given)).to_dict()
+    assert {layer["encoding"]["x"]["scale"]["domain"][0] for panel in drawn["hconcat"] for layer in panel["layer"]
+            if "scale" in layer["encoding"].get("x", {})} == {4}  # fmt: skip
+
+
+def test_one_is_not_many(capsys):
+    assert cli.main(["advise", "1", *TINY[1:-2]]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("a model of size nano with 1 × 1 patches: 1 token, ")
+    assert "1 tokens" not in printed
+    assert "uniform attention has 0.00" in printed
 
 
 def test_json_and_quiet_and_the_second_time_nothing_is_measured(capsys, monkeypatch):
@@ -60,6 +78,10 @@ def test_json_and_quiet_and_the_second_time_nothing_is_measured(capsys, monkeypa
         (["64", "--error", "1.5"], "error=1.5 must be between 0 and 1"),
         (["64", "--for", "fun"], "'fun' is not one of"),
         (["64", "--device", "nonsense"], "device 'nonsense' cannot be used here"),
+        (["64", "--sigma", "1e200"], "sigma=1e+200 is too large"),
+        (["64", "--batch", "1000000000"], "batch=1000000000: a training step would take about"),
+        (["64", "--runs", "nowhere"], "runs=nowhere is not a folder"),
+        (["99999999999999999999999"], "N=99,999,999,999,999,999,999,999 tokens are too many"),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(capsys, tmp_path, words, why):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from linvit import cli
-from linvit.cli import _display
+from linvit.cli import _bench, _display
 from linvit.data import load_data
 from linvit.metrics import problems
 from linvit.models import create_model
@@ -133,6 +133,43 @@ def test_trained_queries_and_keys(capsys, tmp_path, model):
     assert rows[0]["model"].startswith(folder.name)
 
 
+def test_a_trained_models_own_attention_has_a_row(capsys, tmp_path, model):
+    data = load_data(model[1])
+    net = create_model(image_size=8, channels=1, classes=3, patch_size=2, dim=16, depth=2, heads=2, pool="cls",
+                       attention="linformer:k=3")  # fmt: skip
+    save_config(tmp_path, net.config, data)
+    save_model(tmp_path, net)
+    call = ["bench", "error", "--model", str(tmp_path), "--data", model[1], "--images", "3", "--draws", "1"]
+    assert cli.main([*call, "-a", "performer-exp:m=5"]) == 0
+    printed = capsys.readouterr().out
+    assert "\nlinformer:k=3 " in printed
+    assert "linformer:k=3 is the model's own, as trained." in printed
+    assert "Rows of linformer:k=3 do not sum to one or are signed" in printed
+    assert "untrained" not in printed
+    assert ", one draw, " in printed
+
+
+def test_rows_that_are_no_distributions_have_a_footnote(capsys):
+    assert cli.main(["bench", "error", *TINY["error"], *SPECS]) == 0
+    printed = capsys.readouterr().out
+    assert "Rows of linformer:k=3 do not sum to one or are signed: TV is half the absolute difference" in printed
+    assert "The weights of linformer:k=3 are untrained." in printed
+    assert cli.main(["bench", "error", *TINY["error"], *SPECS[:2]]) == 0
+    printed = capsys.readouterr().out
+    assert "do not sum" not in printed
+    assert "untrained" not in printed
+
+
+def test_the_shortest_length_is_no_crossing(capsys, monkeypatch):
+    assert [_bench.even(*given) for given in ((None, 64), (64.0, 64), (1234.0, 64), (71.2, 64))] == [
+        "–", "≤ 64", "≈ 1,200", "≈ 71",
+    ]  # fmt: skip
+    assert cli.main(["bench", "speed", *TINY["speed"][4:], "--tokens", "11", "-a", "uniform", "--json"]) == 0
+    rows = [row for row in json.loads(capsys.readouterr().out) if row["metric"] == "break_even_tokens"]
+    assert {row["from"] for row in rows} == {11}  # a value that is this one is "at most"
+    assert {row["value"] for row in rows} <= {11, None}
+
+
 def test_maps(capsys, tmp_path, model):
     folder, data = model
     call = ["bench", "maps", str(folder), data, "-a", "uniform", "--image", "2"]
@@ -169,6 +206,15 @@ def test_memory(capsys, tmp_path, monkeypatch, more):
     name = "memory-to-the-limit" if more else "memory"
     assert {path.name for path in tmp_path.glob("[!.]*")} == {"records.jsonl", f"{name}.html", f"{name}.png"}
     assert not [problem for r in Records(tmp_path / "records.jsonl") for problem in problems(r)]
+
+
+def test_one_length_tells_no_most_tokens(capsys, monkeypatch):
+    found = {"forward": 100.0, "both": 200.0, "seconds": 0.1}
+    monkeypatch.setattr("linvit.measure.memory._in_a_fresh_process", lambda *given: (dict(found), ""))
+    assert cli.main(["bench", "memory", "-a", "uniform", "--tokens", "64"]) == 0
+    printed = capsys.readouterr().out
+    assert all(line.endswith("–") for line in printed.splitlines() if line.startswith(("uniform ", "softmax ")))
+    assert "one length does not tell how memory grows" in printed
 
 
 def test_speed_to_the_limit(capsys, tmp_path):

@@ -62,16 +62,24 @@ def test_a_forecast_is_right_where_nothing_was_measured(noise, allowed, mode):
     assert known.error <= allowed
 
 
+def test_the_error_of_a_forecast_is_of_points_that_it_has_not_seen():
+    """As many rates as points fit whatever was measured, and forecast nothing."""
+    noise = Forecast(timings(0.3, points()[:6]))
+    fitted = [noise.seconds(str(r.tags["attention"]), Shape.of(r)) / advice.quick(r) - 1 for r in noise.records]
+    assert noise.error > 1.5 * np.median(np.abs(fitted))
+
+
 def test_the_break_even_is_where_the_times_cross():
-    known, shape = Forecast(timings()), Shape(197, 3, 48, 5)
-    for spec in ("performer-relu:m=40", "linformer:k=16"):
-        even = known.break_even(spec, shape)
+    model = whole()
+    for spec, task in (("performer-relu:m=40", "inference"), ("linformer:k=16", "latency")):
+        even = model.break_even(spec, task)
         assert even is not None
-        for n, faster in ((0.9 * even, False), (1.1 * even, True)):
-            here = replace(shape, tokens=round(n))
+        assert even == float(f"{even:.2g}")
+        for n, faster in ((0.85 * even, False), (1.15 * even, True)):
+            here = replace(model.shapes[task], tokens=round(n))
             assert (true_seconds(spec, here) < true_seconds("softmax", here)) is faster
-    assert known.break_even("identity", shape) == known.squares("identity", 0)[0]  # always faster
-    assert known.break_even("performer-relu:m=4096", Shape(50, 1, 16)) is None  # not within what was measured
+    assert model.break_even("identity", "training") == model.lengths("identity")[0] == 49  # always faster
+    assert model.break_even("performer-relu:m=4096", "latency") is None  # not within what was measured
 
 
 def test_lengths_stay_within_what_was_measured_and_a_linformers_keys():
@@ -230,11 +238,50 @@ def test_what_was_measured_of_a_model_beats_the_forecast():
     )
 
 
+@pytest.mark.parametrize("factor", [0.2, 0.99, 1.01, 5.0])
+def test_forecasts_pass_through_what_was_measured(factor):
+    """Of a layer that takes so many times softmax's time at 196 tokens, whatever its kind takes elsewhere."""
+    shape, spec = Shape(196, 3, 16, 8), "performer-relu:m=32"
+    times = {"softmax": 0.020, "identity": 0.001, spec: 0.020 * factor}
+    layers = [Record("attention_time", t, "s", tags={"attention": one, **shape.tags()}) for one, t in times.items()]
+    model = whole(layers)
+    assert model.ratio(spec, "inference") == pytest.approx(1 / factor)
+    assert model.ratio(spec, "inference", 196) == pytest.approx(1 / factor)
+    assert model.ratio(spec, "inference", 225) == pytest.approx(1 / factor, rel=0.25)  # nothing jumps
+    assert model.ratio("performer-relu:m=40", "inference") == pytest.approx(1 / factor, rel=0.25)
+    for even in (model.break_even(spec, "inference"), model.pays_from(spec, "inference", 1.0)):
+        assert even is None or (even > 196) is (factor > 1)
+
+
+def test_what_few_tokens_take_does_not_scale_the_forecast_for_many():
+    """Four tokens, fewer than at any point, whose layer takes a hundred times what it should."""
+    spec, model = "performer-relu:m=32", whole()
+    config = model.config.model_copy(update={"image_size": 4})
+    shape = Shape(4, 3, 16, 8)
+    times = {"softmax": 1e-4, "identity": 1e-5, spec: 1e-2}
+    layers = [Record("attention_time", t, "s", tags={"attention": one, **shape.tags()}) for one, t in times.items()]
+    small = Model(config, 8, model.known, [*model.records, *layers])
+    assert small.ratio(spec, "inference") == pytest.approx(1e-2)
+    assert small.ratio(spec, "inference", 1024) == pytest.approx(model.ratio(spec, "inference", 1024))
+    assert small.break_even(spec, "inference") == pytest.approx(model.break_even(spec, "inference"), rel=0.2)
+    assert small.lengths(spec)[0] == 49
+
+
+def test_more_than_memory_has_is_one_line(monkeypatch, tmp_path):
+    def race(calls, *, device, rounds):
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(advice, "race", race)
+    config = model_config(image_size=28, patch_size=2, dim=48, heads=3, depth=3, mlp_dim=96)
+    with pytest.raises(ValueError, match=r"batch=3: timing it takes more than the .* of memory free"):
+        advice.measure_model(config, [], Forecast(timings()), batch=3, device=CPU, cache=tmp_path)
+
+
 def test_from_where_a_whole_model_gains():
     model, spec = whole(), "performer-relu:m=32"
     n = model.pays_from(spec, "inference", 1.05)
     assert n is not None
-    assert n > (model.known.break_even(spec, model.shapes["inference"]) or 0)  # a tie is passed later
+    assert n > (model.break_even(spec, "inference") or 0)  # a tie is passed later
     assert model.speed(spec, "inference", round(0.9 * n)) < 1.05 < model.speed(spec, "inference", round(1.1 * n))
     assert model.pays_from("softmax", "inference", 1.05) is None
 
@@ -273,14 +320,23 @@ def test_the_fewest_features_for_a_target():
     records = [error_of(f"performer-exp:m={m}", e) for m, e in ((8, 0.5), (64, 0.2), (16, 0.4), (32, 0.15))]
     records += [error_of("performer-hyp:m=8", 0.3), error_of("uniform", 0.45)]
     exp, hyp = features.enough(records, ["performer-exp", "performer-hyp"], 0.2)
-    assert (exp.count, exp.error, exp.spec) == (32, 0.15, "performer-exp:m=32")
-    assert (hyp.count, hyp.error, hyp.tried, hyp.spec) == (None, 0.3, 8, None)
+    assert (exp.count, exp.error, exp.spec, exp.features) == (32, 0.15, "performer-exp:m=32", 32)
+    assert (hyp.count, hyp.error, hyp.tried, hyp.spec, hyp.features) == (None, 0.3, 8, None, 16)  # two of each row
     assert features.control(records) == 0.45
 
 
 def test_only_estimates_of_softmax_get_there_by_more_features():
     specs = ["performer-relu:m=32", "performer-exp:m=32", "performer-theta:m=32", "linformer:k=16", "performer-exp:m=8"]
     assert features.estimators(specs) == ["performer-exp", "performer-hyp"]
+
+
+def test_one_token_has_no_error_and_one_that_is_no_number_is_refused(monkeypatch):
+    monkeypatch.setattr(features, "COUNTS", (8,))
+    alone = features.drawn(["performer-exp"], sigma=1.0, tokens=1, heads=2, head_dim=7)
+    assert {r.tags["tokens"] for r in alone} == {1}
+    assert all(r.value == pytest.approx(0, abs=1e-9) for r in alone if r.metric == "attention_error")
+    with pytest.raises(ValueError, match=r"sigma=1e\+200 is too large: the distance of .* from softmax is no number"):
+        features.drawn(["performer-exp"], sigma=1e200, tokens=23, heads=2, head_dim=7)
 
 
 def test_errors_of_drawn_and_of_a_models_own_q_and_k(monkeypatch):

@@ -7,6 +7,8 @@ import math
 import pytest
 
 from linvit.measure.angle import measure, ratio
+from linvit.report import benchmarks
+from linvit.studies.paper_measured import Angles
 
 
 def test_known_values():
@@ -36,6 +38,20 @@ def test_the_kernels_follow_the_closed_form():
         exact = ratio(record.tags["angle"], record.tags["length"])
         assert abs(record.value - exact) < 2 * half + 0.02 * exact
         assert half < 0.5 * exact
+
+
+@pytest.mark.parametrize("angles", [8, 64])
+def test_few_angles_are_drawn_too(monkeypatch, angles):
+    monkeypatch.setattr("linvit.measure.angle._estimate", lambda angle, length, rows, seed: (1.0, 0.1))
+    found = [r for r in measure(lengths=[], slices=[1.0], angles=angles) if r.tags["by"] == "Monte Carlo"]
+    assert [round(8 * r.tags["angle"] / math.pi, 3) for r in found] == [4, 5, 6, 7]
+
+
+def test_the_smallest_figure_has_its_dots_and_one_without_says_nothing_of_them():
+    drawn = benchmarks.angle(list(measure(**Angles.scales["smoke"]))).to_json(ensure_ascii=False)
+    assert "dots: Monte Carlo over 4,096 rows" in drawn
+    plain = list(measure(lengths=[0.5], slices=[], angles=8))
+    assert "dots" not in benchmarks.angle(plain).to_json(ensure_ascii=False)
 
 
 def test_a_record_for_each_angle_and_length():

@@ -7,7 +7,7 @@ import torch
 
 from linvit.attention import create_attention
 from linvit.measure import trained
-from linvit.measure.error import attention_error, measure, over_features, with_features
+from linvit.measure.error import attention_error, measure, oddities, over_features, with_features
 from linvit.measure.trained import attention_maps, over_layers, trained_error
 from linvit.measure.trained import over_features as over_features_of_model
 from linvit.models import create_model
@@ -138,7 +138,7 @@ def test_records_are_a_function_of_the_seed_and_carry_the_control():
     assert all(tags["low"] <= value <= tags["high"] and n == 2 for _, value, _, n, tags in first)
 
 
-@pytest.mark.parametrize("bad", [{"tokens": 1}, {"draws": 0}, {"sigmas": [0.0]}, {"sigmas": [math.nan]}])
+@pytest.mark.parametrize("bad", [{"tokens": 0}, {"draws": 0}, {"sigmas": [0.0]}, {"sigmas": [math.nan]}])
 def test_bad_sizes(bad):
     with pytest.raises(ValueError, match=next(iter(bad)).removesuffix("s")):
         list(measure(["uniform"], **bad))
@@ -208,6 +208,32 @@ def test_errors_on_a_models_own_queries_and_keys_by_hand():
     assert (whole.tags["low"], whole.tags["high"]) == (pytest.approx(min(draws)), pytest.approx(max(draws)))
     assert (whole.tags["images"], whole.tags["model"], whole.n) == (5, "mine", 2)
     assert found["attention_entropy", "uniform", 2].value == pytest.approx(math.log(16))
+
+
+def test_a_models_own_attention_stands_beside_the_others_as_it_was_trained():
+    spec = "linformer:k=3,qk_norm=true"
+    model, images = create_model(**CONFIG | {"attention": spec}).eval(), torch.randn(2, 1, 8, 8)
+    with torch.no_grad():
+        for weights in (p for a in model.attentions() for p in a.parameters()):
+            weights.mul_(1.7)  # trained
+    records = list(over_layers(model, images, [spec, "performer-relu:m=5"], name="mine", own=spec, draws=2))
+    mine = {r.tags["attention"]: r for r in records if r.metric == "attention_error" and "layer" not in r.tags}
+    assert list(mine) == [spec, "performer-relu:m=5", "uniform"]
+    assert mine[spec].value == pytest.approx(trained_error(model, images)["attention_error"])
+    assert mine["uniform"].value == pytest.approx(trained_error(model, images)["attention_error_uniform"])
+    assert (mine[spec].n, mine["uniform"].n) == (1, 2)
+    soft = list(over_layers(create_model(**CONFIG), images, ["uniform"], name="mine", own="softmax"))
+    assert {r.tags["attention"] for r in soft} == {"uniform"}  # which all are compared with
+
+
+@pytest.mark.parametrize(
+    ("spec", "odd", "weights"),
+    [("performer-relu:m=8", False, False), ("performer-hyp:m=8,dwc=3,exact_cls=true", False, False),
+     ("performer-trig:m=8", True, False), ("linformer:k=70", True, True), ("identity", False, False),
+     ("uniform", False, False), ("window", False, False)],
+)  # fmt: skip
+def test_whose_rows_are_no_distributions(spec, odd, weights):
+    assert oddities(spec, 8) == (odd, weights)
 
 
 def test_a_models_own_queries_and_keys_over_features():

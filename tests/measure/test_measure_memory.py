@@ -118,6 +118,12 @@ def test_lengths_double_until_nothing_fits(monkeypatch):
     assert most["performer-relu", "forward"].tags["to"] == 512
 
 
+def test_one_length_does_not_tell_how_many_tokens_fit(monkeypatch):
+    Scales(monkeypatch)
+    one = measure(["performer-relu"], tokens=[256], most_memory=10**9, heads=1, head_dim=1)
+    assert not [r for r in one if r.metric == "largest_tokens"]
+
+
 def test_what_cannot_be_built_at_a_length_is_tried_at_the_next(monkeypatch):
     Scales(monkeypatch)
     records = measure(["linformer:k=300"], tokens=[256, 512], most_memory=10**9, heads=1, head_dim=1)

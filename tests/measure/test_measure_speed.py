@@ -138,7 +138,8 @@ def test_a_curve_adds_up_layers_and_times_each_spec_once(monkeypatch):
     assert (baseline.value, baseline.tags["baseline"], baseline.tags["layers"]) == (3 * 64**2, "softmax", 3)
     assert found["break_even_tokens", "softmax", "forward", None].value == pytest.approx(128)
     mixed = found["break_even_tokens", "mixed", "forward", None]
-    assert mixed.value == pytest.approx(break_even({64: 2 / 3, 256: 4 / 3}))  # two softmax layers over its own
+    crossing = break_even({64: 2 / 3, 256: 4 / 3})  # two softmax layers over its own
+    assert mixed.value == float(f"{crossing:.3g}")  # no more digits than are known
     assert (mixed.tags["from"], mixed.tags["to"], mixed.tags["layers"]) == (64, 256, 2)
 
 

@@ -1,26 +1,31 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from report import synthetic  # tests/report
 
+from linvit.data import load_data
 from linvit.measure import advice, features
 from linvit.measure.advice import Shape
 from linvit.measure.provenance import machine
 from linvit.measure.race import CLOCKS, Times
+from linvit.models import VisionTransformer, model_config
 from linvit.progress import ignore
 from linvit.study import advising
 from linvit.study.advising import Advice, Earlier, Trial, advise, ask, choose, command, studies
 from linvit.train.backbones import shipped
+from linvit.train.checkpoint import save_config, save_model
 
 SPECS = ["performer-relu:m=8", "linformer:k=4"]
 
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch, tmp_path):
-    """Few small points, and a cache of its own."""
+    """Few small points, a cache of its own, and no studies."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LINVIT_CACHE", str(tmp_path / "cache"))
     few = [(Shape(n, h, 8, b, prefix=1), m) for n, h, b, m in ((10, 1, 1, 8), (26, 2, 2, 16), (50, 1, 3, 8))]
     monkeypatch.setattr(advice, "points", lambda: few)
@@ -63,7 +68,7 @@ def test_the_choice(speeds, proven, chosen):
 def asked(monkeypatch, tokens=16, **layers) -> Advice:
     layers = {name.replace("_", "-"): seconds for name, seconds in layers.items()}
     Timed(monkeypatch, 0.010, **{"performer-hyp": 0.01, **layers})
-    return advise(tokens, attentions=SPECS, size="nano", patch=4, runs="nowhere", batch=2)
+    return advise(tokens, attentions=SPECS, size="nano", patch=4, batch=2)
 
 
 def test_stay_with_softmax_where_it_is_fastest(monkeypatch):
@@ -74,8 +79,10 @@ def test_stay_with_softmax_where_it_is_fastest(monkeypatch):
     assert found.model.speed("performer-relu:m=8", "inference") == pytest.approx(14 / 18, abs=0.01)
     assert "performer-relu:m=8 is at 0.78×" in found.reason
     assert "28.6" in found.reason
-    assert "tokens (" in found.reason  # from where on it would change
-    assert found.command.endswith("-a softmax -a performer-relu:m=8")
+    ((tokens, pixels),) = re.findall(r"from about (\d+) tokens \((\d+) px\) performer-relu:m=8 would be", found.reason)
+    assert int(tokens) > 16
+    assert found.command == (f"linvit compare path/to/images --size nano --set patch_size=4 --image-size {pixels} "
+                             "-a softmax -a performer-relu:m=8")  # what the sentence speaks of  # fmt: skip
 
 
 def test_try_the_linear_one_where_it_is_faster(monkeypatch):
@@ -83,8 +90,16 @@ def test_try_the_linear_one_where_it_is_faster(monkeypatch):
     assert found.choice == "linformer:k=4"
     assert "1.86 times as fast" in found.reason  # (10 + 4·4) / (10 + 4·1)
     assert "only training tells" in found.reason
-    assert found.command == ("linvit compare path/to/images --size nano --image-size 16 --set patch_size=4 "
+    assert found.command == ("linvit compare path/to/images --size nano --set patch_size=4 --image-size 16 "
                              "-a softmax -a linformer:k=4")  # fmt: skip
+    layer = found.summary()["attentions"][1]
+    assert layer["break_even_tokens"]["inference"] == 16  # the shortest square
+    assert layer["break_even_is_at_most"]["inference"] is True
+
+
+def test_a_class_token_that_is_measured_is_trained(monkeypatch):
+    found = asked(monkeypatch, tokens=17, softmax=0.004, performer_relu=0.002, linformer=0.001)
+    assert "--set pool=cls" in found.command
 
 
 def test_a_tie_is_no_reason_to_change(monkeypatch):
@@ -105,12 +120,15 @@ def test_the_summary_is_plain_data(monkeypatch):
     assert "modelled" in said["q_and_k"]
 
 
-@pytest.mark.parametrize(("tokens", "side", "prefix"), [(1, 1, 0), (16, 4, 0), (17, 4, 1), (197, 14, 1), (23, 4, 7)])
-def test_a_number_of_tokens_is_a_grid_and_a_prefix(tokens, side, prefix):
+@pytest.mark.parametrize(
+    ("tokens", "side", "cls"), [(1, 1, 0), (16, 4, 0), (17, 4, 1), (50, 7, 1), (23, 5, 0), (19, 4, 1)]
+)
+def test_a_number_of_tokens_is_a_grid_and_a_class_token(tokens, side, cls):
     found = ask(tokens, patch=4, size="nano")
-    assert (found.tokens, found.config.image_size, found.config.prefix_tokens) == (tokens, 4 * side, prefix)
-    assert found.pixels(tokens) == 4 * side
-    assert found.pixels(tokens + 1) == 4 * (side + 1)
+    assert (found.tokens, found.config.image_size, found.config.prefix_tokens) == (side**2 + cls, 4 * side, cls)
+    assert (f"nearest to {tokens}" in found.text) is (found.tokens != tokens)
+    assert found.pixels(found.tokens) == 4 * side
+    assert found.pixels(found.tokens + 1) == 4 * (side + 1)
 
 
 def test_images_are_asked_about_as_compare_would_train_on_them():
@@ -119,7 +137,7 @@ def test_images_are_asked_about_as_compare_would_train_on_them():
     patches = ask("digits", patch=2, image_size=16)
     assert (patches.config.stem, patches.tokens) == ("patch", 64)
     line = command(patches, "performer-relu:m=8")
-    assert line == ("linvit compare digits --image-size 16 --set stem=patch --set patch_size=2 -a softmax "
+    assert line == ("linvit compare digits --set stem=patch --set patch_size=2 --image-size 16 -a softmax "
                     "-a performer-relu:m=8")  # fmt: skip
 
 
@@ -131,7 +149,8 @@ def test_a_model_is_asked_about_with_its_own_q_and_k(monkeypatch):
     assert larger.tokens - larger.config.prefix_tokens == 4 * (found.tokens - found.config.prefix_tokens)
     monkeypatch.setattr(features, "COUNTS", (8, 256))
     kept = []
-    for data, words in ((None, "for noise"), ("digits", "for 2 images of digits")):
+    ours = "of the shipped softmax backbone for "
+    for data, words in ((None, ours + "noise"), ("digits", ours + "2 images of digits")):
         question = ask(folder, data=data)
         errors, origin = advising._errors(question, ["performer-hyp"], 1.0, None, lambda key, make: make(), ignore)
         assert words in origin
@@ -165,6 +184,9 @@ def test_bad_questions(given, words):
         ({"batch": 0}, "batch=0 must be at least 1"),
         ({"target": 1.0}, "error=1.0 must be between 0 and 1"),
         ({"sigma": 0.0}, "sigma=0.0 must be a positive number"),
+        ({"sigma": 1e200}, r"sigma=1e\+200 is too large"),
+        ({"batch": 10**9}, r"batch=1000000000: a training step would take about .* TiB, of .* free"),
+        ({"runs": "nowhere"}, "runs=nowhere is not a folder"),
         ({"attentions": ["softmax", "identity"]}, "no attention to compare"),
         ({"attentions": ["performer-nothing"]}, "unknown attention"),
         ({"attentions": ["linformer:k=65"]}, "k=65 is more than the 64 tokens"),
@@ -186,6 +208,8 @@ def test_earlier_studies_are_found_and_another_machine_is_named(tmp_path):
     here, there = tmp_path / "here", tmp_path / "below" / "there"
     synthetic.study(here, name="photos", machine=machine(), model=model)
     synthetic.study(there, name="digits", model=model)
+    for part in ("smoke/fair", "cpu/literal"):  # of a reproduction
+        synthetic.study(tmp_path / "reproduce" / "000" / part, name="digits", model=model)
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "study.json").write_text("{")
     with pytest.warns(UserWarning, match="broken is left out"):
@@ -200,6 +224,14 @@ def test_earlier_studies_are_found_and_another_machine_is_named(tmp_path):
     assert not next(trial for trial in found[0].trials if trial.attention == "linformer:k=16").shown
 
 
+def test_reproductions_are_found_from_above_and_from_below(tmp_path):
+    model = {"image_size": 8, "patch_size": 2, "dim": 64, "depth": 2, "heads": 4, "channels": 1}
+    deep = tmp_path / "reproduce" / "000" / "cpu" / "fair"
+    synthetic.study(deep, name="digits", model=model)
+    for runs in (tmp_path, tmp_path / "reproduce", deep.parent, deep):
+        assert [study.folder for study in studies(runs, ask("digits"))] == [deep]
+
+
 def remembers(monkeypatch, trial: Trial) -> None:
     """One earlier study, of 16 tokens, that found this."""
     study = Earlier(Path("runs/mine"), "digits", 16, "", 0.01, (trial,))
@@ -210,7 +242,7 @@ def test_what_a_similar_study_showed_is_recommended_before_what_is_faster(monkey
     remembers(monkeypatch, Trial("performer-relu:m=8", 0.98, "within 1 point", True, False, {"inference": 1.2}))
     found = asked(monkeypatch, softmax=0.004, performer_relu=0.002, linformer=0.001)
     assert found.choice == "performer-relu:m=8"
-    assert "was shown in runs/mine to lose less than 1 points on digits (16 tokens)" in found.reason
+    assert "was shown in runs/mine to lose less than 1 point on digits (16 tokens)" in found.reason
     far = asked(monkeypatch, tokens=64, softmax=0.004, performer_relu=0.002, linformer=0.001)  # four times as many
     assert far.choice == "linformer:k=4"
 
@@ -224,12 +256,36 @@ def test_softmax_stays_where_what_is_faster_was_shown_to_be_bad(monkeypatch):
     remembers(monkeypatch, Trial("linformer:k=4", 0.91, "worse", False, True, {"inference": 1.2}))
     found = asked(monkeypatch, softmax=0.004, performer_relu=0.005, linformer=0.001)
     assert found.choice == "softmax"
-    assert "in runs/mine it lost more than 1 points on digits, or diverged" in found.reason
+    assert "in runs/mine it lost more than 1 point on digits, or diverged" in found.reason
 
 
-def test_so_many_tokens_that_nobody_could_time_them():
-    with pytest.raises(ValueError, match=r"65,536 tokens take too long .*`linvit bench speed --tokens 65536`"):
-        advise(65_536, size="nano", patch=4)
+def test_more_tokens_than_are_timed_are_refused_at_once(monkeypatch):
+    monkeypatch.setattr(advice, "race", lambda *given, **options: pytest.fail("measured"))
+    with pytest.raises(ValueError, match=r"N=6,400 tokens are too many: .*`linvit bench speed --tokens 6400`"):
+        advise(6400, size="nano", patch=4)
+    with pytest.raises(ValueError, match=r"N=99,999,999,999 tokens are too many: forecasts here end at 4,226$"):
+        advise(99_999_999_999)
+    with pytest.raises(ValueError, match="N=5,184 tokens are too many"):
+        advise("digits", patch=1, image_size=72)
+
+
+def test_a_model_says_what_it_is_and_has_its_own_attention(tmp_path):
+    config = model_config(image_size=8, channels=1, patch_size=2, dim=16, depth=2, heads=2, mlp_dim=16,
+                          attention="performer-relu:m=4,dwc=3")  # fmt: skip
+    save_config(tmp_path / "mine" / "best", config, load_data("digits"))
+    save_model(tmp_path / "mine" / "best", VisionTransformer(config))
+    question = ask(tmp_path / "mine")
+    assert question.text == "model mine (performer-relu:m=4,dwc=3, trained on digits) at 8 px"
+    assert advising._candidates(["linformer:k=4"], question) == ["performer-relu:m=4,dwc=3", "linformer:k=4"]
+    assert "\n" not in command(question, "linformer:k=4")
+
+
+def test_what_the_errors_are_of_is_said(monkeypatch):
+    """More tokens than are looked at."""
+    monkeypatch.setattr(features, "LONGEST", 30)
+    _, origin = advising._errors(ask(36, patch=4, size="nano"), ["performer-hyp"], 1.0, None,
+                                 lambda key, make: make(), ignore)  # fmt: skip
+    assert origin == "modelled: drawn from N(0, σ²) with σ = 1, 30 tokens"
 
 
 def test_attentions_without_features_have_none_to_count(monkeypatch):

@@ -36,13 +36,34 @@ def error_table(records: list[Record]) -> None:
     first = records[0]
     notes += [
         MEANING,
+        *_odd(names, first),
         f"{first.tags['tokens']} tokens, {first.tags['heads']} heads, head_dim {first.tags['head_dim']}, "
-        f"mean of {first.n} draws, seed {first.tags['seed']}; {first.dtype}, {first.versions}.",
+        f"{_draws(first.n)}, seed {first.tags['seed']}; {first.dtype}, {first.versions}.",
     ]
     print_table(rows, title="Distance from exact softmax", notes=notes, right=list(rows[0])[1:])
 
 
-def layers_table(records: list[Record]) -> None:
+def _odd(names: list[str], like: Record, own: str = "") -> list[str]:
+    """What has to be said of those whose rows are no distributions, and of those with weights."""
+    from linvit.measure.error import oddities
+
+    found = {name: oddities(name, int(like.tags["head_dim"] or 1)) for name in names}
+    odd, untrained = ([name for name, said in found.items() if said[i] and not (i and name == own)] for i in (0, 1))
+    notes = []
+    if odd:
+        notes.append(f"Rows of {', '.join(odd)} do not sum to one or are signed: TV is half the absolute difference, "
+                     "which may exceed 1, and H is of |A| scaled to sum to one.")  # fmt: skip
+    if untrained:
+        notes.append(f"The weights of {', '.join(untrained)} are untrained.")
+    return notes
+
+
+def _draws(count: int) -> str:
+    return f"mean of {count} draws" if count != 1 else "one draw"
+
+
+def layers_table(records: list[Record], own: str = "softmax") -> None:
+    """own: the model's attention."""
     notes = _refused(records)
     found = {(r.metric, r.tags["attention"], r.tags.get("layer")): r.value or 0.0 for r in records}
     kept = [r for r in records if r.metric == "attention_error" and "layer" not in r.tags and "refused" not in r.tags]
@@ -56,11 +77,12 @@ def layers_table(records: list[Record]) -> None:
         row |= {heading: f"{found[metric, name, None]:.3f}" for metric, heading in HEADINGS.items() if heading != "TV"}
         row |= {f"TV {layer}": f"{found['attention_error', name, layer]:.2f}" for layer in layers[:12]}
         rows.append(row)
-    tags = kept[0].tags
+    tags, names = kept[0].tags, [str(record.tags["attention"]) for record in kept]
     notes += [
-        MEANING + " TV 1, 2, …: in each layer.",
+        MEANING + " TV 1, 2, …: in each layer." + f" {own} is the model's own, as trained." * (own in names),
+        *_odd([name for name in names if "@" not in name], kept[0], own),
         f"q and k of {tags['model']}: {tags['images']} images, {tags['tokens']} tokens, {tags['heads']} heads, "
-        f"head_dim {tags['head_dim']}, mean of {kept[0].n} draws, seed {tags['seed']}; "
+        f"head_dim {tags['head_dim']}, {_draws(max(record.n for record in kept))}, seed {tags['seed']}; "
         f"{kept[0].dtype}, {kept[0].versions}.",
     ]
     print_table(rows, title="Distance from exact softmax, on trained q and k", notes=notes, right=list(rows[0])[1:])
@@ -90,7 +112,7 @@ def features_table(records: list[Record]) -> None:
     notes += [
         "hyp and trig make two features of each row of Ω: with as many features they have half of the rows. "
         "* not better than uniform attention.",
-        f"{who}{tags['tokens']} tokens, {tags['heads']} heads, head_dim {tags['head_dim']}, mean of {kept[0].n} draws, "
+        f"{who}{tags['tokens']} tokens, {tags['heads']} heads, head_dim {tags['head_dim']}, {_draws(kept[0].n)}, "
         f"seed {tags['seed']}; {kept[0].dtype}, {kept[0].versions}.",
     ]  # fmt: skip
     print_table([], notes=notes)
@@ -119,7 +141,7 @@ def depth_table(records: list[Record]) -> None:
     tags = records[0].tags
     notes = [
         f"‖h − h_softmax‖ / ‖h_softmax‖ of the tokens after each layer; {tags['model']}, {tags['images']} images, "
-        f"{tags['tokens']} tokens, mean of {records[0].n} draws, seed {tags['seed']}; {records[0].where}.",
+        f"{tags['tokens']} tokens, {_draws(records[0].n)}, seed {tags['seed']}; {records[0].where}.",
     ]
     print_table(rows, title="Error after so many layers", notes=notes, right=list(rows[0])[1:])
 
@@ -157,8 +179,8 @@ def speed_tables(records: list[Record]) -> None:
                 row[f"N={n} ms"] = "refused" if time.value is None else _short(1e3 * time.value)
                 if len(lengths) <= MANY:
                     row["×softmax" + " " * lengths.index(n)] = f"{ratio.value:.2f} ±{_half(ratio):.2f}" if ratio else ""
-            even = found.get(("break_even_tokens", mode, None, name))
-            row["faster from N"] = "" if even is None else "–" if even.value is None else f"{even.value:.0f}"
+            cross = found.get(("break_even_tokens", mode, None, name))
+            row["faster from N"] = "" if cross is None else even(cross.value, int(cross.tags["from"] or 0))
             rows.append(row)
         print_table(rows, title=title, right=list(rows[0])[1:])
     clocks = {r.metric: str(r.tags["clock"]).replace("cpu", "CPU") for r in records if "clock" in r.tags}
@@ -170,6 +192,11 @@ def speed_tables(records: list[Record]) -> None:
         f"batch {first.tags['batch']}, {first.tags['heads']} heads, head_dim {first.tags['head_dim']}; {first.where}.",
     ]
     print_table([], notes=notes)
+
+
+def even(tokens: float | None, least: int) -> str:
+    """A break-even: two digits, which are all that is known of it; at the shortest length it may be before that."""
+    return "–" if tokens is None else f"≤ {least:,}" if tokens <= least else f"≈ {float(f'{tokens:.2g}'):,.0f}"
 
 
 def memory_tables(records: list[Record]) -> None:
@@ -195,7 +222,11 @@ def memory_tables(records: list[Record]) -> None:
     notes = _refused(records)
     notes += [
         "Peak of one call beside q, k and v, in a fresh process each; ÷softmax: over fused softmax's. most tokens: "
-        f"would fit {size(float(limit or 0))} with q, k and v, if memory grows as it last did.",
+        + (
+            f"would fit {size(float(limit or 0))} with q, k and v, if memory grows as it last did."
+            if limit
+            else "nothing is known, as one length does not tell how memory grows: give --tokens twice."
+        ),
         f"batch {first.tags['batch']}, {first.tags['heads']} heads, head_dim {first.tags['head_dim']}; {first.where}.",
     ]
     print_table([], notes=notes)

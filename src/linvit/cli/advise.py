@@ -33,7 +33,8 @@ def run(
     error: Annotated[float, typer.Option(
         help="Target distance from softmax (total variation) for which features are counted.")] = 0.2,
     sigma: Annotated[float, typer.Option(help="Deviation of q and k where no model has any.")] = 1.0,
-    runs: Annotated[Path, typer.Option(metavar="DIR", help="Where earlier studies lie.")] = Path("runs"),
+    runs: Annotated[Path | None, typer.Option(
+        metavar="DIR", help="Where earlier studies lie. [default: runs, if there is one]")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure this machine again.")] = False,
     device: options.Device = "auto",
     data_root: options.DataRoot = None,
@@ -82,15 +83,17 @@ def run(
 
 
 def _show(advice: Advice) -> None:
+    from linvit.cli._bench import even
     from linvit.cli._output import print_table
     from linvit.metrics import percent
+    from linvit.study.advising import many
 
     model, config = advice.model, advice.question.config
     shapes, (low, high) = model.shapes, model.known.lengths
     shape = shapes["latency"]
     tasks = {task: name if task == "latency" else f"{name} ({shapes[task].batch})" for task, name in HEADINGS.items()}
-    layers = f"{config.depth} layers, {shape.heads} heads of {shape.head_dim}"
-    print(f"{advice.question.text}: {shape.tokens:,} tokens, {layers}\n")
+    layers = f"{many(config.depth, 'layer')}, {many(shape.heads, 'head')} of {shape.head_dim}"
+    print(f"{advice.question.text}: {many(shape.tokens, 'token')}, {layers}\n")
     rows: list[dict[str, Any]] = [
         {"": "attention's share of the time with softmax"} | {tasks[t]: percent(model.share(t)) for t in tasks},
         {"": "no attention could make it faster than"} | {tasks[t]: _times(model.speed("identity", t)) for t in tasks},
@@ -99,23 +102,30 @@ def _show(advice: Advice) -> None:
     rows = [
         {"attention": spec}
         | {name: _times(model.speed(spec, task)) for task, name in tasks.items()}
-        | {f"{name} from N": _even(model.known.break_even(spec, shapes[task]), low) for task, name in HEADINGS.items()}
+        | {
+            f"{name} from N": even(model.break_even(spec, task), model.lengths(spec)[0])
+            for task, name in HEADINGS.items()
+        }
         for spec in advice.specs
     ]
     busy = ", the machine was busy: --fresh measures again" if model.known.spread > BUSY else ""
     how = "its layers timed at this size" if model.measured else "forecast"
+    through = " through the times at this size" if model.measured and model.tokens >= low else ""
     print()
     print_table(rows, right=list(rows[0])[1:], notes=[
         f"×: the whole model beside softmax ({how}). from N: tokens from which the attention layer is faster, forecast "
-        f"from {low:,} to {high:,} tokens (– is beyond; median error {model.known.error:.0%}).",
+        f"from {low:,} to {high:,} tokens{through} (– is beyond; median error of shapes left out "
+        f"{model.known.error:.0%}).",
         f"{model.known.records[0].where}; rounds differ by {model.known.spread:.0%}{busy}.", "",
     ])  # fmt: skip
     for one in advice.enough:
         vain = ", no nearer than uniform" if one.error >= advice.uniform else ""
-        found = f"more than m = {one.tried} ({one.error:.2f}{vain})"
+        found = f"more than {one.features:,} features (m = {one.tried}: {one.error:.2f}{vain})"
         if one.spec is not None:
             speed = _times(model.speed(one.spec, advice.task))
-            found = f"m = {one.count} ({one.error:.2f}; {HEADINGS[advice.task]} then {speed})"
+            found = (
+                f"{one.features:,} features (m = {one.count}: {one.error:.2f}; {HEADINGS[advice.task]} then {speed})"
+            )
         print(f"{one.kind} needs {found} for a distance of {advice.target:g} from softmax")
     print(f"  total variation; uniform attention has {advice.uniform:.2f}; q and k {advice.origin}\n")
     for study in advice.studies:
@@ -127,6 +137,7 @@ def _show(advice: Advice) -> None:
 def _show_study(study: Earlier) -> None:
     from linvit.cli._output import print_table
     from linvit.metrics import percent
+    from linvit.study.advising import many
 
     rows = [
         {"attention": trial.attention, "accuracy": percent(trial.accuracy), "verdict": trial.verdict}
@@ -134,17 +145,13 @@ def _show_study(study: Earlier) -> None:
         for trial in study.trials
     ]
     place = f"on another machine ({study.machine})" if study.machine else "on this machine"
-    print(f"Studied {place}: {study.folder}, {study.data}, {study.tokens:,} tokens")
+    print(f"Studied {place}: {study.folder}, {study.data}, {many(study.tokens, 'token')}")
     print_table(rows, right=["accuracy", *HEADINGS.values()])
     print()
 
 
 def _times(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}×"
-
-
-def _even(tokens: float | None, least: int) -> str:
-    return "–" if tokens is None else f"≤ {least}" if tokens <= least else f"{tokens:,.0f}"
 
 
 def _write(advice: Advice, out: Path) -> list[Path]:
@@ -165,16 +172,18 @@ def chart(advice: Advice) -> Any:
     import altair as alt
 
     from linvit.report import theme
+    from linvit.study.advising import many
 
     model, specs, one = advice.model, list(advice.specs), advice.model.shapes["latency"]
     lines, dots = _curves(advice)
     ratios = [row["ratio"] for rows in (*lines.values(), *dots.values()) for row in rows]
-    span, reach = [min([*ratios, 0.5]) / 1.1, max([*ratios, 2.0]) * 1.1], list(model.known.lengths)
+    span = [min([*ratios, 0.5]) / 1.1, max([*ratios, 2.0]) * 1.1]
+    reach = [end([*model.known.lengths, model.tokens]) for end in (min, max)]
     palette = [theme.PALETTE[i % len(theme.PALETTE)] for i in range(len(specs))]
     powers = [2.0**i for i in range(-8, 11)]
     encoding = {
         "x": alt.X("tokens:Q", title="tokens", scale=alt.Scale(type="log", domain=reach, nice=False),
-                   axis=alt.Axis(values=[64, 256, 1024, 4096])),
+                   axis=alt.Axis(values=[1, 4, 16, 64, 256, 1024, 4096])),
         "y": alt.Y("ratio:Q", title=None, scale=alt.Scale(type="log", domain=span, nice=False),
                    axis=alt.Axis(values=[power for power in powers if span[0] <= power <= span[1]], format="~g")),
         "color": alt.Color("attention:N", scale=alt.Scale(domain=specs, range=palette)),
@@ -193,8 +202,10 @@ def chart(advice: Advice) -> Any:
         panels.append(alt.layer(*layers).properties(width=230, height=230, title=title))
     subtitle = [
         f"Softmax's time / its time, {one.heads} heads of {one.head_dim}: {advice.question.text} (dashed: "
-        f"{one.tokens:,} tokens).",
-        f"Lines: forecast from {len(model.known.records)} timings" + "; dots: measured" * any(dots.values()) + ".",
+        f"{many(one.tokens, 'token')}).",
+        f"Lines: forecast from {len(model.known.records)} timings"
+        + ", through the dots: measured" * any(dots.values())
+        + ".",
         model.known.records[0].where,
     ]
     title = alt.TitleParams(
@@ -211,16 +222,14 @@ def _values(rows: list[dict[str, Any]]) -> Any:
 
 def _curves(advice: Advice) -> tuple[dict[str, list[dict[str, Any]]], dict[str, list[dict[str, Any]]]]:
     """By task: forecasts at every length, and what was measured of the model's own layers."""
-    from dataclasses import replace
-
-    known, measured, lines, dots = advice.model.known, advice.model.measured, {}, {}
-    for task, shape in advice.model.shapes.items():
+    model, lines, dots = advice.model, {}, {}
+    for task, shape in model.shapes.items():
         lines[task] = [
-            {"attention": spec, "tokens": n, "ratio": known.ratio(spec, replace(shape, tokens=n))}
-            for spec in advice.specs for n in known.squares(spec, shape.prefix)
+            {"attention": spec, "tokens": n, "ratio": model.ratio(spec, task, n)}
+            for spec in advice.specs for n in sorted({model.tokens, *model.lengths(spec)})
         ]  # fmt: skip
         dots[task] = [
-            {"attention": spec, "tokens": shape.tokens, "ratio": measured["softmax", shape] / measured[spec, shape]}
-            for spec in advice.specs if (spec, shape) in measured
+            {"attention": spec, "tokens": shape.tokens, "ratio": model.ratio(spec, task)}
+            for spec in advice.specs if (spec, shape) in model.measured
         ]  # fmt: skip
     return lines, dots

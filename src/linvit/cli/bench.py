@@ -159,8 +159,9 @@ def error(
         work = partial(depth.measure, net, x, specs, name=name or depth.UNTRAINED, **common)
         _run("depth", work, _bench.depth_table, out, json, quiet)
     elif net is not None and x is not None:
-        work = partial(of_trained.over_layers, net, x, specs, name=name, **common)
-        _run("layers", work, _bench.layers_table, out, json, quiet)
+        own = net.config.attention
+        work = partial(of_trained.over_layers, net, x, specs, name=name, own=own, **common)
+        _run("layers", work, partial(_bench.layers_table, own=own), out, json, quiet)
     else:
         work = partial(errors.measure, specs, sigmas=sigma or (0.5, 1.0, 2.0), **shape, **common)
         _run("error", work, _bench.error_table, out, json, quiet)

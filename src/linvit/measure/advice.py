@@ -19,7 +19,8 @@ not measured whole is then
     seconds(model) = seconds(model with `identity`) + depth · (seconds(layer) − seconds(layer of `identity`))
 
 of which the first is measured, and the layers too where somebody asks about one model: the truth beats a forecast,
-which is for the lengths and batches around it. Times of one place are of one race (`race.py`), and by its clock.
+and the forecast for the lengths around it is scaled to pass through it. Times of one place are of one race
+(`race.py`), and by its clock.
 """
 
 from __future__ import annotations
@@ -42,10 +43,12 @@ from torch import Tensor
 from linvit.attention import Attention, attention_options
 from linvit.data.cache import cache_root
 from linvit.files import write_atomically
+from linvit.measure.memory import bounded, free_memory, is_out_of_memory
 from linvit.measure.models import model_calls
 from linvit.measure.provenance import Provenance, machine, provenance
 from linvit.measure.race import BASELINES, Call, over_rounds, race
 from linvit.measure.speed import MODES, Setting, break_even, wrong
+from linvit.metrics import size as in_bytes
 from linvit.models import ModelConfig
 from linvit.models.cost import frame, grid
 from linvit.progress import Progress, ignore
@@ -129,9 +132,13 @@ class Forecast:
         for record in self.records:
             shape, spec = Shape.of(record), str(record.tags["attention"])
             points[kind_of(spec), shape.mode].append((work(spec, shape), quick(record)))
-        self.rates = {key: fit(*map(np.array, zip(*found, strict=True))) for key, found in points.items()}
+        self.points = {
+            key: (np.array([terms for terms, _ in found]), np.array([seconds for _, seconds in found]))
+            for key, found in points.items()
+        }
+        self.rates = {key: fit(*found) for key, found in self.points.items()}
 
-    @property
+    @cached_property
     def lengths(self) -> tuple[int, int]:
         """The fewest and the most tokens that were measured."""
         tokens = [Shape.of(record).tokens for record in self.records]
@@ -139,15 +146,6 @@ class Forecast:
 
     def seconds(self, spec: str, shape: Shape) -> float:
         return float(np.dot(work(spec, shape), self.rates[kind_of(spec), shape.mode]))
-
-    def ratio(self, spec: str, shape: Shape) -> float:
-        """How many times faster than softmax."""
-        return self.seconds("softmax", shape) / self.seconds(spec, shape)
-
-    def break_even(self, spec: str, shape: Shape) -> float | None:
-        """The tokens from which on it stays faster than softmax, of those that were measured: the fewest of them if it
-        always is, None if it is not with the most."""
-        return break_even({n: self.ratio(spec, replace(shape, tokens=n)) for n in self.squares(spec, shape.prefix)})
 
     def squares(self, spec: str, prefix: int) -> list[int]:
         """Lengths of square grids behind a prefix, evenly from the fewest to the most tokens that were measured; a
@@ -158,11 +156,16 @@ class Forecast:
         sides = {round(side) for side in np.geomspace(math.ceil(first), max(math.floor(last), math.ceil(first)), STEPS)}
         return [side**2 + prefix for side in sorted(sides)]
 
-    @property
+    @cached_property
     def error(self) -> float:
-        """The median of |forecast / measured − 1| over all that was measured."""
-        found = [self.seconds(str(r.tags["attention"]), Shape.of(r)) / quick(r) for r in self.records]
-        return float(np.median(np.abs(np.array(found) - 1)))
+        """The median of |forecast / measured − 1| over all that was measured, each forecast without its own point: at
+        points that it was fitted to, a forecast looks better than it is."""
+        found = []
+        for terms, seconds in self.points.values():
+            for i, own in enumerate(terms):
+                others = np.arange(len(terms)) != i
+                found.append(np.dot(own, fit(terms[others], seconds[others])) / seconds[i] - 1)
+        return float(np.median(np.abs(found)))
 
     @property
     def spread(self) -> float:
@@ -310,6 +313,14 @@ def shapes_of(config: ModelConfig, batch: int) -> dict[str, Shape]:
     return {"latency": one, "inference": many, "training": replace(many, mode="both")}
 
 
+def step_bytes(config: ModelConfig, batch: int) -> int:
+    """What a training step takes at least: the images, and what the blocks keep for the gradients."""
+    inner = config.heads * (config.head_dim or config.dim // config.heads)
+    tokens = shapes_of(config, batch)["training"].tokens
+    kept = config.depth * tokens * (5 * config.dim + 4 * inner + 2 * config.mlp_dim)
+    return 4 * batch * (config.channels * config.image_size**2 + kept)
+
+
 def measure_model(
     config: ModelConfig, specs: Sequence[str], known: Forecast, *, batch: int, device: torch.device,
     fresh: bool = False, cache: str | Path | None = None, seconds: float = LAYER_SECONDS, progress: Progress = ignore,
@@ -339,7 +350,15 @@ def measure_model(
         return found
 
     key = ["model", config.model_dump(mode="json", exclude={"attention", "seed"}), specs, batch, seconds]
-    return Model(config, batch, known, cached(key, make, device=device, fresh=fresh, cache=cache))
+    free = free_memory(device)
+    try:
+        with bounded(free, device):  # where an estimate (`step_bytes`) was too low
+            found = cached(key, make, device=device, fresh=fresh, cache=cache)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ValueError(f"batch={batch}: timing it takes more than the {in_bytes(free)} of memory free") from None
+    return Model(config, batch, known, found)
 
 
 @dataclass(frozen=True)
@@ -372,18 +391,55 @@ class Model:
             for record in self.records if record.metric == "attention_time"
         }  # fmt: skip
 
-    def layer(self, spec: str, shape: Shape) -> float:
-        """Seconds of one layer, measured if it was."""
-        there = self.measured.get((spec, shape))
-        return self.known.seconds(spec, shape) if there is None else there
+    @property
+    def tokens(self) -> int:
+        return self.shapes["latency"].tokens
+
+    def layer(self, spec: str, task: str, tokens: int | None = None) -> float:
+        """Seconds of one layer: the forecast, in proportion to what was measured with the model's own tokens. Fewer
+        than any of the forecast's take the time of the calls, which is out of proportion to that of many."""
+        shape = self.shapes[task] if tokens is None else replace(self.shapes[task], tokens=tokens)
+        comparable = shape.tokens == self.tokens or self.tokens >= self.known.lengths[0]
+        return self.known.seconds(spec, shape) * (self._correction(spec, task) if comparable else 1.0)
+
+    def _correction(self, spec: str, task: str) -> float:
+        """Measured over forecast, of the spec or of the one that is nearest to it in work, of those of its kind."""
+        own = self.shapes[task]
+        alike = [one for one, shape in self.measured if shape == own and kind_of(one) == kind_of(spec)]
+        if not alike:
+            return 1.0
+        near = min(alike, key=lambda one: abs(work(one, own)[-1] - work(spec, own)[-1]))
+        return self.measured[near, own] / self.known.seconds(near, own)
+
+    def ratio(self, spec: str, task: str, tokens: int | None = None) -> float:
+        """How many times faster than softmax a layer is."""
+        return self.layer("softmax", task, tokens) / self.layer(spec, task, tokens)
+
+    def lengths(self, spec: str) -> list[int]:
+        """At which it is compared with softmax, in order: those of the forecast, and the model's own among them."""
+        found = self.known.squares(spec, self.config.prefix_tokens)
+        return sorted({*found, *([self.tokens] if found[0] <= self.tokens <= found[-1] else [])})
+
+    def break_even(self, spec: str, task: str) -> float | None:
+        """About the tokens from which on its layers stay faster than softmax's: the fewest of `lengths` if they always
+        are, None if they are not with the most."""
+        return self._crossing(spec, lambda n: self.ratio(spec, task, n))
+
+    def _crossing(self, spec: str, ratio: Callable[[int], float]) -> float | None:
+        """Of two digits, which are all that a forecast has: rounded so that it stays on its side of the model's own
+        tokens, where it is known."""
+        lengths = self.lengths(spec)
+        exact = break_even({n: ratio(n) for n in lengths})
+        if exact is None or exact == lengths[0]:
+            return exact
+        unit = 10.0 ** max(0, math.floor(math.log10(exact)) - 1)
+        return max(float(lengths[0]), (math.ceil if exact > self.tokens else math.floor)(exact / unit) * unit)
 
     def seconds(self, spec: str, task: str, tokens: int | None = None) -> float:
         """Of the whole model; with another number of tokens all but the attention is in proportion to it."""
-        shape = self.shapes[task]
-        there = shape if tokens is None else replace(shape, tokens=tokens)
-        rest = self.without[task] - self.config.depth * self.layer("identity", shape)
-        layers = self.known.seconds(spec, there) if there != shape else self.layer(spec, shape)
-        return max(rest, 0.0) * there.tokens / shape.tokens + self.config.depth * layers
+        rest = self.without[task] - self.config.depth * self.layer("identity", task)
+        share = 1.0 if tokens is None else tokens / self.tokens
+        return max(rest, 0.0) * share + self.config.depth * self.layer(spec, task, tokens)
 
     def speed(self, spec: str, task: str, tokens: int | None = None) -> float:
         """How many times faster than with softmax the whole model is."""
@@ -394,6 +450,5 @@ class Model:
         return max(0.0, 1 - self.seconds("identity", task) / self.seconds("softmax", task))
 
     def pays_from(self, spec: str, task: str, gain: float) -> float | None:
-        """The tokens from which on the whole model is `gain` times as fast as with softmax, of those measured."""
-        lengths = self.known.squares(spec, self.config.prefix_tokens)
-        return break_even({n: self.speed(spec, task, n) / gain for n in lengths})
+        """About the tokens from which on the whole model is `gain` times as fast as with softmax, as `break_even`."""
+        return self._crossing(spec, lambda n: self.speed(spec, task, n) / gain)

@@ -39,7 +39,7 @@ def measure(
     rows: int = 2**18, seed: int = 0, progress: Progress = ignore,
 ) -> Iterator[Record]:  # fmt: skip
     """`mse_ratio` at so many angles from 0 to π (that one left out) and each length, by the closed form; and, of the
-    lengths in `slices`, at every eighth of these angles where it can be, by Monte Carlo over so many rows, through the
+    lengths in `slices`, at about eight of these angles where it can be, by Monte Carlo over so many rows, through the
     kernels themselves.
 
     A Monte-Carlo record has the 95 % interval of its mean as `low` and `high`.
@@ -50,14 +50,14 @@ def measure(
     for name, value, least in (("angles", angles, 2), ("rows", rows, 2 * PARTS)):
         if value < least:
             raise ValueError(f"{name}={value} must be at least {least}")
-    common = provenance(torch.device("cpu"), torch.float64)
+    common, every = provenance(torch.device("cpu"), torch.float64), max(1, angles // 8)
     for i, length in enumerate(lengths):
         for j in range(angles):
             progress(i * angles + j, len(lengths) * angles, f"length {length:g}")
             angle = math.pi * j / angles
             tags: dict[str, Tag] = {"angle": angle, "length": length}
             yield Record("mse_ratio", ratio(angle, length), "×", **common, tags=tags | {"by": "closed form"})
-            if length in slices and j and j % 8 == 0 and 2 * length**2 * (1 + math.cos(angle)) <= FARTHEST:
+            if length in slices and j and j % every == 0 and 2 * length**2 * (1 + math.cos(angle)) <= FARTHEST:
                 value, half = _estimate(angle, length, rows, seed + j)
                 spread = {"low": value - half, "high": value + half, "seed": seed}
                 yield Record("mse_ratio", value, "×", rows, **common, tags=tags | spread | {"by": "Monte Carlo"})

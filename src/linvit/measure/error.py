@@ -84,7 +84,7 @@ def measure(
 
     A record's value is the mean over draws, `low` and `high` its extremes. The control is measured always.
     """
-    _check(sigmas, tokens=(tokens, 2), heads=(heads, 1), head_dim=(head_dim, 1), draws=(draws, 1))
+    _check(sigmas, tokens=(tokens, 1), heads=(heads, 1), head_dim=(head_dim, 1), draws=(draws, 1))
     taken, free = MATRICES * 8 * heads * tokens**2, free_memory(torch.device("cpu"))
     if taken > free // 2:
         raise ValueError(
@@ -112,8 +112,9 @@ def measure(
 
 
 def over_draws(metric: str, values: Sequence[float], common: Provenance, tags: dict[str, Tag]) -> Record:
-    """A record of the mean, with the extremes as tags."""
-    spread = {"low": min(values), "high": max(values)}
+    """A record of the mean, with the extremes as tags if they are numbers."""
+    finite = all(map(math.isfinite, values))
+    spread = {"low": min(values), "high": max(values)} if finite else {"low": None, "high": None}
     return Record(metric, statistics.fmean(values), UNITS.get(metric, "fraction"), len(values), **common,
                   tags=tags | spread)  # fmt: skip
 
@@ -144,6 +145,21 @@ def refusals(specs: Iterable[str], seed: int, site: dict[str, Any]) -> dict[str,
         if isinstance(attention, Peer) and (why := wrong(attention, *inputs)):
             found[spec] = why
     return found
+
+
+def oddities(spec: str, head_dim: int) -> tuple[bool, bool]:
+    """Whether the rows of its matrix are signed or do not sum to one, so that half the absolute difference to softmax's
+    is no total variation; and whether it has weights, which nobody has trained here. Looked up with a few tokens."""
+    given = parse(spec)
+    options = {name: value for name, value in given.options.items() if name not in ("dwc", "exact_cls")}
+    tokens = max(64, int(options.get("k") or 0))
+    site = {"heads": 1, "head_dim": head_dim, "tokens": tokens, "grid": squarest(tokens)}
+    made = drawn(str(Spec(given.name, options)), 0, site)
+    q, k = 2 * torch.randn(2, 1, 1, tokens, head_dim, generator=generator("odd", 0), dtype=torch.float64)
+    with torch.no_grad():
+        matrix = made.attention_matrix(q, k)
+    odd = bool((matrix < -1e-9).any() or ((matrix.sum(-1) - 1).abs() > 1e-3).any())
+    return odd, any(True for _ in made.parameters())
 
 
 def must_be_right(specs: Iterable[str], seed: int, site: Site) -> None:

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention import PERFORMER, create_attention
+from linvit.attention.performer import Performer
 from linvit.kernels import KERNELS
 from linvit.measure import error
-from linvit.measure.advice import kind_of, sized
+from linvit.measure.advice import Shape, kind_of, sized
 from linvit.measure.provenance import provenance
 from linvit.measure.trained import captured
 from linvit.progress import Progress, ignore
@@ -41,6 +42,13 @@ class Enough:
     def spec(self) -> str | None:
         return None if self.count is None else sized(self.kind, self.count, self.count)
 
+    @property
+    def features(self) -> int:
+        """That so many rows of Ω, or the most, make: of some kernels one makes two."""
+        rows = self.count or self.tried
+        made = Shape(50, 1, 8, prefix=1).attention(sized(self.kind, rows, rows))
+        return made.kernel.width if isinstance(made, Performer) else rows
+
 
 def estimators(specs: Iterable[str]) -> list[str]:
     """The kinds among these, and those always looked at, that more features bring to softmax; no number of them does
@@ -57,10 +65,15 @@ def _estimates(name: str) -> str:
 def drawn(
     kinds: Iterable[str], *, sigma: float, tokens: int, heads: int, head_dim: int, progress: Progress = ignore
 ) -> list[Record]:
-    """The errors for q, k ~ N(0, σ²), of two draws of the features."""
+    """The errors for q, k ~ N(0, σ²), of two draws of the features, with at most LONGEST tokens."""
     specs = [sized(kind, count, tokens) for kind in kinds for count in COUNTS]
-    return list(error.measure(specs, sigmas=[sigma], tokens=max(2, min(tokens, LONGEST)), heads=min(heads, 2),
-                              head_dim=head_dim, draws=2, progress=progress))  # fmt: skip
+    found = list(error.measure(specs, sigmas=[sigma], tokens=min(tokens, LONGEST), heads=min(heads, 2),
+                               head_dim=head_dim, draws=2, progress=progress))  # fmt: skip
+    for record in found:
+        if record.value is None or not math.isfinite(record.value):
+            raise ValueError(f"sigma={sigma:g} is too large: the distance of {record.tags['attention']} from softmax "
+                             "is no number")  # fmt: skip
+    return found
 
 
 def seen(

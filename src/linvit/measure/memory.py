@@ -118,7 +118,7 @@ class Forecast:
 
     def power(self) -> float:
         """Of N. Between one and two by nature; what grows faster than in proportion will be quadratic, once that part
-        of it is the greatest. Of one length nothing is known."""
+        of it is the greatest. Of one length nothing is known: the worst, which may refuse but is not to be told."""
         if len(self.found) < 2:
             return 2.0
         (a, x), (b, y) = self.found[-2:]
@@ -146,8 +146,8 @@ def measure(
     most_memory: int | None = None, most_seconds: float = 60.0, progress: Progress = ignore, **where: Any,
 ) -> Iterator[Record]:  # fmt: skip
     """Peak memory of one call of each attention beside its inputs, forward and with its backward pass, each length in a
-    fresh process; as a ratio to fused softmax's; and the most tokens that fit `most_memory` bytes (half of what is free
-    without it).
+    fresh process; as a ratio to fused softmax's; and, from two lengths on, the most tokens that fit `most_memory` bytes
+    (half of what is free without it).
 
     `until_limit` doubles the lengths until nothing fits. What would not fit, or take more than `most_seconds`, is not
     tried: its record has no value, and the tag `refused` says why. `where` are the fields of a Setting.
@@ -193,7 +193,7 @@ def measure(
             if until_limit and len(ended) == len(specs):
                 break
     for (spec, mode), forecast in forecasts.items():
-        if mode in MODES and forecast.found:
+        if mode in MODES and len(forecast.found) > 1:  # one length does not tell how it grows
             tags = {"attention": spec, "mode": mode, **setting.shape(), "limit": limit, "to": forecast.found[-1][0]}
             yield Record("largest_tokens", _most_tokens(forecast, setting, limit), "tokens", **common, tags=tags)
     progress(1, 1, "done")

@@ -121,7 +121,10 @@ def _records(
         names, specs, where = subjects[i]
         if where != setting or set(specs) != {"softmax"}:
             tags = {**names, "mode": mode, **where.shape(), "from": min(found), "to": max(found)}
-            yield Record("break_even_tokens", break_even(found), "tokens", rounds, **common, tags=tags)
+            even = break_even(found)
+            if even is not None and even != min(found):  # between lengths it is an estimate: no more digits than that
+                even = float(f"{even:.3g}")
+            yield Record("break_even_tokens", even, "tokens", rounds, **common, tags=tags)
     progress(100, 100, "done")
 
 
@@ -225,7 +228,7 @@ class _Check:
 def break_even(faster: Mapping[int, float]) -> float | None:
     """Tokens from which an attention stays faster than softmax (ratio > 1), between the lengths by a power law.
 
-    The smallest length if it is faster everywhere; None if it is not at the largest.
+    The smallest length if it is faster everywhere, and then it may be so with fewer; None if it is not at the largest.
     """
     points = sorted(faster.items())
     slower = [i for i, (_, ratio) in enumerate(points) if ratio <= 1]

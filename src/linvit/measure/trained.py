@@ -3,6 +3,7 @@ much of its accuracy is chance in drawing its random features."""
 
 from __future__ import annotations
 
+import copy
 import itertools
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
@@ -59,18 +60,19 @@ def trained_error(model: nn.Module, x: Tensor) -> dict[str, float]:
 
 
 def over_layers(
-    model: nn.Module, images: Tensor, specs: Iterable[str], *, name: str, draws: int = 4, seed: int = 0,
-    dtype: torch.dtype = torch.float64, device: torch.device = CPU, progress: Progress = ignore,
+    model: nn.Module, images: Tensor, specs: Iterable[str], *, name: str, own: str = "softmax", draws: int = 4,
+    seed: int = 0, dtype: torch.dtype = torch.float64, device: torch.device = CPU, progress: Progress = ignore,
 ) -> Iterator[Record]:  # fmt: skip
     """Errors on the q, k and v that a trained model has in each of its layers for these images (normalised, as the
     model takes them): records of each layer (tag `layer`, from 1) and, without that tag, of the mean over layers.
 
     q and k are the model's own, with the attention that it was trained with; another one is put beside it, not in its
-    place (`measure.depth` does that).
+    place (`measure.depth` does that). That attention itself, which is called `own`, has its trained weights and its one
+    draw; softmax is what is compared with.
     """
     if draws < 1:
         raise ValueError(f"draws={draws} must be at least 1")
-    specs = list(dict.fromkeys([*specs, CONTROL]))
+    others = [spec for spec in dict.fromkeys([*specs, CONTROL]) if spec != own or own == "softmax"]
     batches = captured(model, images)  # few images at a time
     layers = next(batches, [])
     if not layers:
@@ -79,21 +81,25 @@ def over_layers(
     common = provenance(device, dtype)
     tags: dict[str, Tag] = {"model": name, "images": len(images), "tokens": first.tokens, "heads": first.heads,
                             "head_dim": first.head_dim, "seed": seed}  # fmt: skip
-    wrong_ones = {spec: why for a, *_ in layers for spec, why in refusals(specs, seed, _site(a)).items()}
+    wrong_ones = {spec: why for a, *_ in layers for spec, why in refusals(others, seed, _site(a)).items()}
     for spec, why in wrong_ones.items():
         yield refused(spec, why, common, tags)
-    specs = [spec for spec in specs if spec not in wrong_ones]
+    specs = [*([own] if own != "softmax" else []), *(spec for spec in others if spec not in wrong_ones)]
     sums: dict[tuple[str, int, str], list[float]] = {}
     for batch in itertools.chain([layers], batches):
         count = len(batch[0][1])
         for (i, (attention, q, k, v)), (j, spec) in itertools.product(enumerate(batch), enumerate(specs)):
             done = seen + count * (i + j / len(specs)) / len(batch)
             progress(int(100 * done / len(images)), 100, f"{spec} in layer {i + 1} of {len(batch)}")
-            inputs = [x.to(device) for x in (*attention.normalised(q.float(), k.float()), v)]
-            for draw in range(draws):
-                other = drawn(spec, seed + draw, _site(attention), dtype, device)
+            if spec == own != "softmax":
+                looked, pair = [copy.deepcopy(attention).to(device)], (q.float(), k.float())  # it normalises itself
+            else:
+                looked = [drawn(spec, seed + draw, _site(attention), dtype, device) for draw in range(draws)]
+                pair = attention.normalised(q.float(), k.float())
+            inputs = [x.to(device) for x in (*pair, v)]
+            for draw, other in enumerate(looked):
                 for metric, value in attention_error(other, *inputs, dtype=dtype).items():
-                    sums.setdefault((spec, i, metric), [0.0] * draws)[draw] += value * count
+                    sums.setdefault((spec, i, metric), [0.0] * len(looked))[draw] += value * count
         seen += count
     for spec, metric in itertools.product(specs, ("attention_error", "attention_entropy", "output_error")):
         each = [[total / seen for total in sums[spec, layer, metric]] for layer in range(len(layers))]

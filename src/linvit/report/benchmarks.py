@@ -78,7 +78,7 @@ def error(records: Iterable[Record]) -> alt.HConcatChart:
         panels, 190, len(order), "Distance from exact softmax",
         f"Total variation, mean over rows; q, k ~ N(0, σ²), {tags['tokens']} tokens, head_dim {tags['head_dim']}; "
         "dashed: uniform attention.",
-        f"Dot: mean of {found[0].n} draws, line: their range; learnable kernels and linformer are untrained. "
+        f"Dot: mean of {_draws(found)}, line: their range; learnable kernels and linformer are untrained. "
         "Rows that do not sum to one can exceed 1.",
         found[0].where,
     )  # fmt: skip
@@ -193,7 +193,7 @@ def features(records: Iterable[Record]) -> alt.HConcatChart:
         counts = sorted({row["features"] for row in rows})
         x = alt.X("features:Q", title="features", scale=alt.Scale(type="log", base=2, nice=False),
                   axis=alt.Axis(values=counts, grid=False))  # fmt: skip
-        ends = [row[key] for row in rows for key in ("low", "high")] + [control.value]
+        ends = [row[key] for row in rows for key in ("low", "high") if row[key] is not None] + [control.value]
         y = alt.Y("value:Q", title=word, scale=alt.Scale(type="log", nice=False),
                   axis=alt.Axis(values=_decades(ends), format="~g" if trained else ".0e"))  # fmt: skip
         tips = ["family:N", "features:Q", *(alt.Tooltip(f"{key}:Q", format=".3g") for key in ("value", "low", "high"))]
@@ -209,7 +209,7 @@ def features(records: Iterable[Record]) -> alt.HConcatChart:
     return _charts_beside(
         panels, "Error against softmax, by the number of features",
         f"{source}; {tags['tokens']} tokens, head_dim {tags['head_dim']}; dashed: uniform attention.",
-        f"Line: mean of {found[0].n} draws, band: their range. hyp and trig make two features of each row of Ω.",
+        f"Line: mean of {_draws(found)}, band: their range. hyp and trig make two features of each row of Ω.",
         found[0].where,
     )  # fmt: skip
 
@@ -255,7 +255,8 @@ def angle(records: Iterable[Record]) -> alt.HConcatChart:
     return _charts_beside(
         {"closed form": field, "slices": right}, "Positive or trigonometric features?",
         "r = MSE of trigonometric / MSE of positive features, as many rows of Ω; blue and above 1: positive ones win.",
-        f"Lines: closed form; dots: Monte Carlo over {rows:,} rows with 95 % intervals, where ‖x + y‖² ≤ 2.",
+        f"Lines: closed form; dots: Monte Carlo over {rows:,} rows with 95 % intervals, where ‖x + y‖² ≤ 2."
+        if rows else "Lines: closed form.",
     )  # fmt: skip
 
 
@@ -275,8 +276,13 @@ def depth(records: Iterable[Record]) -> alt.HConcatChart:
         {"": chart}, "Error through depth",
         "Norm of what the tokens differ by from softmax's, over the norm of those; the same weights in every layer.",
         f"{tags['model']}, {tags['images']} images, {tags['tokens']} tokens.",
-        f"Line: mean of {found[0].n} draws, band: their range. {found[0].where}", width=520,
+        f"Line: mean of {_draws(found)}, band: their range. {found[0].where}", width=520,
     )  # fmt: skip
+
+
+def _draws(records: Iterable[Record]) -> str:
+    most = max(record.n for record in records)  # a trained attention has one
+    return f"{most} draw{'s' * (most != 1)}"
 
 
 def layers(records: Iterable[Record]) -> alt.HConcatChart:
@@ -315,7 +321,7 @@ def layers(records: Iterable[Record]) -> alt.HConcatChart:
         title=alt.TitleParams("Distance from exact softmax, on trained q and k", subtitle=[
             f"Total variation, mean over rows; {tags['model']}, {tags['images']} images, {tags['tokens']} tokens, "
             f"head_dim {tags['head_dim']}; dashed: uniform attention.",
-            f"Dot: mean of {found[0].n} draws, line: their range. {found[0].where}"]),
+            f"Dot: mean of {_draws(found)}, line: their range. {found[0].where}"]),
     ).resolve_scale(color="independent")  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +26,36 @@ from linvit.data.cache import LARGEST, cache_root
 from linvit.data.dataset import read_source
 from linvit.data.decode import resize
 from linvit.measure import features
-from linvit.measure.advice import TASKS, Model, cached, forecast, measure_model, shapes_of, suitable_batch
+from linvit.measure.advice import (
+    TASKS,
+    Model,
+    cached,
+    forecast,
+    kind_of,
+    measure_model,
+    points,
+    shapes_of,
+    sized,
+    step_bytes,
+    suitable_batch,
+)
 from linvit.measure.features import Enough
+from linvit.measure.memory import LONGEST, free_memory
 from linvit.measure.provenance import machine, pick_device
 from linvit.metrics import CONTROLS, percent
+from linvit.metrics import size as in_bytes
 from linvit.models import ModelConfig, VisionTransformer, model_config
 from linvit.models.cost import grid
 from linvit.models.resize import resized
 from linvit.progress import Progress, ignore
 from linvit.randomness import generator
 from linvit.records import Record
-from linvit.registry import parse
+from linvit.registry import parse, parse_layers
 from linvit.report.recommendation import TIE
 from linvit.report.statistics import WORSE
 from linvit.study.compare import ATTENTIONS
 from linvit.train import backbones
-from linvit.train.checkpoint import on_hub, read_model
+from linvit.train.checkpoint import Stored, on_hub, read_model
 from linvit.train.experiment import resolve
 from linvit.train.files import checksum
 
@@ -49,9 +63,9 @@ SIZE, PATCH = "small", 16  # of the model that a number of tokens alone is asked
 IMAGES = 2  # whose q and k are looked at
 AMONG = 512  # the first so many of a set that they are taken from
 ERROR_SECONDS = 5.0
-RERUN = ("reproduce/*/full/fair/study.json", "reproduce/*/cpu/fair/study.json")  # smoke teaches nothing
+DEEPEST = 4  # folders below --runs in which a study is looked for, as reproductions lie
 SHOWN = 3  # studies, at most
-FARTHEST = 16_384  # tokens of a model that is timed
+OTHERS = 32  # features of kinds that nobody asked about, where their layers are timed
 ALIKE = 2.0  # times as many tokens are still similar
 WORDS = {"latency": "inference of one image", "inference": "inference in batches", "training": "training"}
 
@@ -66,6 +80,7 @@ class Question:
     name: str | None = None  # of the data
     trained: Path | None = None  # whose weights it has
     options: tuple[str, ...] = ()  # of `linvit compare`, for the same model
+    side: int | None = None  # its --image-size, if that has to be given
 
     @property
     def tokens(self) -> int:
@@ -128,16 +143,16 @@ class Advice:
             "limit": {task: model.speed("identity", task) for task in TASKS},
             "attentions": [
                 {"attention": spec, "speed": {task: model.speed(spec, task) for task in TASKS},
-                 "layer": {task: model.layer("softmax", shape) / model.layer(spec, shape)
-                           for task, shape in model.shapes.items()},
-                 "break_even_tokens": {task: model.known.break_even(spec, shape)
-                                       for task, shape in model.shapes.items()}}
+                 "layer": {task: model.ratio(spec, task) for task in TASKS},
+                 "break_even_tokens": {task: model.break_even(spec, task) for task in TASKS},
+                 "break_even_is_at_most": {task: model.break_even(spec, task) == model.lengths(spec)[0]
+                                           for task in TASKS}}
                 for spec in self.specs
             ],
             "layers_measured": bool(model.measured), "measured_tokens": list(lengths),
             "forecast_error": model.known.error,
             "features": [
-                {"attention": e.kind, "m": e.count, "error": e.error, "tried": e.tried,
+                {"attention": e.kind, "m": e.count, "features": e.features, "error": e.error, "tried": e.tried,
                  "speed": None if e.spec is None else model.speed(e.spec, self.task)} for e in self.enough
             ],
             "target_error": self.target, "uniform_error": self.uniform, "q_and_k": self.origin,
@@ -152,8 +167,8 @@ class Advice:
 def advise(
     about: str | int | Path, *, attentions: Sequence[str] | None = None, data: str | Path | None = None,
     image_size: int | None = None, patch: int | None = None, size: str | None = None, task: str = "inference",
-    batch: int | None = None, target: float = 0.2, sigma: float = 1.0, runs: str | Path = "runs", fresh: bool = False,
-    cache: str | Path | None = None, device: str = "cpu", data_root: str | Path | None = None,
+    batch: int | None = None, target: float = 0.2, sigma: float = 1.0, runs: str | Path | None = None,
+    fresh: bool = False, cache: str | Path | None = None, device: str = "cpu", data_root: str | Path | None = None,
     progress: Progress = ignore,
 ) -> Advice:  # fmt: skip
     """about: a number of tokens, a data set's name or path, or the folder of a trained model (linvit's or a Hugging
@@ -161,7 +176,8 @@ def advise(
 
     task decides: "latency" (one image at a time), "inference" (a batch) or "training". target: the total variation to
     softmax for which features are counted; sigma: the deviation of q and k where they have to be drawn. runs: where
-    earlier studies lie. fresh: measure again what this machine was measured for; cache: where that is kept.
+    earlier studies lie, by default runs/ if there is one. fresh: measure again what this machine was measured for;
+    cache: where that is kept.
     """
     if task not in TASKS:
         raise ValueError(f"task={task} is not one of {', '.join(TASKS)}")
@@ -170,22 +186,26 @@ def advise(
         if not right:
             wanted = "at least 1" if name == "batch" else "between 0 and 1" if name == "error" else "a positive number"
             raise ValueError(f"{name}={value} must be {wanted}")
+    if runs is not None and not Path(runs).is_dir():
+        raise ValueError(f"runs={runs} is not a folder: name the one in which studies lie")
     question = ask(about, data, image_size, patch, size, data_root)
-    if question.tokens > FARTHEST:
-        layers = f"`linvit bench speed --tokens {question.tokens}` times single layers"
-        raise ValueError(f"{question.tokens:,} tokens take too long to time and are too many to forecast: {layers}")
+    _not_too_many(question.tokens)
     place, specs = pick_device(device), _candidates(attentions, question)
+    images = batch or suitable_batch(question.config)
+    taken, free = step_bytes(question.config, images), free_memory(place)
+    if taken > free:
+        raise ValueError(
+            f"batch={images}: a training step would take about {in_bytes(taken)}, of {in_bytes(free)} free"
+        )
     kinds, kept = features.estimators(specs), {"device": place, "fresh": fresh, "cache": cache}
     errors, origin = _errors(question, kinds, sigma, data_root, partial(cached, **kept), progress)
     known = forecast([*specs, *kinds], **kept, progress=progress)
-    many = batch or suitable_batch(question.config)
-    model = measure_model(question.config, specs, known, batch=many, **kept, progress=progress)
-    if question.tokens > known.lengths[1] and not model.measured:
-        more = f"{question.tokens:,} tokens are more than the {known.lengths[1]:,} that were timed here"
-        raise ValueError(f"{more}, and layers of so many take too long: ask for a smaller model or --batch")
-    earlier = studies(Path(runs), question)
+    others = [sized(kind, OTHERS, question.tokens) for kind in kinds if kind not in map(kind_of, specs)]
+    model = measure_model(question.config, [*specs, *others], known, batch=images, **kept, progress=progress)
+    earlier = studies(Path(runs or "runs"), question)
     speeds = {spec: model.speed(spec, task) for spec in specs}
     choice = choose(speeds, _proven(earlier, question), _proven(earlier, question, bad=True))
+    why, shown, pixels = reason(model, specs, choice, task, question, earlier)
     evens = [_break_even(model, spec, name) for spec in specs for name in TASKS]
     return Advice(
         question=question,
@@ -198,8 +218,8 @@ def advise(
         origin=origin,
         studies=tuple(earlier),
         choice=choice,
-        reason=reason(model, specs, choice, task, question, earlier),
-        command=command(question, choice if choice != "softmax" else _next(model, specs, task)),
+        reason=why,
+        command=command(question, shown, pixels),
         records=(*known.records, *model.records, *errors, *evens),
     )
 
@@ -228,18 +248,30 @@ def ask(
     return found
 
 
+def _not_too_many(tokens: int) -> None:
+    """Only what is timed here can be spoken of."""
+    most = max(shape.tokens for shape, _ in points())
+    if tokens > most:
+        layers = f"; `linvit bench speed --tokens {tokens}` times single layers" if tokens <= LONGEST else ""
+        raise ValueError(f"N={tokens:,} tokens are too many: forecasts here end at {most:,}{layers}")
+
+
 def _of_tokens(tokens: int, image_size: int | None, patch: int | None, size: str | None) -> Question:
-    """The largest square grid of so many tokens, and the rest before it."""
+    """A square grid of patches, with a CLS token or without: as many tokens, or the nearest number that makes one."""
     if tokens < 1:
         raise ValueError(f"N={tokens} must be at least 1 token")
     if image_size is not None:
         raise ValueError(f"image_size={image_size} has no effect: {tokens} tokens are asked about; give one of them")
-    side, patch = math.isqrt(tokens), patch or PATCH
-    prefix = tokens - side**2
-    config = model_config(size or SIZE, image_size=side * patch, patch_size=patch, prefix=prefix,
-                          pool="cls" if prefix else "mean")  # fmt: skip
-    options = ("--size", size or SIZE, "--image-size", str(side * patch), "--set", f"patch_size={patch}")
-    return Question(f"a model of size {size or SIZE} with {tokens:,} tokens", config, options=options)
+    _not_too_many(tokens)
+    root, patch = math.isqrt(tokens), patch or PATCH
+    side, cls = min(product((root, root + 1), (0, 1)), key=lambda made: abs(made[0] ** 2 + made[1] - tokens))
+    config = model_config(size or SIZE, image_size=side * patch, patch_size=patch, pool="cls" if cls else "mean")
+    options = ("--size", size or SIZE, "--set", f"patch_size={patch}", *(("--set", "pool=cls") if cls else ()))
+    found = side**2 + cls
+    grid_of = f"{side} × {side} patches" + " and CLS" * cls
+    near = "" if found == tokens else f", the square nearest to {tokens:,}"
+    text = f"a model of size {size or SIZE} with {grid_of}{near}"
+    return Question(text, config, options=options, side=side * patch)
 
 
 def _of_model(folder: str, image_size: int | None, patch: int | None, size: str | None) -> Question:
@@ -251,10 +283,19 @@ def _of_model(folder: str, image_size: int | None, patch: int | None, size: str 
         raise ValueError(f"patch={patch} has no effect: stem={config.stem} has no patches: leave it out")
     changes = {"image_size": image_size or config.image_size, "patch_size": patch or config.patch_size}
     config = model_config(**config.model_dump() | changes)
-    given = (("--image-size", image_size), ("--set", None if patch is None else f"patch_size={patch}"))
-    options = tuple(str(word) for name, value in given if value is not None for word in (name, value))
-    text = f"{stored.about['name']} at {config.image_size} px"
-    return Question(text, config, trained=stored.folder, options=("--from", folder, *options))
+    options = () if patch is None else ("--set", f"patch_size={patch}")
+    known = "" if stored.foreign else f", trained on {stored.about['name']}"
+    text = f"{_called(stored)} ({config.attention}{known}) at {config.image_size} px"
+    return Question(text, config, trained=stored.folder, options=("--from", folder, *options), side=image_size)
+
+
+def _called(stored: Stored) -> str:
+    """That it ships, or its folder's name, or that of a model from elsewhere, which may lie in any folder."""
+    home = stored.folder.resolve()
+    if home in (folder.resolve() for folder in backbones.shipped().values()):
+        return f"the shipped {stored.config.attention} backbone"
+    folder = home.parent.name if home.name in ("best", "last") else home.name
+    return f"model {stored.about['name'] if stored.foreign else folder}"
 
 
 def _of_data(
@@ -273,21 +314,24 @@ def _of_data(
     facts = {"image_size": side, "channels": images.channels, "classes": images.classes}
     config, _ = resolve(images.name, facts, "softmax", 0, given, like, trained=trained is not None)
     options = tuple(f"{key}={value}" for key, value in given.items() if value is not None and key != "size")
-    words = [*(("--image-size", str(side)) if image_size else ()), *(("--size", size) if size else ())]
+    words = ("--size", size) if size else ()
     text = f"{images.name} at {side} px"
     return Question(text, config, data, images.name, trained,
-                    (*words, *(word for option in options for word in ("--set", option))))  # fmt: skip
+                    (*words, *(word for option in options for word in ("--set", option))), image_size)  # fmt: skip
 
 
 def _candidates(attentions: Sequence[str] | None, question: Question) -> list[str]:
-    """Attentions that are asked about, but for softmax and the controls, each of which this model can have."""
-    wanted = [spec for spec in attentions or ATTENTIONS if parse(spec).name not in ("softmax", *CONTROLS)]
+    """Attentions that are asked about and the model's own, but for softmax and the controls, each of which it can
+    have."""
+    own = map(str, parse_layers(question.config.attention, question.config.depth))
+    every = dict.fromkeys([*own, *(attentions or ATTENTIONS)])
+    wanted = [spec for spec in every if parse(spec).name not in ("softmax", *CONTROLS)]
     shape, found = shapes_of(question.config, 1)["latency"], []
     for spec in wanted:
         try:
             shape.attention(spec)
         except ValueError as error:
-            if attentions:
+            if spec in (attentions or ()):
                 raise
             warnings.warn(f"{spec} is left out: {error}", UserWarning, stacklevel=2)
             continue
@@ -306,7 +350,8 @@ def _errors(
     if question.trained is None:
         where = {"sigma": sigma, "tokens": shape.tokens, "heads": shape.heads, "head_dim": shape.head_dim}
         found = keep(["drawn", kinds, where], make=lambda: features.drawn(kinds, **where, progress=progress))
-        return found, f"modelled: drawn from N(0, σ²) with σ = {sigma:g}"
+        capped = f", {features.LONGEST:,} tokens" if shape.tokens > features.LONGEST else ""
+        return found, f"modelled: drawn from N(0, σ²) with σ = {sigma:g}{capped}"
     stored = read_model(question.trained)
     if question.data is None:
         size = IMAGES, config.channels, config.image_size, config.image_size
@@ -314,7 +359,7 @@ def _errors(
     else:
         pixels = some_images(question.data, config, data_root)
         x = normalise(torch.from_numpy(pixels), stored.about["mean"], stored.about["std"])
-        what = f"{len(pixels)} images of {question.name}"
+        what = f"{many(len(pixels), 'image')} of {question.name}"
 
     def make() -> list[Record]:
         model = VisionTransformer(config.model_copy(update={"classes": stored.config.classes}))
@@ -322,7 +367,7 @@ def _errors(
         return features.seen(model, x, kinds, ERROR_SECONDS, progress)
 
     key = ["seen", kinds, checksum(stored.tensors), config.image_size, config.patch_size, x.double().sum().item()]
-    return keep(key, make=make), f"those of {stored.about['name']} for {what}"
+    return keep(key, make=make), f"of {_called(stored)} for {what}"
 
 
 def some_images(data: str, config: ModelConfig, data_root: str | Path | None) -> np.ndarray:
@@ -336,10 +381,13 @@ def some_images(data: str, config: ModelConfig, data_root: str | Path | None) ->
 
 
 def studies(runs: Path, question: Question) -> list[Earlier]:
-    """The studies below `runs`, the most similar first: of the same data, then of a similar number of tokens."""
+    """The studies below `runs`, the most similar first: of the same data, then of a similar number of tokens. A
+    reproduction's smoke teaches nothing, and its literal part is not fair."""
     found = []
-    for pattern in ("study.json", "*/study.json", "*/*/study.json", *RERUN):
-        for path in sorted(runs.glob(pattern)):
+    for depth in range(DEEPEST + 1):
+        for path in sorted(runs.glob("*/" * depth + "study.json")):
+            if path.parent.name == "literal" or path.parent.parent.name == "smoke":
+                continue
             try:
                 earlier = _earlier(path.parent)
             except (ValueError, KeyError, OSError) as error:
@@ -396,32 +444,32 @@ def choose(speeds: Mapping[str, float], proven: Iterable[str] = (), bad: Iterabl
 
 def reason(
     model: Model, specs: Sequence[str], choice: str, task: str, question: Question, earlier: Iterable[Earlier]
-) -> str:
-    """One sentence, of what was measured."""
-    n, words = question.tokens, WORDS[task]
+) -> tuple[str, str, int | None]:
+    """One sentence, of what was measured; the attention that it speaks of, and at which image size if another."""
+    here, words = many(question.tokens, "token"), WORDS[task]
     if choice != "softmax":
         how = "its layers measured here" if model.measured else "by this machine's forecast"
         study = _proven(earlier, question).get(choice)
         known = "whether it is as accurate on your images only training tells"
         if study:
-            known = (f"it was shown in {study.folder} to lose less than {100 * study.margin:g} points on {study.data} "
-                     f"({study.tokens:,} tokens)")  # fmt: skip
+            known = (f"it was shown in {study.folder} to lose less than {many(100 * study.margin, 'point')} on "
+                     f"{study.data} ({many(study.tokens, 'token')})")  # fmt: skip
         return (f"it makes the whole model {model.speed(choice, task):.2f} times as fast as softmax in {words} at "
-                f"{n:,} tokens ({how}); {known}.")  # fmt: skip
+                f"{here} ({how}); {known}."), choice, None  # fmt: skip
     best = _next(model, specs, task)
     faster = model.speed(best, task)
     if faster > TIE and (study := _proven(earlier, question, bad=True).get(best)):
-        lost = f"it lost more than {100 * study.margin:g} points on {study.data}, or diverged"
-        return f"{best} would be {faster:.2f} times as fast in {words} at {n:,} tokens, but in {study.folder} {lost}."
-    lead = (f"at {n:,} tokens no attention asked about makes {words} more than {TIE - 1:.0%} faster ({best} is at "
+        lost = f"it lost more than {many(100 * study.margin, 'point')} on {study.data}, or diverged"
+        said = f"{best} would be {faster:.2f} times as fast in {words} at {here}, but in {study.folder} {lost}."
+        return said, best, None
+    lead = (f"at {here} no attention asked about makes {words} more than {TIE - 1:.0%} faster ({best} is at "
             f"{faster:.2f}×), and attention takes {percent(model.share(task))} of the time")  # fmt: skip
     pays = {spec: found for spec in specs if (found := model.pays_from(spec, task, TIE)) is not None}
     if not pays:
-        return f"{lead}; up to {model.known.lengths[1]:,} tokens that does not change."
+        return f"{lead}; up to {many(model.known.lengths[1], 'token')} that does not change.", best, None
     first = min(pays, key=pays.__getitem__)
-    if pays[first] <= n:  # a forecast says otherwise than the layers that were measured: they count
-        return f"{lead}."
-    return f"{lead}; from about {pays[first]:,.0f} tokens ({question.pixels(pays[first])} px) {first} would be."
+    pixels = question.pixels(pays[first])
+    return f"{lead}; from about {pays[first]:,.0f} tokens ({pixels} px) {first} would be.", first, pixels
 
 
 def _next(model: Model, specs: Sequence[str], task: str) -> str:
@@ -429,16 +477,20 @@ def _next(model: Model, specs: Sequence[str], task: str) -> str:
     return max(specs, key=lambda spec: model.speed(spec, task))
 
 
-def command(question: Question, spec: str) -> str:
-    """What would prove it: accuracy and speed of both, on the images."""
-    data = question.data or "path/to/images"
-    return shlex.join(["linvit", "compare", data, *question.options, "-a", "softmax", "-a", spec])
+def many(count: float, word: str) -> str:
+    return f"{count:,g} {word}{'s' * (count != 1)}"
+
+
+def command(question: Question, spec: str, pixels: int | None = None) -> str:
+    """What would prove it: accuracy and speed of both, on the images, of this size if it is another."""
+    data, side = question.data or "path/to/images", pixels or question.side
+    size = ("--image-size", str(side)) if side else ()
+    return shlex.join(["linvit", "compare", data, *question.options, *size, "-a", "softmax", "-a", spec])
 
 
 def _break_even(model: Model, spec: str, task: str) -> Record:
-    shape, base = model.shapes[task], model.known.records[0]
-    low, high = model.known.lengths
+    shape, base, lengths = model.shapes[task], model.known.records[0], model.lengths(spec)
     tags = {"attention": spec, "mode": shape.mode, "heads": shape.heads, "head_dim": shape.head_dim,
-            "prefix": shape.prefix, "batch": shape.batch, "from": low, "to": high}  # fmt: skip
-    return replace(base, metric="break_even_tokens", value=model.known.break_even(spec, shape), unit="tokens",
+            "prefix": shape.prefix, "batch": shape.batch, "from": lengths[0], "to": lengths[-1]}  # fmt: skip
+    return replace(base, metric="break_even_tokens", value=model.break_even(spec, task), unit="tokens",
                    n=len(model.known.records), tags=tags)  # fmt: skip
