@@ -118,8 +118,9 @@ def main() -> None:
         f"Measured on {cpu_name()}, {torch.get_num_threads()} threads, float32, torch {torch.__version__}, commit "
         f"{commit()}, in {(time.monotonic() - begun) / 60:.0f} minutes. Made by `python benchmarks/advice.py --seed "
         f"{asked.seed}`.", "",
-        f"The forecast stands on {points} points that took {spent:.0f} s; its median error there is {known.error:.0%}, each left out in turn. "
-        "Then whole vision transformers were drawn at random and timed with softmax and with the linear attention,",
+        f"The forecast stands on {points} points that took {spent:.0f} s; its median error there is {known.error:.0%}, "
+        "each left out in turn. Then whole vision transformers were drawn at random and timed with softmax and with "
+        "the linear attention,",
         f"interleaved: how many times faster the whole model is, as forecast and as measured (median and quartiles of "
         f"{asked.rounds} rounds).", "",
         "| image / patch | tokens | heads × head_dim | depth | task, batch | attention | forecast | measured | |",

@@ -90,9 +90,9 @@ class Cifar10(Table):
         "cpu": {
             "literal": Scale(seeds=1, limit=600, options={"epochs": 1}, text="600 images, 1 epoch of 100, 1 seed"),
             "fair": Scale(
-                limit=15_000,
+                limit=10_000,
                 options=NARROW | {"epochs": 2},
-                text="15,000 images, a quarter of the width, 2 epochs of 12",
+                text="10,000 images, a quarter of the width, 2 epochs of 12",
             ),
         },
     }
