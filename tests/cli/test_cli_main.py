@@ -134,8 +134,11 @@ def test_interrupted_while_a_package_is_imported(tmp_path):
     (tmp_path / "slow.py").write_text(
         "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept BaseException:\n    pass\n"
     )
-    done = subprocess.run([sys.executable, "-m", "linvit", "list", "kernels"], capture_output=True, text=True,
-                          env={**os.environ, "LINVIT_PLUGINS": str(tmp_path / "slow.py")})  # fmt: skip
+    # what was started in the background ignores SIGINT, and so would this process
+    heeds = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"{heeds}; from linvit.cli import main; raise SystemExit(main(['list', 'kernels']))"
+    env = {**os.environ, "LINVIT_PLUGINS": str(tmp_path / "slow.py")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "linvit: interrupted\n")
 
 
