@@ -54,13 +54,10 @@ class Claimant(Protocol):
 T = TypeVar("T", bound=Claimant)
 
 
-def apart(out: str | Path | None, **inputs: Any) -> None:
-    """A ValueError if results would be written into the folder of something that is read, be it the model's or the
-    data's: there they would be taken for a part of it."""
-    for name, given in inputs.items():
-        there = Path(given) if isinstance(given, str | Path) else None
-        if out is not None and there and there.is_dir() and Path(out).resolve().is_relative_to(there.resolve()):
-            raise ValueError(f"--out {out} is in the folder of the {name}, {there}: choose another --out")
+def apart(out: Path, data: Path | None) -> None:
+    """A ValueError if results would be written into the folder of the images: there they would be taken for some."""
+    if data is not None and out.resolve().is_relative_to(data.resolve()):
+        raise ValueError(f"--out {out} is in the folder of the data, {data}: choose another --out")
 
 
 def claimed(path: Path, wanted: T, ours: Sequence[str]) -> T | None:

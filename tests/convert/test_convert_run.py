@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import linvit
 from linvit import metrics
@@ -26,6 +27,7 @@ from linvit.registry import parse, parse_layers
 from linvit.report import conversion
 from linvit.train import load
 from linvit.train.checkpoint import read_model
+from linvit.train.files import load_tensors
 from linvit.train.use import evaluate_folder
 
 SMALL = {
@@ -174,26 +176,49 @@ def test_the_page_says_what_it_was_decided_on_and_where_it_is_weak(converted):
     assert "The teacher is from elsewhere" in conversion.weak(other)[0]
     conversion.build(converted.folder, figures=False)
     text = (converted.folder / "report.md").read_text()
-    for words in ("Where this is weak", "- Teacher:", "at a risk of", "images of the validation split"):
+    for words in ("Where this is weak", "- Teacher:", "at a risk of", "validation images:"):
         assert words in text
     assert "Where this conversion is weak" in (converted.folder / "report.html").read_text()
 
 
 def test_a_step_that_was_not_the_last_is_named(converted):
     (row,) = [row for row in conversion.read(converted.folder).rows() if row["model"] == "stage 1"]
-    assert row["kept"] is not None
+    _, facts = load_tensors(converted.folder / "stage-1/best/model.safetensors")
+    assert row["kept"] == facts["step"]
     assert conversion._steps(row | {"kept": 7, "steps": 1040}) == "1,040, kept after 7"
     assert conversion._steps(row | {"kept": 40, "steps": 40}) == "40"
 
 
 def test_results_do_not_go_into_what_is_read(teacher, tmp_path):
     shutil.copytree(teacher / "best", tmp_path / "model")
-    with pytest.raises(ValueError, match=r"is in the folder of the model, .*model: choose another --out"):
+    with pytest.raises(ValueError, match=r"model is the folder of the model: choose another --out"):
         linvit.convert(tmp_path / "model", to="uniform", data="digits", out=tmp_path / "model", device="cpu")
-    (tmp_path / "photos/cats").mkdir(parents=True)
+    images, labels = load_data("digits").test.batch(slice(0, 60))
+    for i, (image, label) in enumerate(zip(images, labels, strict=True)):
+        place = tmp_path / f"photos/{label}/{i}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image[0].numpy()).save(place)
     for verb in (partial(linvit.convert, teacher, to="uniform"), linvit.train, linvit.compare):
         with pytest.raises(ValueError, match=r"is in the folder of the data, .*photos: choose another --out"):
             verb(data=tmp_path / "photos", out=tmp_path / "photos/results", device="cpu")
+    assert not (tmp_path / "photos/results").exists()
+
+
+def test_a_folder_with_the_name_of_a_set_is_not_its_data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):  # the second finds the folder of the first
+        assert linvit.train("digits", attention="softmax", steps=1, out="digits", **SMALL).model is not None
+
+
+def test_a_conversion_of_an_older_version_still_has_its_page(converted, tmp_path):
+    shutil.copytree(converted.folder, tmp_path / "old")
+    plan = json.loads((tmp_path / "old/convert.json").read_text())
+    del plan["trained_on"], plan["decided_on"]
+    (tmp_path / "old/convert.json").write_text(json.dumps(plan))
+    conversion.build(tmp_path / "old", figures=False)
+    text = (tmp_path / "old/report.html").read_text()
+    assert "of the held-out images" in text
+    assert "from elsewhere" not in text
 
 
 def test_the_images_that_decide_are_seen_by_nobody_else(digits, teacher):

@@ -27,13 +27,15 @@ def test_softmax_has_no_error(causal):
     assert found["output_error"] < 1e-12
 
 
-@pytest.mark.parametrize("spec", ["softmax", "performer-exp:m=7", "performer-hyp:m=7", "linformer:k=7"])
+@pytest.mark.parametrize("spec", ["softmax", "performer-exp:m=7", "performer-hyp:m=7", "linformer:k=7",
+                                  "performer-exp:m=7,dwc=3,qk_norm=true"])  # fmt: skip
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_in_a_smaller_dtype_the_error_is_that_of_the_rounded_inputs(spec, dtype):
     """Against softmax of what was really given; beside that, no more than rounding the output is added."""
-    q, k, v = (4 * inputs()).to(dtype)
-    exact = attention_error(create_attention(spec, **SITE).double(), q, k, v)
-    found = attention_error(create_attention(spec, **SITE), q, k, v, dtype=dtype)
+    q, k, v = (4 * inputs(12)).to(dtype)
+    site = SITE | {"tokens": 12, "grid": (3, 4)}
+    exact = attention_error(create_attention(spec, **site).double(), q, k, v)
+    found = attention_error(create_attention(spec, **site), q, k, v, dtype=dtype)
     assert found["attention_error"] == pytest.approx(exact["attention_error"], abs=1e-4)
     assert found["output_error"] == pytest.approx(exact["output_error"], abs=torch.finfo(dtype).eps + 1e-5)
     assert spec != "softmax" or found["output_error"] > 0

@@ -185,6 +185,8 @@ def _interrupt(number: int, frame: Any) -> None:
     """Ctrl-C. Not every package survives one in the middle of its import, or lets it through: there it ends at once."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
+            if os.isatty(2):  # a progress bar had hidden the cursor
+                os.write(2, b"\r\x1b[2K\x1b[?25h")
             os.write(2, b"linvit: interrupted\n")
             os._exit(130)
         frame = frame.f_back

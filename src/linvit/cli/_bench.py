@@ -80,7 +80,7 @@ def layers_table(records: list[Record], own: str = "softmax") -> None:
     tags, names = kept[0].tags, [str(record.tags["attention"]) for record in kept]
     notes += [
         MEANING + " TV 1, 2, …: in each layer." + f" {own} is the model's own, as trained." * (own in names),
-        *_odd([name for name in names if "@" not in name], kept[0], own),
+        *_odd([name for name in names if not set(name) & set("+@")], kept[0], own),
         f"q and k of {tags['model']}: {tags['images']} images, {tags['tokens']} tokens, {tags['heads']} heads, "
         f"head_dim {tags['head_dim']}, {_draws(max(record.n for record in kept))}, seed {tags['seed']}; "
         f"{kept[0].dtype}, {kept[0].versions}.",

@@ -69,11 +69,13 @@ def _run(
     from linvit.cli import _output
     from linvit.cli._display import Display
     from linvit.data import Missing
-    from linvit.studies import Where, reproduce, runnable
+    from linvit.studies import Table, Where, reproduce, runnable
 
     again = options.again(ctx)
     for name in names:
-        runnable(name, scale)  # one that nobody knows, or that cannot be run, is an error before anything is
+        found = runnable(name, scale)  # one that nobody knows, or that cannot be run, is an error before anything is
+        if seeds is not None and not isinstance(found, Table):
+            raise ValueError(f"--seeds={seeds} has no effect on {name}, which is measured, not trained")
     missing: dict[str, list[str]] = {}  # what is not there → for whom
     done: dict[str, str] = {}
     for name in names:
@@ -107,7 +109,7 @@ def _rows(name: str, scale: str, out: Path, quiet: bool = False) -> list[dict[st
     from linvit.studies.results import Results
 
     found = sheet(name, Results(out))
-    if quiet or scale == "smoke" or not found.lines:
+    if quiet or not found.lines or {column.scale for column in found.columns.values()} != {scale}:
         return []
     cells = {heading: of for heading, of in columns(found).items() if heading in SHOWN}
     return [{"row": line.name} | {heading.lower(): of[i].text for heading, of in cells.items()}

@@ -26,7 +26,7 @@ from linvit.convert.plan import OURS, Conversion
 from linvit.convert.search import images_needed
 from linvit.convert.student import Inherit, fitted, images_for, student_of
 from linvit.convert.work import Converted, Work
-from linvit.data import Dataset, folded
+from linvit.data import Dataset, folded, folder_of
 from linvit.errors import clear
 from linvit.files import remove_parts, slug
 from linvit.locks import apart, claimed, locked
@@ -76,7 +76,8 @@ def convert(
     end.
     """
     place, stored = pick_device(device), read_model(model)
-    apart(out, model=stored.folder, data=data)
+    if out is not None and Path(out).resolve() == stored.folder.resolve():
+        raise ValueError(f"--out {out} is the folder of the model: choose another --out")
     wanted = plan.known_stages(stages)
     if sum(length is not None for length in (epochs, steps, budget)) > 1:
         raise ValueError("give one of epochs, steps and budget")
@@ -131,10 +132,12 @@ def convert(
     if budget:
         seconds(budget)
     folder = Path(out) if out is not None else Path("runs") / f"{slug(dataset.name)}-convert-{asked.id}"
+    apart(folder, folder_of(data))
     with locked(folder):
         there = claimed(folder / "convert.json", asked, OURS)
-        if there is None:
-            asked.save(folder)
+        if there is not None:  # what no setting says, an older one may lack
+            there = there.model_copy(update={"trained_on": asked.trained_on, "decided_on": asked.decided_on})
+        (there or asked).save(folder)
         remove_parts(folder, *(path for path in folder.iterdir() if path.is_dir()))
         work = Work(there or asked, stored, images, teacher, folder, place, listeners, progress, checkpoint_seconds)
         found = work.all()

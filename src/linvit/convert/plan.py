@@ -52,8 +52,8 @@ class Conversion(BaseModel):
     budget: str | None = None
     steps: dict[str, int] = Field(default_factory=dict)  # of each stage
     options: dict[str, Any] = Field(default_factory=dict)  # of the stages' recipes
-    trained_on: str = ""  # the name of the teacher's data; of one from elsewhere nothing is known
-    decided_on: str = ""  # the split that images for the search and its decision are taken from
+    trained_on: str | None = None  # the name of the teacher's data; empty: it is from elsewhere
+    decided_on: str | None = None  # the split that images for the search and its decision are taken from
     command: str = ""
     started: float = 0.0
 

@@ -100,7 +100,8 @@ class Work:
 
     def _found(self, rows: list[Row], layers: str, student: Path) -> Row:
         """The most accurate on validation images of all that were made."""
-        if 3 in self.plan.stages:
+        linear, done = linear_layers(self.specs(layers)), self.of("conversion_lost")
+        if 3 in self.plan.stages and (linear or not done or self.of("conversion_seconds", model="stage 3")):
             rows.append(self._stage("stage 3", layers, student))
         return max(rows, key=lambda row: (row.accuracy, row.agreement))
 

@@ -11,7 +11,7 @@ for a file format that any path can have.
 """
 
 from linvit.data.augment import Augment, normalise
-from linvit.data.dataset import Dataset, Split, alike, folded, load_data, repeats
+from linvit.data.dataset import Dataset, Split, alike, folded, folder_of, load_data, repeats
 from linvit.data.decode import BadImage, read_image
 from linvit.data.download import Missing
 from linvit.data.sources import DATASETS, FORMATS, Arrays, Pictures
@@ -20,5 +20,5 @@ from linvit.data.surveys import Survey, survey
 
 __all__ = [
     "DATASETS", "FORMATS", "Arrays", "Augment", "BadImage", "Dataset", "Fold", "Missing", "Pictures", "Split",
-    "Survey", "alike", "folded", "load_data", "normalise", "read_image", "repeats", "survey",
+    "Survey", "alike", "folded", "folder_of", "load_data", "normalise", "read_image", "repeats", "survey",
 ]  # fmt: skip

@@ -213,6 +213,13 @@ def folded(data: Dataset, which: Fold) -> Dataset:
     return replace(data, **found, mean=tuple(mean), std=tuple(std), identity=identity.hexdigest()[:32])
 
 
+def folder_of(source: Any) -> Path | None:
+    """Of a folder of images; None for a name, a file, or images that were loaded."""
+    named = isinstance(source, str) and source.partition(":")[0] in DATASETS
+    path = Path(source) if isinstance(source, str | Path) and not named else None
+    return path if path is not None and path.is_dir() else None
+
+
 def read_source(source: str | Path, root: str | Path | None, store: Path) -> tuple[str, Arrays | Pictures]:
     """Registered names win over files of the same name; write ./digits for a folder called digits."""
     if isinstance(source, str) and source.partition(":")[0] in DATASETS:

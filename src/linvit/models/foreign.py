@@ -371,8 +371,13 @@ def _whole(said: Mapping[str, Any], field: str) -> int:
     return value
 
 
+GAPPED = ("label_names", "labels")  # of timm, which may leave out numbers that have no name
+
+
 def _labels(*places: tuple[Mapping[str, Any], str]) -> tuple[str, Any]:
-    return next(((field, said[field]) for said, field in places if said.get(field)), ("", None))
+    """The first that is there; a bare number of classes names none."""
+    found = ((field, said[field]) for said, field in places if said.get(field))
+    return next(((field, names) for field, names in found if not isinstance(names, int)), ("", None))
 
 
 def _classes(folder: Path, said: Said, count: int) -> list[str]:
@@ -386,6 +391,8 @@ def _classes(folder: Path, said: Said, count: int) -> list[str]:
     names = list(range(count)) if names is None else names
     if not isinstance(names, (list, dict)):
         raise ValueError(f"{field}={names!r} must be the names of classes")
+    if isinstance(names, dict) and field in GAPPED and {*names} <= {*map(str, range(count))}:
+        names = {str(i): names.get(str(i), i) for i in range(count)}
     if len(names) != count:
         raise ValueError(f"{field}: there are {len(names)} names of classes, but the head has {count} outputs")
     if isinstance(names, dict):

@@ -17,7 +17,7 @@ import torch
 
 from linvit import metrics, report
 from linvit.attention import attention_options, create_attention
-from linvit.data import Dataset, Fold, Survey, folded, repeats, survey
+from linvit.data import Dataset, Fold, Survey, folded, folder_of, repeats, survey
 from linvit.files import remove_parts, slug
 from linvit.locks import apart, claimed, locked
 from linvit.measure.provenance import machine
@@ -115,7 +115,6 @@ def compare(
     if controls and not any(variant.control for variant in wanted):
         wanted.append(Variant(attention=CONTROL, task=task))
     _check_task(task, wanted, folds, budget)
-    apart(out, data=data)
     if with_redrawn is not None:
         wanted += _redrawn(wanted, with_redrawn)
     for variant in wanted:
@@ -132,6 +131,7 @@ def compare(
     bare = list(dict.fromkeys(v.attention for v in wanted if v.start is None and not v.published))
     shaped = {key: value for v in wanted for key, value in v.options.items()}  # other shapes have none
     folder = Path(out) if out is not None else Path("runs") / f"compare-{slug(images.name)}"
+    apart(folder, folder_of(data))
     earlier = Study.read(folder / "study.json") if (folder / "study.json").exists() else None
     known = [(v.attention, v.start) for v in earlier.variants if v.start] if earlier else []
     begins = start or (backbones.SCRATCH if causal else None)

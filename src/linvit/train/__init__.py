@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from linvit import ranks
-from linvit.data import Dataset, Fold, Survey, folded, survey
+from linvit.data import Dataset, Fold, Survey, folded, folder_of, survey
 from linvit.files import slug, write_atomically
 from linvit.locks import apart
 from linvit.measure.provenance import pick_device
@@ -101,7 +101,7 @@ def train(
     every step, progress of images being decoded; track: "tensorboard" or "mlflow", which are told of every validation.
     """
     kinds = tracking(track)
-    apart(out, data=data)
+    home = folder_of(data)
     place = ranks.join(pick_device(device))
     if TASKS[task].causal:  # which has no use for classes, or for what was trained on them
         start = start or backbones.SCRATCH
@@ -137,11 +137,13 @@ def train(
     if folds is None:
         experiment = designed(data)
         folder = Path(out) if out is not None else Path("runs") / f"{slug(data.name)}-{experiment.id}"
+        apart(folder, home)
         return trained(experiment, data, folder, folder, listeners)
     every = [Fold(index, folds, seed) for index in range(max(1, folds))]
     parts = [folded(data, fold) for fold in every]
     experiments = [designed(images, fold) for images, fold in zip(parts, every, strict=True)]
     folder = Path(out) if out is not None else Path("runs") / f"{slug(data.name)}-{folds}folds-{experiments[0].id}"
+    apart(folder, home)
     if taken := [name for name in ("experiment.json", "study.json") if (folder / name).exists()]:
         raise ValueError(f"{folder} holds {taken[0]}: choose another --out")
     found = []

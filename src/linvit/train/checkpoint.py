@@ -101,7 +101,9 @@ def _opened(folder: Path) -> tuple[Path, Any]:
     """A model's folder and its config.json, whoever wrote it."""
     if not folder.exists():
         raise ValueError(f"{folder} does not exist: give the folder of a run or of a model (…/best)")
-    if folder.is_file():  # the weights themselves: what describes them lies beside them
+    if folder.is_file():
+        if folder.name not in ("model.safetensors", "model.safetensors.index.json", "config.json"):
+            raise ValueError(f"{folder} is a file: give the folder that holds config.json and model.safetensors")
         folder = folder.parent
     if not (folder / "config.json").exists() and (folder / "best" / "config.json").exists():
         folder = folder / "best"

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from linvit import metrics
-from linvit.data import Dataset, Fold, Survey, folded, survey
+from linvit.data import Dataset, Fold, Survey, folded, folder_of, survey
 from linvit.errors import choices
 from linvit.files import slug
 from linvit.locks import apart, claimed, locked
@@ -118,7 +118,6 @@ def tune(
         images = Survey.of(data if folds is None else folded(data, Fold(0, folds, seed, spare_test=True)))
     else:
         images = survey(data, data_root, limit, folds=folds, spare_test=True)
-    apart(out, data=data)
     shaped = {name: value for name, value in (chosen | found.options).items() if name not in SHAPELESS}
     starts = backbones.chosen(start, [variant.attention for variant in wanted], images, image_size, shaped)
     begin = backbones.first(starts)
@@ -133,6 +132,7 @@ def tune(
         raise ValueError("a search compares after equal epochs, whatever the batch: give epochs, not steps")
     every = named([variant.model_copy(update={"start": starts.get(variant.attention)}) for variant in wanted])
     folder = Path(out) if out is not None else Path("runs") / f"tune-{slug(images.name)}"
+    apart(folder, folder_of(data))
     where = storage or sqlite(folder)
     search = Search(
         name=folder.resolve().name, commands=[command.replace(where, hidden(where))] if command else [],
