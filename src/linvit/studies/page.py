@@ -45,7 +45,8 @@ def _published(column: Column, home: Path, into: Path) -> Column:
     place = Path("reports") / source.relative_to(home)
     for name in PUBLISHED:
         if (source / name).is_dir():
-            shutil.copytree(source / name, into / place / name, dirs_exist_ok=True)
+            drawings = shutil.ignore_patterns("*.png")  # which are the same, larger
+            shutil.copytree(source / name, into / place / name, dirs_exist_ok=True, ignore=drawings)
         elif (source / name).exists():
             write_atomically(into / place / name, (source / name).read_bytes())
     return replace(column, link=(place / "report.md").as_posix())
