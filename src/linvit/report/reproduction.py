@@ -40,7 +40,7 @@ class Line:
 
     @property
     def softmax(self) -> bool:
-        return any(result.attention == "softmax" for result in self.results.values())
+        return any(result.attention.partition(":")[0] == "softmax" for result in self.results.values())
 
     @property
     def here(self) -> Result | None:
@@ -159,7 +159,8 @@ def _first_mistake(book: Book) -> str:
 
 
 def _speed(book: Book) -> str:
-    every = [(line.name, speed) for sheet in book.sheets for line in sheet.lines
+    able = [line for sheet in book.sheets for line in sheet.lines if line.here and not line.here.control]
+    every = [(line.name, speed) for line in able
              if not line.softmax and line.here and (speed := line.here.get("train_step_vs_softmax"))]  # fmt: skip
     if not every:
         return ""
