@@ -71,6 +71,13 @@ def test_longer_training_keeps_what_the_budget_chose(tmp_path):
     assert {"trunk=16,32,64", "batch_size=64", "dropout=0.1"} <= set(words)
 
 
+def test_a_published_study_is_trained_longer_by_its_scale(tmp_path):
+    table = {"softmax": near(0.6), "performer-relu": near(0.5)}
+    words = ["linvit reproduce --scale cpu --threads 1 001-I"]
+    found, _ = made(tmp_path, table, {"softmax": 0.545, "performer-relu": 0.45}, SPEEDS, commands=words)
+    assert found.command == "linvit reproduce --scale full --threads 1 001-I"
+
+
 @pytest.mark.parametrize("given", ["--set steps=600", "--set epochs=6 --epochs 6"])
 def test_a_length_is_said_once(tmp_path, given):
     table = {"softmax": near(0.6), "performer-relu": near(0.5)}

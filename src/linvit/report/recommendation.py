@@ -194,6 +194,8 @@ def longer(summary: Summary, times: int) -> str:
     """The same study with so many times the training, in a folder of its own. What a budget chose is kept: a larger
     one would buy a larger model and more seeds before it bought training."""
     info, words = summary.study.info, _words(summary)
+    if words[1:2] == ["reproduce"]:  # whose lengths are its scales
+        return _joined(_without(words, ("--scale",)), ["--scale", "full"])
     in_steps = any(word.startswith("steps=") for word in words)
     length = {"steps": times * int(info.get("steps") or 1)} if in_steps else {
         "epochs": f"{times * float(info.get('epochs') or 1):.4g}"
