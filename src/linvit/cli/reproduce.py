@@ -82,7 +82,7 @@ def _run(
         with Display(json or quiet) as display, _output.warnings_in_one_line():
             where = Where(device=device, runner=on, jobs=jobs, threads=threads, data_root=data_root, seeds=seeds,
                           command=again, say=display.say, hear=display.hear, progress=display.progress)  # fmt: skip
-            display.say(_about(name, scale))
+            display.say(_about(name, scale, seeds))
             try:
                 done[name] = str(reproduce(name, scale, out, where))
             except KeyboardInterrupt as stop:
@@ -122,13 +122,18 @@ def _title(name: str) -> str:
     return f"{name}, {study(name).title}"
 
 
-def _about(name: str, scale: str) -> str:
-    from linvit.studies import study
+def _about(name: str, scale: str, seeds: int | None) -> str:
+    from linvit.report.summary import count_seeds
+    from linvit.studies import COLUMNS, Table, study
 
     found = study(name)
     parts = [f"{name}, {found.title}", f"scale {scale}: {found.takes[scale]}" + " on two cores" * (scale == "cpu")]
     if gives := found.gives_way(scale):
         parts.append(f"smaller than the report's: {gives}")
+    if isinstance(found, Table):
+        each = {column: count_seeds(seeds or found.size(scale, column).seeds) for column in COLUMNS if found.of(column)}
+        same = len(set(each.values())) == 1
+        parts.append(f"{next(iter(each.values()))} a row" if same else "; ".join(f"{column}: {n}" for column, n in each.items()))
     if found.mistakes:
         parts.append(f"mistakes of the report that matter here: {', '.join(found.mistakes)}")
     return ". ".join(parts) + "."

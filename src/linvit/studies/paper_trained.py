@@ -42,7 +42,7 @@ class Transfer(Table):
     scales = {
         "full": {"fair": Scale(seeds=5, options={"epochs": 12})},
         "cpu": {"fair": Scale(seeds=2, limit=33_000, options=SMALL | {"epochs": 3},
-                              text="33,000 images, half the width, 3 epochs of 12, 2 seeds")},
+                              text="33,000 images, half the width, 3 epochs of 12")},
     }  # fmt: skip
 
 
@@ -69,7 +69,7 @@ class Redraw(Table):
     literal, fair = {}, {"heads": 4}
     scales = {
         "full": {"fair": Scale(seeds=10)},
-        "cpu": {"fair": Scale(seeds=5, options=SMALL | {"epochs": 2}, text="half the width, 2 epochs of 12, 5 seeds")},
+        "cpu": {"fair": Scale(seeds=5, options=SMALL | {"epochs": 2}, text="half the width, 2 epochs of 12")},
     }
 
 
@@ -103,8 +103,8 @@ class Sweep(Table):
     scales = {
         "full": {"literal": Scale(), "fair": Scale(seeds=5)},
         "cpu": {
-            "literal": Scale(seeds=1, options={"epochs": 1}, text="1 epoch of 20, 1 seed"),
-            "fair": Scale(seeds=2, options={"epochs": 2}, text="2 epochs of 4, 2 seeds"),
+            "literal": Scale(seeds=1, options={"epochs": 1}, text="1 epoch of 20"),
+            "fair": Scale(seeds=2, options={"epochs": 2}, text="2 epochs of 4"),
         },
     }
 
@@ -139,7 +139,7 @@ class NextPixel(Pixels):
         "full": {"fair": Scale(options={"dim": 512, "depth": 6, "heads": 8, "mlp_dim": 2048, "levels": 256})},
         "cpu": {"fair": Scale(
             seeds=1, limit=4_000, options={"dim": 32, "depth": 2, "mlp_dim": 64, "epochs": 3},
-            text="MNIST in 16 levels, 4,000 images, 2 layers of width 32 (of 36 of 512), 3 epochs, 1 seed")},
+            text="MNIST in 16 levels, 4,000 images, 2 layers of width 32 (of 36 of 512), 3 epochs")},
     }  # fmt: skip
 
 
@@ -193,7 +193,7 @@ class LongRange(Table):
         "full": {"fair": Scale()},
         "cpu": {"fair": Scale(
             seeds=1, limit=10_000, options={"dim": 32, "depth": 2, "mlp_dim": 64, "epochs": 2},
-            text="10,000 images, 2 layers of width 32, 2 epochs of 50, 1 seed")},
+            text="10,000 images, 2 layers of width 32, 2 epochs of 50")},
     }  # fmt: skip
 
 

@@ -62,7 +62,7 @@ class Mnist(Table):
     scales = {
         "full": {"literal": Scale(seeds=1), "fair": Scale(seeds=5, options={"epochs": 20})},
         "cpu": {
-            "literal": Scale(seeds=1, limit=3_000, options={"epochs": 1}, text="3,000 images, 1 epoch of 20, 1 seed"),
+            "literal": Scale(seeds=1, limit=3_000, options={"epochs": 1}, text="3,000 images, 1 epoch of 20"),
             "fair": Scale(
                 limit=10_000, options=NARROW | {"epochs": 3}, text="10,000 images, half the width, 3 epochs of 4"
             ),
@@ -88,7 +88,7 @@ class Cifar10(Table):
     scales = {
         "full": {"literal": Scale(seeds=1), "fair": Scale(seeds=5, options={"epochs": 12})},
         "cpu": {
-            "literal": Scale(seeds=1, limit=600, options={"epochs": 1}, text="600 images, 1 epoch of 100, 1 seed"),
+            "literal": Scale(seeds=1, limit=600, options={"epochs": 1}, text="600 images, 1 epoch of 100"),
             "fair": Scale(options=NARROW | {"epochs": 4}, text="a quarter of the width, 4 epochs of 12"),
         },
     }

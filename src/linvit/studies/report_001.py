@@ -59,7 +59,7 @@ def scales(cycle: float, epochs: int, done: int, small: dict[str, int], tiny: bo
     return {
         "full": {"literal": Scale(seeds=1), "fair": Scale(options={"epochs": epochs})},
         "cpu": {
-            "literal": Scale(seeds=1, limit=images, options=short, text=f"{width}, {done} epochs of {epochs}, 1 seed"),
+            "literal": Scale(seeds=1, limit=images, options=short, text=f"{width}, {done} epochs of {epochs}"),
             "fair": Scale(
                 limit=images,
                 options={"epochs": done, "trunk": (16, 32, 64, 64) if tiny else (16, 32, 64), **small},

@@ -75,7 +75,7 @@ class Vit(Table):
         "full": {"literal": Scale(seeds=1), "fair": Scale(options={"epochs": 31})},
         "cpu": {
             "literal": Scale(
-                seeds=1, limit=10_000, options={"epochs": 2}, text="10,000 images, 2 epochs of 31, 1 seed"
+                seeds=1, limit=10_000, options={"epochs": 2}, text="10,000 images, 2 epochs of 31"
             ),
             "fair": Scale(
                 options={"dim": 64, "depth": 4, "heads": 4, "mlp_dim": 128, "epochs": 8},
