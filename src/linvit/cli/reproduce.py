@@ -133,7 +133,9 @@ def _about(name: str, scale: str, seeds: int | None) -> str:
     if isinstance(found, Table):
         each = {column: count_seeds(seeds or found.size(scale, column).seeds) for column in COLUMNS if found.of(column)}
         same = len(set(each.values())) == 1
-        parts.append(f"{next(iter(each.values()))} a row" if same else "; ".join(f"{column}: {n}" for column, n in each.items()))
+        parts.append(
+            f"{next(iter(each.values()))} a row" if same else "; ".join(f"{column}: {n}" for column, n in each.items())
+        )
     if found.mistakes:
         parts.append(f"mistakes of the report that matter here: {', '.join(found.mistakes)}")
     return ". ".join(parts) + "."
