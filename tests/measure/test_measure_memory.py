@@ -46,7 +46,9 @@ def test_a_forecast_is_linear_until_growth_is_not():
     forecast.add(128, 20.0)
     assert forecast.at(512) == 80.0
     forecast.add(256, 60.0)  # 3 ×: a quadratic part shows
-    assert forecast.at(512) == 240.0
+    assert forecast.at(512) == pytest.approx(200)  # 40 of what grows with N, 160 with N²
+    forecast.add(512, 400.0)  # more than quadratic is taken for that
+    assert forecast.at(1024) == pytest.approx(1600)
 
 
 @pytest.mark.parametrize(

@@ -217,7 +217,7 @@ class Weights:
     """Instead of checks: of every spec so many bytes and seconds at a length; what was checked is kept."""
 
     def __init__(self, monkeypatch, cost):
-        self.checked = []
+        self.checked, self.compared = [], set()  # the latter in float64, too
         now = 0.0
 
         def extra(device, check):
@@ -233,10 +233,14 @@ class Weights:
 
         monkeypatch.setattr(Setting, "attention", attention)
         monkeypatch.setattr(Setting, "inputs", lambda setting, tokens: torch.zeros(4, 1, 2, 8, 8))
-        monkeypatch.setattr(speed, "wrong", lambda *given: None)
+        monkeypatch.setattr(speed, "wrong", self.wrong)
         monkeypatch.setattr(speed, "extra_memory_on", extra)
         monkeypatch.setattr(speed.time, "monotonic", lambda: now)
         monkeypatch.setattr(speed.time, "process_time", lambda: now)
+
+    def wrong(self, *given, compare):
+        if compare:
+            self.compared.add(self.checked[-1][1])
 
     def of(self, spec):
         return [n for name, n in dict.fromkeys(self.checked) if name == spec]
@@ -264,6 +268,7 @@ def test_lengths_double_until_nothing_is_within_the_limits(monkeypatch, by):
     assert "more than" in str(times["softmax", 4096].tags["refused"])
     ratios = {r.tags["tokens"] for r in records if r.metric == "attention_vs_softmax"}
     assert ratios == {256, 512, 1024, 2048}
+    assert max(weights.compared) == 256  # beyond what was asked for, an attention ends, not its check
 
 
 def test_a_great_length_alone_is_tried_at_lesser_ones_first(monkeypatch):
@@ -280,7 +285,7 @@ def test_memory_that_no_forecast_told_is_a_refusal_too(monkeypatch):
     Weights(monkeypatch, lambda spec, tokens: (1, 0.0))
     Timekeeper(monkeypatch, [8])
 
-    def greedy(attention, *inputs):
+    def greedy(attention, *inputs, compare):
         if isinstance(attention, Performer):
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes")
 

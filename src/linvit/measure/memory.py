@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import math
 import os
 import re
 import resource
@@ -116,19 +115,17 @@ class Forecast:
     def add(self, tokens: int, cost: float) -> None:
         self.found.append((tokens, max(cost, 1e-9)))
 
-    def power(self) -> float:
-        """Of N. Between one and two by nature; what grows faster than in proportion will be quadratic, once that part
-        of it is the greatest. Of one length nothing is known: the worst, which may refuse but is not to be told."""
-        if len(self.found) < 2:
-            return 2.0
-        (a, x), (b, y) = self.found[-2:]
-        return 1.0 if math.log(y / x) / math.log(b / a) < 1.2 else 2.0
-
     def at(self, tokens: int) -> float:
+        """αN + βN² through the last two lengths, neither part below nothing. Of one length nothing is known: all of it
+        is quadratic, the worst, which may refuse but is not to be told."""
         if not self.found:
             return 0.0
         last, cost = self.found[-1]
-        return cost * (tokens / last) ** self.power()
+        quadratic = cost / last**2
+        if len(self.found) > 1:
+            before, less = self.found[-2]
+            quadratic = min(quadratic, max(0.0, (cost / last - less / before) / (last - before)))
+        return (cost / last - quadratic * last) * tokens + quadratic * tokens**2
 
 
 def doubled(tokens: Sequence[int], until_limit: bool) -> list[int]:

@@ -31,11 +31,12 @@ LADDER = (64, 256, 1024, 4096, 16384, 65536)  # lengths at which what is asked f
 @dataclass(frozen=True)
 class Limits:
     """Beyond which an attention is not tried: bytes and seconds of one check of it (`measure.gate`), which calls it
-    forward and backward, and once more in float64. Lengths may go on until nothing is within them."""
+    forward and backward, and once more in float64. Where lengths go on until nothing is within the limits, the longer
+    ones than `compared` tokens are called without that: what they end by is the attention, not its check."""
 
     memory: int
     seconds: float
-    go_on: bool = False
+    compared: int | None = None  # lengths go on beyond it; None: all are compared, and none is added
 
 
 # tags that name it, the specs of its layers, and where they are timed
@@ -52,14 +53,15 @@ def measure(
     at a length gets one that says why. What cannot be built at the greatest is an error before anything is measured.
 
     What would take more than `most_memory` bytes (half of what is free without it), or more than `most_seconds` to be
-    checked, is refused. `until_limit` doubles the lengths until all is. `where` are the fields of a Setting.
+    checked, is refused. `until_limit` doubles the lengths until all is; those it adds are not compared in float64.
+    `where` are the fields of a Setting.
     """
     setting = Setting(**where)
     specs = list(dict.fromkeys([*BASELINES, *specs]))
     for spec in specs:
         setting.attention(spec, max(tokens, default=1))
     memory = free_memory(torch.device(setting.device)) // 2 if most_memory is None else most_memory
-    limits = Limits(memory, most_seconds, until_limit)
+    limits = Limits(memory, most_seconds, max(tokens, default=1) if until_limit else None)
     yield from _records([({"attention": spec}, [spec], setting) for spec in specs], tokens, setting, progress,
                         limits=limits)  # fmt: skip
 
@@ -133,7 +135,7 @@ def _lengths(
     deadline: float | None, limits: Limits | None,
 ) -> Iterator[tuple[int, Times[Timed], dict[tuple[str, Setting], str]]]:  # fmt: skip
     """At each length: the times of every layer and mode, side by side, and why other layers are refused."""
-    on = limits is not None and limits.go_on
+    on = limits is not None and limits.compared is not None
     lengths, expected = doubled(tokens, on), 0.0
     layers = dict.fromkeys([*((name, setting) for name in BASELINES), *layers])
     checks = {layer: _Check(*layer, limits) for layer in layers}
@@ -185,40 +187,45 @@ class _Check:
 
     def __init__(self, spec: str, setting: Setting, limits: Limits | None):
         self.spec, self.setting, self.limits = spec, setting, limits
-        self.memory, self.seconds = Forecast(), Forecast()
+        self.costs = {compare: (Forecast(), Forecast()) for compare in (True, False)}  # bytes and seconds
         self.ended = ""  # why it is tried at no greater length
 
     def refused(self, tokens: int, inputs: Callable[[int], Tensor]) -> str:
         """Why it is not timed at this length; empty if it may be."""
         found: list[str | None] = []
 
-        def check() -> None:
-            found.append(wrong(self.setting.attention(self.spec, tokens), *inputs(tokens)))
+        def check(compare: bool = True) -> None:
+            found.append(wrong(self.setting.attention(self.spec, tokens), *inputs(tokens), compare=compare))
 
         try:
             if self.limits is None:
                 check()
+            elif self.limits.compared is None:
+                self._within(self.limits, tokens, check, compare=True)
             else:
-                self._within(self.limits, tokens, check)
+                if tokens <= self.limits.compared:
+                    self._within(self.limits, tokens, check, compare=True)
+                self._within(self.limits, tokens, check, compare=False)
         except ValueError as error:
             return str(error)
-        return self.ended or found[0] or ""
+        return self.ended or next(filter(None, found), "")
 
-    def _within(self, limits: Limits, tokens: int, check: Callable[[], None]) -> None:
+    def _within(self, limits: Limits, tokens: int, check: Callable[[bool], None], compare: bool) -> None:
+        memory, seconds = self.costs[compare]
         if not self.ended:
-            memory = self.setting.input_bytes(tokens) + self.memory.at(tokens)
-            self.ended = refusal(memory, self.seconds.at(tokens), limits.memory, limits.seconds)
+            expected = self.setting.input_bytes(tokens) + memory.at(tokens)
+            self.ended = refusal(expected, seconds.at(tokens), limits.memory, limits.seconds)
         if self.ended:
             return
         device = torch.device(self.setting.device)
         try:
             with bounded(limits.memory, device):
-                if not self.seconds.found:
-                    check()  # libraries take their own time and memory
+                if not seconds.found:
+                    check(compare)  # libraries take their own time and memory
                 begun = time.monotonic(), time.process_time()
-                self.memory.add(tokens, extra_memory_on(device, check))
+                memory.add(tokens, extra_memory_on(device, lambda: check(compare)))
                 # other programs stretch the one, several threads the other
-                self.seconds.add(tokens, min(time.monotonic() - begun[0], time.process_time() - begun[1]))
+                seconds.add(tokens, min(time.monotonic() - begun[0], time.process_time() - begun[1]))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise

@@ -172,9 +172,21 @@ def _to_the_limit(records: Iterable[Record], metric: str, title: str, unit: str,
         )
     tags = timed[0].tags
     return _charts_beside(
-        panels, title, f"{line} A cross: one length further it did not fit.",
+        panels, title, f"{line} {_ended(found)}",
         f"batch {tags['batch']}, {tags['heads']} heads, head_dim {tags['head_dim']}; {timed[0].where}",
     )  # fmt: skip
+
+
+def _ended(records: Iterable[Record]) -> str:
+    """What crosses say: what each attention met at the next length."""
+    met: dict[str, dict[str, None]] = {}
+    for record in records:
+        if record.value is None:
+            limit = str(record.tags.get("refused", "")).partition("more than ")[2] or "it can"
+            met.setdefault(limit, {})[str(record.tags["attention"])] = None
+    *few, most = sorted(met, key=lambda limit: len(met[limit])) or [""]
+    parts = [*(f"{limit} ({', '.join(met[limit])})" for limit in few), f"{most} (the others)" if few else most]
+    return f"A cross: the next length takes more than {' or '.join(parts)}." if met else ""
 
 
 def features(records: Iterable[Record]) -> alt.HConcatChart:

@@ -60,7 +60,7 @@ def deeper(records: Sequence[Record], parts: Mapping[str, tuple[str, int]]) -> A
     ]  # fmt: skip
     depths = sorted({row["at"] for row in rows})
     x = alt.X("at:Q", title="layers", scale=alt.Scale(nice=False), axis=alt.Axis(values=depths, grid=False))
-    y = alt.Y("value:Q", title="training step (s)", axis=alt.Axis(format="~s"))
+    y = alt.Y("value:Q", title="training step", axis=alt.Axis(labelExpr="format(datum.value, '~s') + 's'"))
     lines = f"Whole models, batch {found[0].tags['batch']}; identity returns v: nothing is faster.", found[0].where
     return _lines(rows, x, y, _title("A training step, by the number of layers", *lines))
 

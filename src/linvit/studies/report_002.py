@@ -74,9 +74,7 @@ class Vit(Table):
     scales = {
         "full": {"literal": Scale(seeds=1), "fair": Scale(options={"epochs": 31})},
         "cpu": {
-            "literal": Scale(
-                seeds=1, limit=10_000, options={"epochs": 2}, text="10,000 images, 2 epochs of 31"
-            ),
+            "literal": Scale(seeds=1, limit=10_000, options={"epochs": 2}, text="10,000 images, 2 epochs of 31"),
             "fair": Scale(
                 options={"dim": 64, "depth": 4, "heads": 4, "mlp_dim": 128, "epochs": 8},
                 text="4 layers of width 64, 8 epochs of 31",
