@@ -6,10 +6,9 @@ What can be tested is what the figures are there to show.
 
 from __future__ import annotations
 
-from linvit.studies import STUDIES, Row, Scale, Table
+from linvit.studies import NARROW, STUDIES, Row, Scale, Table
 
 FAIR = ("fair",)
-SMALL = {"trunk": (32, 64, 128), "dim": 64, "depth": 2, "heads": 4, "mlp_dim": 128}
 
 
 @STUDIES.register("paper-fig5")
@@ -23,7 +22,7 @@ class Transfer(Table):
     """
 
     report, title, data = "004", "A trained Transformer's weights in Performers (image analogue)", "cifar10"
-    takes = {"full": "hours on a GPU", "cpu": "60 min", "smoke": "30 s"}
+    takes = {"full": "hours on a GPU", "cpu": "20 min", "smoke": "30 s"}
     rows = [
         Row("Transformer", "softmax", columns=FAIR),
         *(
@@ -41,8 +40,8 @@ class Transfer(Table):
     literal, fair = {}, {"heads": 4}
     scales = {
         "full": {"fair": Scale(seeds=5, options={"epochs": 12})},
-        "cpu": {"fair": Scale(seeds=2, limit=33_000, options=SMALL | {"epochs": 3},
-                              text="33,000 images, half the width, 3 epochs of 12")},
+        "cpu": {"fair": Scale(limit=20_000, options=NARROW | {"epochs": 3},
+                              text="20,000 images, a quarter of the width, 3 epochs of 12")},
     }  # fmt: skip
 
 
@@ -56,7 +55,7 @@ class Redraw(Table):
     """
 
     report, title, data = "004", "Fixed and redrawn features, lucky and unlucky seeds", "cifar10"
-    takes = {"full": "hours on a GPU", "cpu": "60 min", "smoke": "30 s"}
+    takes = {"full": "hours on a GPU", "cpu": "30 min", "smoke": "30 s"}
     rows = [
         Row("softmax", "softmax", columns=FAIR),
         *(
@@ -69,7 +68,7 @@ class Redraw(Table):
     literal, fair = {}, {"heads": 4}
     scales = {
         "full": {"fair": Scale(seeds=10)},
-        "cpu": {"fair": Scale(seeds=5, options=SMALL | {"epochs": 2}, text="half the width, 2 epochs of 12")},
+        "cpu": {"fair": Scale(seeds=5, options=NARROW | {"epochs": 2}, text="a quarter of the width, 2 epochs of 12")},
     }
 
 
@@ -83,7 +82,7 @@ class Sweep(Table):
     """
 
     report, title, data = "004", "Kernels of generalised attention, one for each f", "mnist"
-    takes = {"full": "an hour on a GPU", "cpu": "50 min", "smoke": "30 s"}
+    takes = {"full": "an hour on a GPU", "cpu": "15 min", "smoke": "30 s"}
     rows = [
         Row("softmax", "softmax"),
         Row("softmax, positive", "performer-exp:m=32"),
@@ -103,8 +102,10 @@ class Sweep(Table):
     scales = {
         "full": {"literal": Scale(), "fair": Scale(seeds=5)},
         "cpu": {
-            "literal": Scale(seeds=1, options={"epochs": 1}, text="1 epoch of 20"),
-            "fair": Scale(seeds=2, options={"epochs": 2}, text="2 epochs of 4"),
+            "literal": Scale(seeds=1, limit=20_000, options={"epochs": 1}, text="20,000 images, 1 epoch of 20"),
+            "fair": Scale(
+                limit=20_000, options=NARROW | {"epochs": 2}, text="20,000 images, half the width, 2 epochs of 4"
+            ),
         },
     }
 

@@ -10,13 +10,12 @@ which the Keras model's patches leave two out, and a decay that is added to Adam
 
 from __future__ import annotations
 
-from linvit.studies import STUDIES, Row, Scale, Table
+from linvit.studies import NARROW, STUDIES, Row, Scale, Table
 
 ADAM = {"optimizer": "adam", "lr": 1e-3, "betas": (0.9, 0.999), "schedule": "constant", "warmup": 0.0, "clip_norm": 0.0,
         "label_smoothing": 0.0, "weight_decay": 0.0, "redraw": 0, "pad_crop": 0, "flip": "none"}  # fmt: skip
 ALONE = {"depth": 0, "heads": None, "mlp_dim": None}
 KERAS = {"weight_decay": 1e-4, "epochs": 30}
-NARROW = {"trunk": (16, 32, 64), "dim": 32, "heads": 2, "mlp_dim": 64}
 
 
 def rows(keras: str, batch: int, k: int, **data: int) -> list[Row]:
