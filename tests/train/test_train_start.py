@@ -22,6 +22,7 @@ from linvit.study.design import Study, Variant, named
 from linvit.study.measuring import Measuring
 from linvit.train import architecture, checkpoint, design, run, start_from
 from linvit.train.files import load_tensors
+from linvit.train.events import Began
 from linvit.train.start import class_means, normalised, started
 from linvit.train.use import evaluate_folder
 
@@ -151,6 +152,17 @@ def test_a_start_is_seen_before_its_first_step_and_keeps_its_statistics(dataset,
     about = json.loads((tmp_path / "run" / "best" / "config.json").read_text())
     assert about["data"]["mean"] == pytest.approx(list(dataset.mean))
     assert about["model"]["attention"] == "softmax"
+
+
+def test_a_training_says_what_it_begins_with(dataset, teacher, tmp_path):
+    other = load_data("synthetic:images=300,size=8,classes=4")
+    said = {}
+    for name, images in (("known", dataset), ("new", other)):
+        events = []
+        linvit.train(images, out=tmp_path / name, start=teacher, steps=1, listeners=[events.append], **TINY)
+        said[name] = next(event.text for event in events if isinstance(event, Began))
+    assert said["known"].endswith("; begins with teacher, its head too")
+    assert said["new"].endswith("; begins with teacher, with a new head (class means)")
 
 
 def test_shape_and_statistics_of_a_start_are_read_without_its_weights(dataset, teacher, monkeypatch):
