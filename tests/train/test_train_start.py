@@ -21,8 +21,8 @@ from linvit.study import compare
 from linvit.study.design import Study, Variant, named
 from linvit.study.measuring import Measuring
 from linvit.train import architecture, checkpoint, design, run, start_from
-from linvit.train.files import load_tensors
 from linvit.train.events import Began
+from linvit.train.files import load_tensors
 from linvit.train.start import class_means, normalised, started
 from linvit.train.use import evaluate_folder
 
