@@ -21,7 +21,7 @@ test test-kills test-all: export OMP_WAIT_POLICY ?= passive
 test: setup
 	$(BIN)/python -m pytest -n 2 -m "not slow and not kills"
 
-# Trainings, studies, searches and conversions that are killed and go on.
+# Trainings, studies, searches and conversions that are killed and go on, or run on a cluster.
 test-kills: setup
 	$(BIN)/python -m pytest -n 2 -m "kills and not slow"
 

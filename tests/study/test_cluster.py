@@ -96,6 +96,7 @@ def cluster(head: Cluster, nodes: Callable[[], AbstractContextManager[None]]) ->
         head.remove_node(node)
 
 
+@pytest.mark.kills
 def test_a_cluster_gives_the_same_bits_and_records_and_names_the_node_of_speeds(
     cluster: Cluster, tmp_path: Path
 ) -> None:

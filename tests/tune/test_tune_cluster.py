@@ -79,6 +79,7 @@ def states(folder: Path) -> dict[str, list[str]]:
     return {name: [t.state.name for t in optuna.load_study(study_name=name, storage=storage).trials] for name in names}
 
 
+@pytest.mark.kills
 def test_trials_on_a_cluster_are_those_of_a_search_here(cluster, tmp_path, monkeypatch):
     """To the bit; one that is pruned is ended there."""
     cancelled: list[str] = []
