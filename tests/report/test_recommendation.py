@@ -78,6 +78,19 @@ def test_a_published_study_is_trained_longer_by_its_scale(tmp_path):
     assert found.command == "linvit reproduce --scale full --threads 1 001-I"
 
 
+def test_one_that_was_trained_for_longer_is_shown_and_not_chosen(tmp_path):
+    table = {"softmax": near(0.90), "performer-relu": near(0.90), "linformer:k=16": near(0.95), "uniform": near(0.88)}
+    variants = [{"id": name, "attention": name, "beside": name.startswith("linformer")} for name in table]
+    half = {"softmax": 0.84, "performer-relu": 0.84, "linformer:k=16": 0.94}
+    found, summary = made(tmp_path / "calm", table, None, SPEEDS, variants=variants)
+    assert found.variant == "performer-relu"  # though the Linformer is more accurate, and faster
+    assert "worth 2.0 points" in found.attention_worth
+    assert summary["linformer:k=16"].verdict == "not compared"
+    assert summary["softmax"].verdict != "worse"
+    early, _ = made(tmp_path / "early", table, half, SPEEDS, variants=variants)
+    assert early.headline == "Too early to tell"  # by those that were trained as long as each other
+
+
 @pytest.mark.parametrize("given", ["--set steps=600", "--set epochs=6 --epochs 6"])
 def test_a_length_is_said_once(tmp_path, given):
     table = {"softmax": near(0.6), "performer-relu": near(0.5)}

@@ -192,3 +192,9 @@ def test_the_keras_model_is_the_one_that_was_printed():
     """One layer of it has the printed 5,545,489 parameters, but for 7 of Keras's input normalisation."""
     model = create_model("000-keras-cifar", image_size=30, depth=1, classes=10)
     assert model.parameter_count() == 5_545_489 - 7
+
+
+def test_rows_are_judged_with_those_that_took_as_many_steps():
+    """In Fig. 5 most began with a trained model, and the Transformer itself stands beside them."""
+    assert {row.name for row in table("paper-fig5").of("fair") if row.lengths == 1} == {"Transformer"}
+    assert (table("paper-fig5").length("fair"), table("000-cifar10").length("fair")) == (2, 1)

@@ -100,6 +100,7 @@ def test_both_columns_have_their_rows(done):
     assert literal.epochs == 1
     by_name = {v.id: v for v in literal.variants}
     assert by_name["from checkpoint"].attention == "performer-exp:m=4,stabilizer=reference"
+    assert {v.id for v in fair.variants if v.beside} == {"from checkpoint", "longer"}  # twice the steps of the others
     assert by_name["wide"].options == {"mlp_dim": 13}
     assert study("tiny").state(done) == "done"
     assert (done / "fair" / "report.html").exists()

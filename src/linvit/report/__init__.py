@@ -12,7 +12,7 @@ lie inside it. Where one thing was measured twice, the newest record counts.
 
 results.csv: one row per variant; its `verdict` is one of `most accurate`, `within 1 point` (shown to lose less than the
 margin to every other), `worse` (shown to lose more to some), `undecided`, `not enough seeds to tell`, `diverged` (some
-seed did), `published` (a printed number), `no result`.
+seed did), `published` (a printed number), `not compared` (trained for longer, or for less), `no result`.
 """
 
 from linvit.report import statistics

@@ -31,6 +31,7 @@ class Asked:
     label: str
     attention: str
     column: str = "fair"
+    beside: bool = False  # not judged with the others, having been trained for longer, or for less
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,10 @@ class Evidence:
         found: dict[str, Asked] = {}
         for row in self.info.get("variants") or []:
             name = row["id"]
-            found[name] = Asked(name, row.get("label") or name, row.get("attention", name), row.get("column", "fair"))
+            found[name] = Asked(
+                name, row.get("label") or name, row.get("attention", name), row.get("column", "fair"),
+                bool(row.get("beside")),
+            )  # fmt: skip
         for r in self.records:
             if name := str(r.tags.get("variant") or ""):
                 found.setdefault(name, Asked(name, name, str(r.tags.get("attention") or name)))

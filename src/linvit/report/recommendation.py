@@ -36,10 +36,10 @@ class Recommendation:
 
 def recommend(summary: Summary) -> Recommendation:
     able = {v.id: v for v in summary.variants
-            if v.best and not v.diverged and not v.control and v.column != "published"}  # fmt: skip
+            if v.best and not v.diverged and v.judged}  # fmt: skip
     if not able:
         nothing = f"no {summary.merit.title.lower()} was measured"
-        real = [v for v in summary.variants if not v.control and v.column != "published"]
+        real = [v for v in summary.variants if v.judged]
         why = "every variant diverged" if real and all(v.diverged for v in real) else nothing
         return Recommendation(
             None, "Nothing to recommend",
@@ -65,7 +65,11 @@ def _advice(summary: Summary, able: dict[str, Result], best: Result, speed: str 
             "not compared", "It is the only variant that was trained.",
         )  # fmt: skip
     if len(able) == 1:
-        beside = "Beside it there were only controls and runs that diverged" if len(summary.variants) > 1 else ""
+        beside = (
+            "Beside it there were only controls, other lengths of training and runs that diverged"
+            if len(summary.variants) > 1
+            else ""
+        )
         return Recommendation(
             best.id, "The only one that can be used",
             (f"{best.label} is {_right(best, summary)}{_speed(best)}.",

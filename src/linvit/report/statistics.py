@@ -52,6 +52,7 @@ MARGIN = 0.01
 
 WORSE, OPEN = "worse", "undecided"
 UNKNOWN, DIVERGED, MISSING, PUBLISHED = "not enough seeds to tell", "diverged", "no result", "published"
+BESIDE = "not compared"  # one that was trained for longer, or for less
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,11 @@ class Result(Asked):
         return self.attention.partition(":")[0] in metrics.CONTROLS
 
     @property
+    def judged(self) -> bool:
+        """Whether it is one to be chosen: no control, nothing printed, and trained as the others."""
+        return not (self.control or self.beside or self.column == "published")
+
+    @property
     def seeds(self) -> int:
         return len({run[0] if isinstance(run, tuple) else run for run in self.scores})
 
@@ -142,13 +147,15 @@ def summarise(study: Evidence, margin: float | None = None) -> Summary:
     variants = [_result(study, asked, index) for index, asked in enumerate(study.variants)]
     summary = Summary(study, variants, margin)
     run = [v for v in variants if v.column != "published"]  # a printed number has no seeds to compare
-    real = [v for v in run if not v.control]
+    real = [v for v in run if v.judged]
     # one whose runs fail again and again must not keep the others from being judged
     judged = [v for v in real if not (v.failed and len(v.scores) < statistics.ENOUGH)] or real
     summary.verdicts = verdicts = summary.judge(judged or run)
     for variant in variants:
         if variant.column == "published":
             variant.standing = Standing(statistics.PUBLISHED)
+        elif variant.beside:
+            variant.standing = Standing(statistics.BESIDE if variant.scores else statistics.MISSING)
         elif variant.id in verdicts.of:
             variant.standing = verdicts.of[variant.id]
         elif not variant.control:

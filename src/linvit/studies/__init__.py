@@ -10,6 +10,7 @@ report's own recipe for a GPU; images, epochs or width at `cpu`; nearly all at `
 from __future__ import annotations
 
 import json
+import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -136,10 +137,13 @@ class Row:
     data: Mapping[str, Any] = field(default_factory=dict)  # of the literal one's images
     fair: Mapping[str, Any] = field(default_factory=dict)  # options of the fair one
     checkpoint: bool = False  # begins with the softmax model of the same column and seed, trained from nothing
-    times: int = (
-        1  # the column's steps; twice is what a row from a checkpoint and the model it began with took together
-    )
+    times: int = 1  # the column's steps; twice is what one from a checkpoint and the model it began with took together
     columns: tuple[str, ...] = COLUMNS  # that have it
+
+    @property
+    def lengths(self) -> int:
+        """How many times the column's steps were taken to make it."""
+        return self.times + self.checkpoint
 
 
 @dataclass(frozen=True)
@@ -191,6 +195,10 @@ class Table(Reproduction):
     def of(self, column: Column) -> list[Row]:
         return [row for row in self.rows if column in row.columns]
 
+    def length(self, column: Column) -> int:
+        """Of most of its rows (`Row.lengths`): those that can be judged together. The others stand beside them."""
+        return statistics.mode(row.lengths for row in self.of(column))
+
     def options(self, column: Column, scale: str, row: Row | None = None) -> dict[str, Any]:
         """Of a column, or of what a row has beside that; where steps are given, epochs are not."""
         over = self.size(scale, column).options
@@ -214,6 +222,7 @@ class Table(Reproduction):
                 found.append(Variant(
                     id=row.name, label=row.name, attention=spec, options=self.options(column, scale, row), data=data,
                     start=next(iter(starts.values()), None), starts=starts, task=self.task, column=column,
+                    beside=row.lengths != self.length(column),
                 ))  # fmt: skip
         return found
 
@@ -240,7 +249,8 @@ class Table(Reproduction):
         size = self.size(scale, column)
         one = None if size.measured or where.runner else 1  # what takes seconds is not worth a second process
         compare(
-            self.data, variants=variants, task=self.task, controls=column == "fair", start="scratch",
+            self.data, variants=variants, task=self.task, start="scratch",
+            controls=column == "fair" and self.length(column) == 1,  # which are trained once, and from nothing
             seeds=where.seeds or size.seeds,
             image_size=self.sides.get(column), limit=size.limit, folds=size.folds,
             match=column == "fair", measured=size.measured and last, out=folder, device=where.device,

@@ -50,7 +50,7 @@ class Ran:
     def early(self) -> str:
         """Why nothing is said here of small differences; empty if something is. Models that have hardly learned
         differ little, whatever they are."""
-        able = [v for v in self.rows.values() if v.best and not v.diverged]
+        able = [v for v in self.rows.values() if v.best and not v.diverged and not v.beside]
         if self.summary.merit is not ACCURACY or not able:
             return ""
         best = max(able, key=lambda v: v.best.mean if v.best else 0.0)
@@ -143,7 +143,7 @@ class Results:
             if bad := of.rows[ref.row].diverged or of.rows[ref.row].failed:
                 return f"{ref.row}: {'; '.join(bad)}"
         if ran is other:  # the noise of all its rows is known together
-            beside = [v for v in ran.rows.values() if not v.control or v.id in (a.row, b.row)]
+            beside = [v for v in ran.rows.values() if v.judged or v.id in (a.row, b.row)]
             verdicts = ran.summary.judge(beside)
             i, j = map(verdicts.names.index, (a.row, b.row))
             return Pair(verdicts.comparison, i, j, ran.scale, ran.summary.merit, ran.early)

@@ -417,7 +417,7 @@ def _earlier(folder: Path) -> Earlier:
         Trial(v.attention, v.best.mean, v.verdict, v.standing.shown and not v.diverged,
               v.verdict == WORSE or bool(v.diverged),
               {task: v.numbers[metric] for task, metric in metrics.items() if metric in v.numbers})
-        for v in summary.variants if v.best and v.column != "published" and not v.control
+        for v in summary.variants if v.best and v.judged
     ]  # fmt: skip
     tokens = shapes_of(model_config(**info["model"]), 1)["latency"].tokens
     return Earlier(folder, str(summary.study.dataset.get("name")), tokens, name, summary.margin, tuple(trials))

@@ -43,6 +43,7 @@ class Variant(BaseModel):
     column: Literal["published", "literal", "fair"] = "fair"
     published: dict[str, float] = Field(default_factory=dict)  # metric → number
     place: str = ""  # where they are printed
+    beside: bool = False  # shown, and not judged with the others: it was trained for longer, or for less
 
     @property
     def control(self) -> bool:
