@@ -295,6 +295,26 @@ def test_memory_that_no_forecast_told_is_a_refusal_too(monkeypatch):
     assert refused == {("performer-relu", "it takes more than 954 MiB")}
 
 
+def test_what_is_wrong_where_it_is_compared_is_not_timed_where_it_is_not(monkeypatch):
+    def fails(attention, *inputs, compare):
+        return "it differs" if compare and isinstance(attention, Performer) else None
+
+    Weights(monkeypatch, lambda spec, tokens: (1000 * tokens, 0.0))
+    Timekeeper(monkeypatch, [2**i for i in range(4, 20)])
+    monkeypatch.setattr(speed, "wrong", fails)
+    monkeypatch.setattr(Setting, "input_bytes", lambda setting, tokens: 0)
+    records = list(measure(["performer-relu"], tokens=[16, 32], until_limit=True, most_memory=10**6, **SIZES))
+    times = [r for r in records if r.metric == "attention_time"]
+    assert {r.value for r in times if r.tags["attention"] == "performer-relu"} == {None}
+    assert {r.tags["refused"] for r in times if r.tags["attention"] == "performer-relu"} == {"it differs"}
+    assert max(r.tags["tokens"] for r in times if r.value) > 32
+
+
+def test_a_prefix_is_no_longer_than_the_sequence():
+    with pytest.raises(ValueError, match="prefix=9 is more than the 8 tokens"):
+        list(measure(["softmax"], tokens=[8], **(SIZES | {"prefix": 9})))
+
+
 @pytest.mark.parametrize("bad", [{"tokens": []}, {"batch": 0}, {"rounds": 0}, {"heads": 0}])
 def test_bad_sizes(bad):
     with pytest.raises(ValueError, match="must be at least 1"):

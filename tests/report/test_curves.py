@@ -9,7 +9,7 @@ from test_report import build, text_of
 
 from linvit import report
 from linvit.records import Records
-from linvit.report import charts, curves
+from linvit.report import benchmarks, charts, curves
 
 PERFORMER = "performer-exp:m=64"
 SHAPE = {"heads": 4, "head_dim": 16, "prefix": 0}
@@ -85,3 +85,20 @@ def test_layers_are_shown_and_a_broken_file_of_them_is_not(tmp_path):
     assert "50,240 parameters" in text_of(build(tmp_path))
     (tmp_path / "models.json").write_text("[")
     assert "50,240 parameters" not in text_of(build(tmp_path))
+
+
+def test_a_cross_says_what_the_attention_met_beyond_its_last_length():
+    """Not what it could not do at a lesser one."""
+    sizes = {"mode": "forward", "batch": 1, "heads": 2, "head_dim": 8}
+    refused = {
+        ("softmax", 32): "it would take about 27 s, more than 20 s", ("linformer:k=64", 16): "k=64 is more than 16 tokens",
+        ("performer-relu", 64): "it takes more than 4 GiB", ("efficient", 64): "it takes more than 4 GiB",
+    }  # fmt: skip
+    timed = {("softmax", 16), *((name, n) for name in ("performer-relu", "efficient") for n in (16, 32)),
+             *(("linformer:k=64", n) for n in (64, 128))}  # fmt: skip
+    records = [record("attention_time", 1e-3 * n, attention=name, tokens=n, **sizes) for name, n in sorted(timed)]
+    records += [record("attention_time", None, attention=name, tokens=n, refused=why, **sizes)
+                for (name, n), why in refused.items()]  # fmt: skip
+    said = " ".join(benchmarks.speed_to_the_limit(records).to_dict()["title"]["subtitle"])
+    assert "A cross: the next length takes more than 20 s (softmax) or takes more than 4 GiB (the others)." in said
+    assert "16 tokens" not in said

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from linvit import cli
 from linvit.data import download, load_data
@@ -227,6 +228,8 @@ def test_more_seeds_are_added_and_the_columns_are_shown(capsys, tmp_path, done):
     (["tiny", "--scale", "full"], "tiny cannot be run at scale 'full'"),
     (["tiny", "--scale", "huge"], "huge"),
     (["--jobs", "3"], "--jobs has no effect without the name of a study"),
+    (["paper-fig1", "--jobs", "3"], "--jobs=3 has no effect on paper-fig1, which is measured, not trained"),
+    (["tiny", "paper-fig3", "--seeds", "3"], "--seeds=3 has no effect on paper-fig3"),
 ])  # fmt: skip
 def test_what_cannot_be_run_is_said_before_anything_is(words, said, capsys, tmp_path):
     assert cli.main(["reproduce", *words, "--out", str(tmp_path / "x")]) == 2
@@ -263,6 +266,13 @@ def test_a_figure_is_measured_once(name, tmp_path):
     assert (folder / "records.jsonl").read_bytes() == before
     assert (folder / "figure.png").exists()  # drawn again
     assert isinstance(study(name), Figure)
+
+
+def test_a_figure_is_measured_with_the_threads_asked_for(tmp_path):
+    before = torch.get_num_threads()
+    folder = reproduce("paper-fig3", "smoke", tmp_path, Where(threads=before + 1))
+    assert {record.threads for record in Records(folder / "records.jsonl")} == {before + 1}
+    assert torch.get_num_threads() == before
 
 
 def test_one_that_is_not_here_says_why():

@@ -185,9 +185,11 @@ def speed_tables(records: list[Record]) -> None:
         print_table(rows, title=title, right=list(rows[0])[1:])
     clocks = {r.metric: str(r.tags["clock"]).replace("cpu", "CPU") for r in records if "clock" in r.tags}
     notes = _refused(records)
+    rounds = sorted({r.n for r in records if r.metric == "attention_time" and r.value is not None}) or [first.n]
+    count = f"{rounds[0]} to {rounds[-1]}" if len(rounds) > 1 else str(rounds[0])
     notes += [
         f"×softmax: how many times faster than fused softmax, by {clocks['attention_vs_softmax']} time; "
-        f"median ± half the interquartile range of {first.n} interleaved rounds. "
+        f"median ± half the interquartile range of {count} interleaved rounds. "
         f"ms: {clocks['attention_time']} time, median.",
         f"batch {first.tags['batch']}, {first.tags['heads']} heads, head_dim {first.tags['head_dim']}; {first.where}.",
     ]

@@ -20,7 +20,12 @@ def set_threads(threads: int) -> int:
 
 Attentions = Annotated[
     list[str] | None,
-    typer.Option("--attention", "-a", metavar="SPEC", help="A spec; repeat it for several. Default: all."),
+    typer.Option(
+        "--attention",
+        "-a",
+        metavar="SPEC",
+        help="A spec; repeat it for several. Default: all, or a chart's own.",
+    ),
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]
 Settings = Annotated[

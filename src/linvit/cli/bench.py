@@ -77,7 +77,7 @@ def error(
     sigma: Annotated[list[float] | None, typer.Option(
         help="Deviation of random q and k; repeat it. [default: 0.5 1 2, over features 0.5 1]")] = None,
     features: Annotated[list[int] | None, typer.Option(
-        min=1, help="Features, for --over features; repeat it. [default: 16 32 64 128 256]")] = None,
+        min=1, help="Features, for --over features; repeat it. [default: 16 32 64 128 256, of a model to 64]")] = None,
     tokens: Annotated[int | None, typer.Option(
         min=2, help="Sequence length N. [default: 256, over features 4096]")] = None,
     heads: Annotated[int | None, typer.Option(min=1, help="[default: 4, over features 1]")] = None,
@@ -86,7 +86,7 @@ def error(
     layers: Annotated[int | None, typer.Option(
         min=1, help="Of the untrained model, for --over depth. [default: 12]")] = None,
     draws: Annotated[int | None, typer.Option(
-        min=1, help="How many times random features are drawn. [default: 4, over features 15]")] = None,
+        min=1, help="How many times random features are drawn. [default: 4, over features 15 without --model]")] = None,
     device: Annotated[str | None, typer.Option(help="Where attentions are computed. [default: cpu]")] = None,
     dtype: Annotated[Literal["float64", "float32", "bfloat16", "float16"] | None, typer.Option(
         help="Of q, k and v; softmax of the same is always computed in float64. [default: float64]")] = None,

@@ -74,8 +74,9 @@ def _run(
     again = options.again(ctx)
     for name in names:
         found = runnable(name, scale)  # one that nobody knows, or that cannot be run, is an error before anything is
-        if seeds is not None and not isinstance(found, Table):
-            raise ValueError(f"--seeds={seeds} has no effect on {name}, which is measured, not trained")
+        for flag, value in {"--seeds": seeds, "--jobs": jobs, "--on": on}.items():
+            if value is not None and not isinstance(found, Table):
+                raise ValueError(f"{flag}={value} has no effect on {name}, which is measured, not trained")
     missing: dict[str, list[str]] = {}  # what is not there → for whom
     done: dict[str, str] = {}
     for name in names:

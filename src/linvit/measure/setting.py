@@ -43,6 +43,8 @@ class Setting:
     def site(self, tokens: int) -> dict[str, Any]:
         """With the grid that is nearest to a square, if the tokens after the prefix make one of several rows."""
         image = tokens - self.prefix
+        if image < 0:
+            raise ValueError(f"prefix={self.prefix} is more than the {tokens} tokens there are")
         rows, columns = squarest(image) if image > 0 else (0, 0)
         grid = (rows, columns) if rows > 1 or image == 1 else None
         return {"heads": self.heads, "head_dim": self.head_dim, "tokens": tokens, "grid": grid, "prefix": self.prefix,

@@ -1,6 +1,7 @@
 """How fast an attention is beside fused softmax and `identity`: alone (`measure`), or as a model's layers (`curve`).
 
-No op is timed whose output or gradients are wrong: they must be finite and match the same attention in float64.
+No op is timed whose output or gradients are wrong: they must be finite and match the same attention in float64 (at the
+lengths that `until_limit` adds, be finite).
 """
 
 from __future__ import annotations
@@ -192,44 +193,49 @@ class _Check:
 
     def refused(self, tokens: int, inputs: Callable[[int], Tensor]) -> str:
         """Why it is not timed at this length; empty if it may be."""
-        found: list[str | None] = []
-
-        def check(compare: bool = True) -> None:
-            found.append(wrong(self.setting.attention(self.spec, tokens), *inputs(tokens), compare=compare))
-
         try:
             if self.limits is None:
-                check()
-            elif self.limits.compared is None:
-                self._within(self.limits, tokens, check, compare=True)
-            else:
-                if tokens <= self.limits.compared:
-                    self._within(self.limits, tokens, check, compare=True)
-                self._within(self.limits, tokens, check, compare=False)
+                return self._wrong(tokens, inputs(tokens), True)
+            alone = self.limits.compared is not None
+            exact = self.limits.compared is None or tokens <= self.limits.compared
+            found = [self._within(self.limits, tokens, inputs, compare) for compare in [True] * exact + [False] * alone]
         except ValueError as error:
             return str(error)
-        return self.ended or next(filter(None, found), "")
+        why = next(filter(None, found), "")
+        if alone:  # where nothing is compared, what was wrong before is not timed either
+            self.ended = self.ended or why
+        return self.ended or why
 
-    def _within(self, limits: Limits, tokens: int, check: Callable[[bool], None], compare: bool) -> None:
+    def _wrong(self, tokens: int, inputs: Tensor, compare: bool) -> str:
+        return wrong(self.setting.attention(self.spec, tokens), *inputs, compare=compare) or ""
+
+    def _within(self, limits: Limits, tokens: int, inputs: Callable[[int], Tensor], compare: bool) -> str:
+        """Why it is wrong, if it is; `ended` is why it was not looked at."""
         memory, seconds = self.costs[compare]
         if not self.ended:
             expected = self.setting.input_bytes(tokens) + memory.at(tokens)
             self.ended = refusal(expected, seconds.at(tokens), limits.memory, limits.seconds)
         if self.ended:
-            return
-        device = torch.device(self.setting.device)
+            return ""
+        device, found = torch.device(self.setting.device), [""]
         try:
             with bounded(limits.memory, device):
+                given = inputs(tokens)
+
+                def check() -> None:
+                    found.append(self._wrong(tokens, given, compare))
+
                 if not seconds.found:
-                    check(compare)  # libraries take their own time and memory
+                    check()  # libraries take their own time and memory
                 begun = time.monotonic(), time.process_time()
-                memory.add(tokens, extra_memory_on(device, lambda: check(compare)))
+                memory.add(tokens, extra_memory_on(device, check))
                 # other programs stretch the one, several threads the other
                 seconds.add(tokens, min(time.monotonic() - begun[0], time.process_time() - begun[1]))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             self.ended = f"it takes more than {size(limits.memory)}"
+        return found[-1]
 
 
 def break_even(faster: Mapping[int, float]) -> float | None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import io
 import math
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -149,14 +150,17 @@ def _to_the_limit(records: Iterable[Record], metric: str, title: str, unit: str,
     show = METRICS[metric].show
     timed = [record for record in found if record.value]
     names = list(dict.fromkeys(str(record.tags["attention"]) for record in found))
-    panels = {}
+    panels, refused = {}, []
     for mode, name in MODES.items():
         rows: Rows = [
             {"attention": r.tags["attention"], "tokens": r.tags["tokens"], "value": r.value, "shown": show(r.value)}
             for r in timed if r.tags["mode"] == mode
         ]  # fmt: skip
         ends = {row["attention"]: row for row in sorted(rows, key=lambda row: row["tokens"])}
-        gone = {r.tags["attention"] for r in found if r.value is None and r.tags["mode"] == mode}
+        last = [r for r in found if r.value is None and r.tags["mode"] == mode and r.tags["attention"] in ends
+                and r.tags["tokens"] > ends[r.tags["attention"]]["tokens"]]  # fmt: skip
+        gone = {r.tags["attention"] for r in last}
+        refused += last
         x = alt.X("tokens:Q", title="tokens", scale=alt.Scale(type="log", base=2, nice=False),
                   axis=alt.Axis(values=sorted({row["tokens"] for row in rows}), grid=False,
                                 labelOverlap=True))  # fmt: skip
@@ -172,21 +176,20 @@ def _to_the_limit(records: Iterable[Record], metric: str, title: str, unit: str,
         )
     tags = timed[0].tags
     return _charts_beside(
-        panels, title, f"{line} {_ended(found)}",
+        panels, title, f"{line} {_ended(refused)}",
         f"batch {tags['batch']}, {tags['heads']} heads, head_dim {tags['head_dim']}; {timed[0].where}",
     )  # fmt: skip
 
 
-def _ended(records: Iterable[Record]) -> str:
+def _ended(refused: Iterable[Record]) -> str:
     """What crosses say: what each attention met at the next length."""
     met: dict[str, dict[str, None]] = {}
-    for record in records:
-        if record.value is None:
-            limit = str(record.tags.get("refused", "")).partition("more than ")[2] or "it can"
-            met.setdefault(limit, {})[str(record.tags["attention"])] = None
-    *few, most = sorted(met, key=lambda limit: len(met[limit])) or [""]
-    parts = [*(f"{limit} ({', '.join(met[limit])})" for limit in few), f"{most} (the others)" if few else most]
-    return f"A cross: the next length takes more than {' or '.join(parts)}." if met else ""
+    for record in refused:
+        found = re.fullmatch(r"it (?:would take about .+, |takes )(more than .+)", str(record.tags.get("refused", "")))
+        met.setdefault(f"takes {found[1]}" if found else "cannot be run", {})[str(record.tags["attention"])] = None
+    *few, most = sorted(met, key=lambda what: len(met[what])) or [""]
+    parts = [*(f"{what} ({', '.join(met[what])})" for what in few), f"{most} (the others)" if few else most]
+    return f"A cross: the next length {' or '.join(parts)}." if met else ""
 
 
 def features(records: Iterable[Record]) -> alt.HConcatChart:
@@ -390,7 +393,7 @@ def _data(rows: Iterable[dict[str, Any]]) -> alt.Chart:
 
 def _decades(values: Iterable[float]) -> list[float]:
     """Ticks of a logarithmic axis: powers of ten, or 1, 2 and 5 times them over a short range."""
-    logs = [math.log10(value) for value in values if value > 0]
+    logs = [math.log10(value) for value in values if value > 0] or [0.0]
     low, high = math.floor(min(logs)), math.ceil(max(logs))
     return [step * 10.0**p for p in range(low, high + 1) for step in ((1,) if high - low > 2 else (1, 2, 5))]
 

@@ -25,6 +25,7 @@ from linvit.registry import Registry
 from linvit.report.benchmarks import save
 from linvit.study import Study, Variant, compare
 from linvit.study.jobs import Hear
+from linvit.threads import use_threads
 from linvit.train import start_from
 
 SCALES = ("full", "cpu", "smoke")
@@ -298,7 +299,8 @@ class Figure(Reproduction):
         records = Records(folder / "records.jsonl")
         if self.state(folder) != "done":
             folder.mkdir(parents=True, exist_ok=True)
-            records.append(list(self.measure(scale, folder, where)))
+            with use_threads(where.threads):
+                records.append(list(self.measure(scale, folder, where)))
         save(self.draw(list(records), folder), folder / "figure")
 
     def state(self, folder: Path) -> str:

@@ -9,6 +9,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from PIL import Image
 
@@ -18,7 +19,7 @@ from linvit.report.reproduction import Book, Column, Line, Sheet
 from linvit.studies import COLUMNS, STUDIES, Reproduction, Table, published, study
 from linvit.studies.claims import CLAIMS, judge
 from linvit.studies.mistakes import MISTAKES, table
-from linvit.studies.results import Results
+from linvit.studies.results import Ran, Results
 
 
 def write(home: Path) -> Path:
@@ -89,7 +90,7 @@ def _table(sheet: Sheet, found: Table, results: Results) -> Sheet:
     """Published rows; and where it was run, those that only we have, and the controls beside them."""
     ran = {column: of for column in COLUMNS if (of := results.column(sheet.name, column))}
     columns = {
-        column: Column(of.scale, found.size(of.scale, column).text, _link(of.folder, results.home), of.summary.merit)
+        column: Column(of.scale, _gave_way(found, column, of), _link(of.folder, results.home), of.summary.merit)
         for column in COLUMNS
         if (of := ran.get(column))
     }
@@ -102,6 +103,15 @@ def _table(sheet: Sheet, found: Table, results: Results) -> Sheet:
         lines.append(line)
     folder = next((of.folder.parent for of in ran.values()), None)
     return replace(sheet, lines=lines, columns=columns, picture=_picture(folder))
+
+
+def _gave_way(found: Table, column: Literal["literal", "fair"], ran: Ran) -> str:
+    """As the scale says it, if it was run at the scale as that is now."""
+    size, info = found.size(ran.scale, column), ran.summary.study.info
+    limit, epochs = (info.get("source") or {}).get("limit"), info.get("epochs")
+    if (limit, epochs) == (size.limit, found.options(column, ran.scale).get("epochs", epochs)):
+        return size.text
+    return f"{info['dataset']['train']:,} training images, {epochs:g} epochs, as this scale once was"
 
 
 def _link(folder: Path, home: Path) -> str:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from linvit.data import Dataset, folded
 from linvit.progress import Progress, ignore
 from linvit.records import Record, Records
+from linvit.threads import use_threads
 from linvit.train import Event, Experiment, Listener, Source, run
 from linvit.train.loop import Rate, Training
 from linvit.train.trackers import Tracker
@@ -48,24 +49,16 @@ class Job(BaseModel):
         """Its records, of this run or of an earlier one; none if it is too late to begin."""
         if self.begin_by is not None and time.time() > self.begin_by:
             return self.finished()
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.threads)
-        try:
+        with use_threads(self.threads):
             return run(
                 self.experiment, dataset, Path(self.folder), device=torch.device(self.device), listeners=listeners,
                 test=self.test, wait=WAIT, checkpoint_seconds=self.checkpoint_seconds,
             )  # fmt: skip
-        finally:
-            torch.set_num_threads(before)
 
     def rate(self, dataset: Dataset, seconds: float) -> Rate:
         """How fast it gets on, from about so long of real training that leaves nothing behind."""
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.threads)
-        try:
+        with use_threads(self.threads):
             return Training(self.experiment, dataset, torch.device(self.device), []).rate(seconds)
-        finally:
-            torch.set_num_threads(before)
 
     def finished(self) -> list[Record]:
         """Its records, if an earlier call did it to the end."""
