@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from linvit.files import slug
+from linvit.measure.threads import use_threads
 from linvit.progress import Progress, ignore
 from linvit.records import Record, Records
 from linvit.registry import Registry
 from linvit.report.benchmarks import save
 from linvit.study import Study, Variant, compare
 from linvit.study.jobs import Hear
-from linvit.threads import use_threads
 from linvit.train import start_from
 
 SCALES = ("full", "cpu", "smoke")

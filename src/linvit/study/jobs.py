@@ -10,9 +10,9 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from linvit.data import Dataset, folded
+from linvit.measure.threads import use_threads
 from linvit.progress import Progress, ignore
 from linvit.records import Record, Records
-from linvit.threads import use_threads
 from linvit.train import Event, Experiment, Listener, Source, run
 from linvit.train.loop import Rate, Training
 from linvit.train.trackers import Tracker
