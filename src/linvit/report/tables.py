@@ -142,10 +142,10 @@ def write_markdown(
 ) -> None:
     study, data = summary.study, summary.study.dataset
     lines = [f"# Which attention for {escape(data.get('name', 'these images'))}?", ""]
-    said = [*advice.sentences, *filter(None, [advice.attention_worth])]
-    lines += [f"**{escape(advice.headline)}.** {escape(' '.join(said))}", ""]
+    lines += [f"**{escape(advice.headline)}.** {escape(' '.join(advice.sentences))}", ""]
     if advice.command:
         lines += ["```", *advice.command.replace("`", "'").splitlines(), "```", ""]
+    lines += [escape(advice.attention_worth), ""] if advice.attention_worth else []
     lines += [f"*{escape(advice.confidence)}.* {escape(advice.reason)}", ""]
     if summary.warnings:
         lines += ["## Where this comparison is weak", "", *(f"- {escape(text)}" for text in summary.warnings), ""]
