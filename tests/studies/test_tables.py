@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from linvit import cli
 from linvit.data import download, load_data
 from linvit.records import Records
 from linvit.studies import COLUMNS, STUDIES, Figure, NotHere, Table, Where, reproduce, runnable, study
+from linvit.studies.page import _gave_way
+from linvit.studies.results import Results
 from linvit.study import Study
 from linvit.train import Experiment
 
@@ -266,6 +269,16 @@ def test_a_figure_is_measured_once(name, tmp_path):
     assert (folder / "records.jsonl").read_bytes() == before
     assert (folder / "figure.png").exists()  # drawn again
     assert isinstance(study(name), Figure)
+
+
+def test_the_page_says_what_was_run_where_a_scale_has_changed(done, monkeypatch):
+    found, ran = study("tiny"), Results(done.parents[1]).column("tiny", "fair")
+    assert isinstance(found, Table)
+    assert ran
+    assert _gave_way(found, "fair", ran) == found.size("cpu", "fair").text
+    larger = {column: replace(size, limit=10**6) for column, size in found.scales["cpu"].items()}
+    monkeypatch.setattr(type(found), "scales", {"cpu": larger})
+    assert _gave_way(found, "fair", ran).endswith(" training images, 1 epochs, as this scale once was")
 
 
 def test_a_figure_is_measured_with_the_threads_asked_for(tmp_path):

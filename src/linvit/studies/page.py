@@ -108,10 +108,11 @@ def _table(sheet: Sheet, found: Table, results: Results) -> Sheet:
 def _gave_way(found: Table, column: Literal["literal", "fair"], ran: Ran) -> str:
     """As the scale says it, if it was run at the scale as that is now."""
     size, info = found.size(ran.scale, column), ran.summary.study.info
-    limit, epochs = (info.get("source") or {}).get("limit"), info.get("epochs")
-    if (limit, epochs) == (size.limit, found.options(column, ran.scale).get("epochs", epochs)):
+    images, epochs = ran.summary.study.dataset.get("train"), info.get("epochs")
+    now = size.limit, found.options(column, ran.scale).get("epochs", epochs)
+    if images is None or epochs is None or ((info.get("source") or {}).get("limit"), epochs) == now:
         return size.text
-    return f"{info['dataset']['train']:,} training images, {epochs:g} epochs, as this scale once was"
+    return f"{images:,} training images, {epochs:g} epochs, as this scale once was"
 
 
 def _link(folder: Path, home: Path) -> str:
