@@ -162,7 +162,7 @@ def test_a_training_says_what_it_begins_with(dataset, teacher, tmp_path):
         linvit.train(images, out=tmp_path / name, start=teacher, steps=1, listeners=[events.append], **TINY)
         said[name] = next(event.text for event in events if isinstance(event, Began))
     assert said["known"].endswith("; begins with teacher, its head too")
-    assert said["new"].endswith("; begins with teacher, with a new head (class means)")
+    assert said["new"].endswith("; begins with teacher, with a new head")
 
 
 def test_shape_and_statistics_of_a_start_are_read_without_its_weights(dataset, teacher, monkeypatch):

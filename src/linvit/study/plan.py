@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from linvit.data import Survey
 from linvit.errors import MEMORY
 from linvit.measure.models import model_calls
+from linvit.measure.threads import use_threads
 from linvit.models import ModelConfig, VisionTransformer
 from linvit.models.cost import estimate
 from linvit.progress import Progress, duration
@@ -156,9 +157,7 @@ class Planner:
         """With the time of each rung, from the cheapest up while it is worth it; the rest by their operations."""
         until = time.perf_counter() + min(LONGEST, TIMING * budget) / 4
         found: list[Rung] = []
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
+        with use_threads(1):
             for i, rung in enumerate(reversed(self.rungs)):
                 progress(i, len(self.rungs), f"timing a model for {rung.side} px")
                 late = time.perf_counter() > until
@@ -167,8 +166,6 @@ class Planner:
                     found.append(replace(rung, seconds=found[-1].seconds * max(1.0, work)))
                 else:
                     found.append(replace(rung, seconds=seconds_per_image(rung.model, self.device)))
-        finally:
-            torch.set_num_threads(before)
         progress(len(self.rungs), len(self.rungs), "timed")
         return replace(self, rungs=found[::-1])
 

@@ -181,7 +181,7 @@ class Training:
             size = f"{self.model.parameter_count():,} parameters; {len(self.dataset.train):,} images"
             text = f"{what}, {size} of {self.dataset.name}, {self.total:,} steps of {self.batch}"
             if start := self.experiment.start:
-                head = "with a new head (class means)" if self.headless else "its head too"
+                head = "with a new head" if self.headless else "its head too"
                 text += f"; begins with {start.name}, {head}"
             tell(self.listeners, Began(text, 0, self.total))
             self._look_at_start(folder)
