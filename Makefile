@@ -4,15 +4,22 @@ BIN := .venv/bin
 
 .PHONY: setup demo docs test test-kills test-all test-lowest lint bench clean
 
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
 setup: .venv/.done
 
-# Done again only when what to install changes. Torch must never be resolved without constraints.txt.
-.venv/.done: pyproject.toml constraints.txt
+# Repeated only when pyproject.toml or constraints.txt changes. Torch must never be resolved without constraints.txt.
+.venv/.core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || python3 -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,peers,parquet]'
+	$(PIP) -e .
 	touch $@
 
-demo: setup
+# What development and tests need in addition.
+.venv/.done: .venv/.core
+	$(PIP) -e '.[dev,peers,parquet]'
+	touch $@
+
+demo: .venv/.core
 	$(BIN)/linvit compare digits --epochs 14 --out runs/demo
 
 # Two workers share the cores: threads that wait must not spin.
@@ -21,7 +28,7 @@ test test-kills test-all: export OMP_WAIT_POLICY ?= passive
 test: setup
 	$(BIN)/python -m pytest -n 2 -m "not slow and not kills"
 
-# Trainings, studies, searches and conversions that are killed and go on, or run on a cluster.
+# Trainings, studies, searches and conversions that are killed and resumed, or run on a cluster.
 test-kills: setup
 	$(BIN)/python -m pytest -n 2 -m "kills and not slow"
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from linvit.measure.advice import Forecast, forecast, shapes_of
+from linvit.measure.advice import Forecast, forecast, workloads
 from linvit.measure.models import model_calls
 from linvit.measure.provenance import cpu_name
 from linvit.measure.race import quartiles, race
@@ -44,9 +44,11 @@ class Case:
 
     @property
     def words(self) -> str:
-        c, shape = self.config, shapes_of(self.config, 1)["latency"]
-        return (f"{c.image_size} px / {c.patch_size} | {shape.tokens:,} | {c.heads} × {shape.head_dim} | {c.depth} | "
-                f"{self.task}, {self.batch} | {self.spec}")  # fmt: skip
+        c, site = self.config, self.config.site
+        return (
+            f"{c.image_size} px / {c.patch_size} | {site.tokens:,} | {c.heads} × {site.head_dim} | {c.depth} | "
+            f"{self.task}, {self.batch} | {self.spec}"
+        )
 
 
 def cases(seed: int) -> Iterator[Case]:
@@ -59,9 +61,14 @@ def cases(seed: int) -> Iterator[Case]:
         dim, task, batch = heads * head_dim, draw.choice([*TASKS]), 2 ** draw.randrange(7)
         kind = draw.choice([*KINDS])
         config = model_config(
-            image_size=side * patch, patch_size=patch, dim=dim, heads=heads, depth=draw.choice((2, 3, 4, 6, 8, 12)),
-            mlp_dim=draw.choice((2, 4)) * dim, pool=draw.choice(("mean", "cls")),
-        )  # fmt: skip
+            image_size=side * patch,
+            patch_size=patch,
+            dim=dim,
+            heads=heads,
+            depth=draw.choice((2, 3, 4, 6, 8, 12)),
+            mlp_dim=draw.choice((2, 4)) * dim,
+            pool=draw.choice(("mean", "cls")),
+        )
         size = draw.choice((16, 32, 64, 128) if KINDS[kind] == "m" else (16, 32, 48))
         if batch * estimate(config).macs <= MACS[task]:
             yield Case(config, f"{kind}:{KINDS[kind]}={size}", task, batch)
@@ -69,9 +76,9 @@ def cases(seed: int) -> Iterator[Case]:
 
 def said(case: Case, known: Forecast, without: float) -> float:
     """How many times faster than with softmax, where the model with `identity` takes so many seconds."""
-    shape, depth = shapes_of(case.config, case.batch)[case.task], case.config.depth
+    load, depth = workloads(case.config, case.batch)[case.task], case.config.depth
     whole = {
-        spec: without + depth * (known.seconds(spec, shape) - known.seconds("identity", shape))
+        spec: without + depth * (known.seconds(spec, load) - known.seconds("identity", load))
         for spec in ("softmax", case.spec)
     }
     return whole["softmax"] / whole[case.spec]
@@ -112,20 +119,25 @@ def main() -> None:
     decided = len(rows) - ties
     share = right / max(1, decided)
     lines = [
-        "# Does `linvit advise` say faster or slower rightly?", "",
+        "# Does `linvit advise` say faster or slower rightly?",
+        "",
         f"**{right} of {decided} ({share:.0%}; the goal is {GOAL:.0%})**, and {ties} ties, whose times differ by less "
-        f"than {TIE - 1:.0%}.", "",
+        f"than {TIE - 1:.0%}.",
+        "",
         f"Measured on {cpu_name()}, {torch.get_num_threads()} threads, float32, torch {torch.__version__}, commit "
         f"{commit()}, in {(time.monotonic() - begun) / 60:.0f} minutes. Made by `python benchmarks/advice.py --seed "
-        f"{asked.seed}`.", "",
+        f"{asked.seed}`.",
+        "",
         f"The forecast stands on {points} points that took {spent:.0f} s; its median error there is {known.error:.0%}, "
         "each left out in turn. Then whole vision transformers were drawn at random and timed with softmax and with "
         "the linear attention,",
         f"interleaved: how many times faster the whole model is, as forecast and as measured (median and quartiles of "
-        f"{asked.rounds} rounds).", "",
+        f"{asked.rounds} rounds).",
+        "",
         "| image / patch | tokens | heads × head_dim | depth | task, batch | attention | forecast | measured | |",
-        "|---|---|---|---|---|---|---|---|---|", *rows,
-    ]  # fmt: skip
+        "|---|---|---|---|---|---|---|---|---|",
+        *rows,
+    ]
     asked.out.mkdir(parents=True, exist_ok=True)
     (asked.out / "advice.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     print(lines[2])

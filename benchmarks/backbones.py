@@ -17,13 +17,13 @@ from pathlib import Path
 import torch
 from safetensors.torch import save
 
+from linvit.durations import duration
 from linvit.files import slug, write_atomically
 from linvit.measure.accuracy import wilson
-from linvit.progress import duration
-from linvit.study.compare import ATTENTIONS, CONTROL
-from linvit.train import Trained, train
-from linvit.train.backbones import HOME
-from linvit.train.checkpoint import read_config, read_model
+from linvit.pipeline.train import Trained, train
+from linvit.training.backbones import HOME
+from linvit.training.checkpoint import read_config, read_model
+from linvit.training.defaults import ATTENTIONS, CONTROL
 
 DATA = "tiny-imagenet:part=most"
 CARD = """# A linvit backbone: {attention}
@@ -54,9 +54,14 @@ def main() -> None:
         scratch = spec == "softmax" or spec in given.same
         start = "scratch" if scratch else given.out / "softmax"
         found = train(
-            DATA, attention=spec, start=start, out=given.out / slug(spec), data_root=given.data_root,
-            epochs=given.epochs if scratch else given.further, listeners=[_tell],
-        )  # fmt: skip
+            DATA,
+            attention=spec,
+            start=start,
+            out=given.out / slug(spec),
+            data_root=given.data_root,
+            epochs=given.epochs if scratch else given.further,
+            listeners=[_tell],
+        )
         how = f"{given.epochs:g} epochs from nothing" if scratch else f"{given.further:g} epochs from softmax's weights"
         ship(found, how)
         print(f"{spec:22} {how:36} {found.test_accuracy:.4f} in {duration(found.value('train_seconds') or 0)}")
@@ -77,10 +82,17 @@ def ship(found: Trained, how: str) -> None:
     half = {name: value.half() if value.is_floating_point() else value for name, value in stored.tensors.items()}
     low, high = wilson(tested.value, tested.n)
     card = CARD.format(
-        attention=stored.config.attention, parameters=int(found.value("parameters") or 0),
-        size=stored.config.image_size, train=len(found.data.train), recipe=how,
-        time=duration(found.value("train_seconds") or 0), accuracy=tested.value, n=tested.n, low=low, high=high,
-    )  # fmt: skip
+        attention=stored.config.attention,
+        parameters=int(found.value("parameters") or 0),
+        size=stored.config.image_size,
+        train=len(found.data.train),
+        recipe=how,
+        time=duration(found.value("train_seconds") or 0),
+        accuracy=tested.value,
+        n=tested.n,
+        low=low,
+        high=high,
+    )
     write_atomically(folder / "model.safetensors", save(half))
     write_atomically(folder / "config.json", json.dumps(config, indent=1, ensure_ascii=False) + "\n")
     write_atomically(folder / "README.md", card)

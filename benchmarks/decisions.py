@@ -73,8 +73,12 @@ def looks(world: World) -> tuple[bool, bool, int, int, int, int]:
 
     def wrong(found) -> np.ndarray:
         lost = {name: loss[name] >= MARGIN - 1e-12 for name in names}
-        return np.array([any(found.of[name].shown and lost[name] for name in names),
-                         any(found.of[name].word == "worse" and not lost[name] for name in names)])  # fmt: skip
+        return np.array(
+            [
+                any(found.of[name].shown and lost[name] for name in names),
+                any(found.of[name].word == "worse" and not lost[name] for name in names),
+            ]
+        )
 
     first = look([])
     undecided = [name for name in names if first.of[name].undecided]
@@ -93,9 +97,14 @@ def rates(truth: Sequence[float], deviation: float | Sequence[float], images: in
     rng = np.random.default_rng(seed)
     found = np.array([looks(World(truth, deviation, images, rng)) for _ in range(studies)], dtype=float)
     wrong, worse, undecided, named, settled, seeds = found.T
-    return Rates(wrong.mean(), worse.mean(), undecided.sum() / studies / len(truth),
-                 named.sum() / max(1, undecided.sum()), settled.sum() / max(1, named.sum()),
-                 float(np.median(seeds[seeds > 0])) if seeds.any() else 0.0)  # fmt: skip
+    return Rates(
+        wrong.mean(),
+        worse.mean(),
+        undecided.sum() / studies / len(truth),
+        named.sum() / max(1, undecided.sum()),
+        settled.sum() / max(1, named.sum()),
+        float(np.median(seeds[seeds > 0])) if seeds.any() else 0.0,
+    )
 
 
 def accuracies(k: int, loss: float, top: float = TOP) -> list[float]:

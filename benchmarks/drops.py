@@ -1,6 +1,6 @@
 """Do conversions keep the drop that was allowed, and does the search find what trying every mix finds?
 
-    python benchmarks/drops.py --out docs/benchmarks      # about 25 minutes on two cores; the same call goes on
+    python benchmarks/drops.py --out docs/benchmarks      # about 25 minutes on two cores; the same call resumes
 
 Ten small softmax transformers of six layers learn MNIST, each with its own seed. Each is converted with `max_drop`, and
 teacher and student are compared on all test images, which no decision has seen. Then each teacher's layers are made
@@ -17,13 +17,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from linvit import train
-from linvit.convert.convert import convert
-from linvit.convert.search import Blocks, Mix, Score, greedy
-from linvit.convert.student import fitted, images_for, student_of
+from linvit.conversion.images import divide_images
+from linvit.conversion.search import Blocks, Mix, MixScore, greedy
+from linvit.conversion.student import make_student
+from linvit.conversion.teacher import fit_model
 from linvit.files import write_atomically
+from linvit.pipeline.convert import convert
+from linvit.pipeline.train import train
 from linvit.records import commit
-from linvit.train import load, open_data, read_model
+from linvit.training.checkpoint import load, read_model
+from linvit.training.source import open_data
 
 DEPTH, IMAGES, TEACHER = 6, 12_000, {"patch_size": 4, "stem": "patch", "dim": 48, "heads": 3, "mlp_dim": 96}
 TO, ALLOWED = "performer-relu:m=32,dwc=3", 0.01
@@ -46,12 +49,31 @@ class Found(NamedTuple):
 
 
 def one(seed: int, folder: Path, options: argparse.Namespace) -> Found:
-    teacher = train("mnist", attention="softmax", seed=seed, depth=DEPTH, epochs=options.epochs, limit=options.images,
-                    data_root=options.data_root, out=folder / f"teacher-{seed}", **TEACHER)  # fmt: skip
+    teacher = train(
+        "mnist",
+        attention="softmax",
+        seed=seed,
+        depth=DEPTH,
+        epochs=options.epochs,
+        limit=options.images,
+        data_root=options.data_root,
+        out=folder / f"teacher-{seed}",
+        **TEACHER,
+    )
     best = teacher.folder / "best"
-    done = convert(best, to=TO, data="mnist", data_root=options.data_root, limit=options.images, stages=(1, 2),
-                   max_drop=ALLOWED, steps=options.steps, seed=seed, report=False,
-                   out=folder / f"student-{seed}")  # fmt: skip
+    done = convert(
+        best,
+        to=TO,
+        data="mnist",
+        data_root=options.data_root,
+        limit=options.images,
+        stages=(1, 2),
+        max_drop=ALLOWED,
+        steps=options.steps,
+        seed=seed,
+        report=False,
+        out=folder / f"student-{seed}",
+    )
     layers = search(best, seed, options)
     return Found(seed, done.test_accuracy("teacher"), done.test_accuracy(), done.chosen.linear, *layers)
 
@@ -60,13 +82,13 @@ def search(best: Path, seed: int, options: argparse.Namespace) -> tuple[int, int
     """Layers that may be linear without training: the greedy search's, and the best of all mixes'."""
     stored = read_model(best)
     data, _ = open_data("mnist", root=options.data_root, image_size=stored.config.image_size, limit=options.images)
-    images = images_for(data, stored.about, True, True, seed)
-    models = [load(best), student_of(fitted(stored, data), SEARCHED, "all", seed)]
-    blocks = Blocks(models, images.search, images.data.mean, images.data.std)
+    images = divide_images(data, stored.about, True, True, seed)
+    models = [load(best), make_student(fit_model(stored, data), SEARCHED, "all", seed)]
+    blocks = Blocks(models, images.search, images.dataset.mean, images.dataset.std)
     every: list[Mix] = [tuple(mix) for mix in itertools.product((0, 1), repeat=DEPTH)]
     known = dict(zip(every, blocks.scores((0,) * DEPTH, every), strict=True))
 
-    def scores(base: Mix, mixes: Sequence[Mix]) -> list[Score]:
+    def scores(base: Mix, mixes: Sequence[Mix]) -> list[MixScore]:
         return [known[mix] for mix in mixes]
 
     least = (1 - WITHIN) * known[(0,) * DEPTH].accuracy
@@ -78,19 +100,26 @@ def page(found: Sequence[Found], options: argparse.Namespace) -> str:
     kept = sum(one.kept for one in found)
     near = sum(one.exhaustive - one.greedy <= 1 for one in found)
     lines = [
-        "# Conversions that promise a drop", "",
+        "# Conversions that promise a drop",
+        "",
         f"Made by `python benchmarks/drops.py`, commit {commit()}: softmax transformers of {DEPTH} layers, "
         f"{options.images:,} images of MNIST, {options.epochs:g} epochs; to `{TO}` with `--max-drop {ALLOWED:.0%} "
-        f"--stages 1,2`, {options.steps} steps. Accuracies are of all 10,000 test images.", "",
+        f"--stages 1,2`, {options.steps} steps. Accuracies are of all 10,000 test images.",
+        "",
         f"**{kept} of {len(found)}** conversions lost no more than {ALLOWED:.0%} of their teacher's test accuracy. "
         f"Without training, to `{SEARCHED}` within {WITHIN:.0%}, the greedy search came within one layer of trying all "
         f"{2**DEPTH} mixes in "
-        f"**{near} of {len(found)}**.", "",
+        f"**{near} of {len(found)}**.",
+        "",
         "| seed | teacher | student | lost | linear layers | greedy, untrained | all mixes, untrained |",
         "|---|---|---|---|---|---|---|",
-        *(f"| {one.seed} | {one.teacher:.2%} | {one.student:.2%} | {1 - one.student / one.teacher:.2%} | {one.linear} "
-          f"| {one.greedy} | {one.exhaustive} |" for one in found), "",
-    ]  # fmt: skip
+        *(
+            f"| {one.seed} | {one.teacher:.2%} | {one.student:.2%} | {1 - one.student / one.teacher:.2%} "
+            f"| {one.linear} | {one.greedy} | {one.exhaustive} |"
+            for one in found
+        ),
+        "",
+    ]
     return "\n".join(lines)
 
 

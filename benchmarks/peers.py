@@ -31,24 +31,32 @@ from torch import Tensor
 from linvit.attention import Attention, create_attention
 from linvit.attention.pieces import BLOCK
 from linvit.measure.gate import wrong
-from linvit.measure.peers import PerformerPytorch, beside, create
+from linvit.measure.peers import PerformerPytorch, create, peer_specs
 from linvit.measure.provenance import cpu_name
 from linvit.measure.race import Call, Times, quartiles, race
 from linvit.models import create_model
 from linvit.randomness import generator
 from linvit.records import commit, versions
+from linvit.site import Site
 
 HEADS = 8
 KERNELS = ("exp", "relu")
 GOALS = {  # (kernel, m) → how many times faster than performer-pytorch, forward+backward, d = 64
-    ("exp", 256): 2.5, ("exp", 64): 1.6, ("exp", 16): 1.2, ("relu", 256): 2.0, ("relu", 64): 1.2, ("relu", 16): 1.0,
-}  # fmt: skip
+    ("exp", 256): 2.5,
+    ("exp", 64): 1.6,
+    ("exp", 16): 1.2,
+    ("relu", 256): 2.0,
+    ("relu", 64): 1.2,
+    ("relu", 16): 1.0,
+}
 DIRECT = "scaled_dot_product_attention"
 LATENCY_GOALS = {  # (call, tokens) → beside the direct call
     **{("softmax", tokens): "≤ +20 µs" for tokens in (64, 128, 256)},
-    ("performer-relu", 64): "≤ 1.2×", ("performer-relu", 256): "≤ 0.36×",
-    ("performer-exp", 64): "≤ 1.65×", ("performer-exp", 256): "≤ 0.45×",
-}  # fmt: skip
+    ("performer-relu", 64): "≤ 1.2×",
+    ("performer-relu", 256): "≤ 0.36×",
+    ("performer-exp", 64): "≤ 1.65×",
+    ("performer-exp", 256): "≤ 0.45×",
+}
 CPU = torch.device("cpu")
 SHORTEST = 0.02  # seconds of one timing
 
@@ -85,8 +93,8 @@ def ours(kernel: str, m: int, d: int, tokens: int, causal: bool = False) -> Atte
 
 def peer(kernel: str, m: int, d: int, causal: bool = False) -> Callable[..., Tensor]:
     """performer-pytorch's own module, without what linvit puts around it."""
-    (spec,) = beside([f"performer-pytorch:m={m},kernel={kernel}"], [], heads=HEADS, head_dim=d, tokens=1)
-    made = create(spec, heads=HEADS, head_dim=d, tokens=1, causal=causal)
+    (spec,) = peer_specs(f"performer-pytorch:m={m},kernel={kernel}", [], Site(HEADS, d, 1))
+    made = create(spec, Site(HEADS, d, 1, causal=causal))
     assert isinstance(made, PerformerPytorch)
     if not causal:  # its causal fallback adds an ε that its definition has not
         inputs, gradient = data(128, d)
@@ -142,18 +150,24 @@ def table_cells(quick: bool, rounds: int) -> list[dict]:
                     other = peer(kernel, m, d)
                     n = rounds if tokens * m < 1 << 19 else max(5, rounds // 2)
                     contest = {
-                        "ours both": both(mine, inputs, gradient), "peer both": both(other, inputs, gradient),
-                        "ours forward": forward(mine, inputs), "peer forward": forward(other, inputs),
+                        "ours both": both(mine, inputs, gradient),
+                        "peer both": both(other, inputs, gradient),
+                        "ours forward": forward(mine, inputs),
+                        "peer forward": forward(other, inputs),
                         "floor": floor(tokens, d, m),
-                    }  # fmt: skip
+                    }
                     times = race(contest, device=CPU, rounds=n, shortest=SHORTEST)
                     row = {
-                        "kernel": kernel, "d": d, "m": m, "tokens": tokens, "rounds": n,
+                        "kernel": kernel,
+                        "d": d,
+                        "m": m,
+                        "tokens": tokens,
+                        "rounds": n,
                         "both": ratio(times, "peer both", "ours both"),
                         "forward": ratio(times, "peer forward", "ours forward"),
                         "floor": ratio(times, "ours both", "floor"),
                         "ours_ms": round(statistics.median(times.of("ours both", by="cpu")) * 1e3, 3),
-                    }  # fmt: skip
+                    }
                     print(json.dumps(row), flush=True)
                     rows.append(row)
     return rows
@@ -241,11 +255,13 @@ def contested(calls: dict[str, Call], tokens: int, rounds: int) -> list[dict]:
     for name in calls:
         pairs = zip(times.of(name, by="wall"), times.of(first, by="wall"), strict=True)
         row = {
-            "tokens": tokens, "call": name, "goal": LATENCY_GOALS.get((name, tokens), ""),
+            "tokens": tokens,
+            "call": name,
+            "goal": LATENCY_GOALS.get((name, tokens), ""),
             "µs": summary([1e6 * seconds for seconds in times.of(name, by="wall")]),
             "more": summary([1e6 * (mine - direct) for mine, direct in pairs]),
             "ratio": summary(times.ratios(name, first, by="wall")),
-        }  # fmt: skip
+        }
         print(json.dumps(row, ensure_ascii=False), flush=True)
         rows.append(row)
     return rows
@@ -444,10 +460,15 @@ def main() -> None:
         found[options.only] = sections[options.only]()
     else:
         about = {
-            "cpu": cpu_name(), "threads": options.threads, "dtype": "float32", "versions": versions(),
-            "performer-pytorch": version("performer-pytorch"), "commit": commit(), "rounds": options.rounds,
+            "cpu": cpu_name(),
+            "threads": options.threads,
+            "dtype": "float32",
+            "versions": versions(),
+            "performer-pytorch": version("performer-pytorch"),
+            "commit": commit(),
+            "rounds": options.rounds,
             "command": f"python benchmarks/peers.py --rounds {options.rounds}",
-        }  # fmt: skip
+        }
         found = {"about": about, **{name: section() for name, section in sections.items()}}
     found["waits"] = {"threads": options.threads, "commit": commit()}  # latency may be measured alone
     options.out.mkdir(parents=True, exist_ok=True)

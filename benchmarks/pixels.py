@@ -41,13 +41,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     asked = parser.parse_args()
     lines = [
-        "# What more pixels cost", "",
+        "# What more pixels cost",
+        "",
         f"Measured on {cpu_name()}, {torch.get_num_threads()} threads, float32, torch {torch.__version__},",
-        f"transformers {transformers.__version__}, commit {commit()}. Made by `python benchmarks/pixels.py`.", "",
+        f"transformers {transformers.__version__}, commit {commit()}. Made by `python benchmarks/pixels.py`.",
+        "",
         "DeiT-Tiny as a `ViTForImageClassification`, one image at a time, all 12 layers linear or none; wall time,",
-        f"interleaved. Beside it, how many times faster than SDPA: median (quartiles) of {asked.rounds} rounds.", "",
-        "| pixels | tokens | attention | ms | × SDPA | goal |", "|---|---|---|---|---|---|",
-    ]  # fmt: skip
+        f"interleaved. Beside it, how many times faster than SDPA: median (quartiles) of {asked.rounds} rounds.",
+        "",
+        "| pixels | tokens | attention | ms | × SDPA | goal |",
+        "|---|---|---|---|---|---|",
+    ]
     for size in SIZES:
         image = torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(0))
         models = {SDPA: deit_tiny(size)} | {spec: linvit.linearize(deit_tiny(size), spec)[0] for spec in ATTENTIONS}

@@ -35,11 +35,14 @@ from PIL import Image
 
 import linvit
 from linvit import report
+from linvit.execute import EXECUTORS, DatasetCache, Job
 from linvit.measure.provenance import cpu_name
+from linvit.pipeline.design import Designer
 from linvit.records import Record, Records, commit
-from linvit.study import Job
-from linvit.study.runners import RUNNERS
-from linvit.train import Source, design
+from linvit.schemas.model import ModelConfig
+from linvit.schemas.recipe import Recipe
+from linvit.schemas.study import DatasetFacts, Study, Variant
+from linvit.training.source import open_source, source_of
 
 CLASSES, TESTED, VARIANTS = 10, 1000, 20
 GOALS = {"page": "≤ 10 s", "job": "≤ 20 ms", "ray": "≤ 50 ms", "images": "≥ 1,000 per core", "ranks": "≥ 0.9"}
@@ -59,25 +62,35 @@ def records(wanted: int, home: Path) -> Rows:
         for name in names:
             found += _run(folder, name, seed, labels, dice)
         seed += 1
-    study = {
-        "format": 3, "started": time.time(), "commands": ["linvit compare"], "steps": 100, "epochs": 10, "match": True,
-        "dataset": {"name": "some", "identity": "0", "classes": [f"class {i}" for i in range(CLASSES)], "channels": 3,
-                    "image_size": 32, "train": 9000, "validation": 1000, "test": TESTED},
-        "variants": [{"id": name, "label": name, "attention": name} for name in names],
-        "seeds": {name: list(range(seed)) for name in names},
-    }  # fmt: skip
-    (folder / "study.json").write_text(json.dumps(study))
+    classes, counts = [f"class {i}" for i in range(CLASSES)], {"train": 9000, "validation": 1000, "test": TESTED}
+    study = Study(  # pyright: ignore[reportCallIssue]
+        started=time.time(),
+        steps=100,
+        epochs=10,
+        dataset=DatasetFacts(name="some", identity="0", classes=classes, channels=3, image_size=32, **counts),
+        variants=[Variant(id=name, label=name, attention=name) for name in names],
+        seeds={name: list(range(seed)) for name in names},
+        model=ModelConfig(),  # pyright: ignore[reportCallIssue]
+        recipe=Recipe(),  # pyright: ignore[reportCallIssue]
+    )
+    study.save(folder)
     Records(folder / "records.jsonl").append(found)
     size = (folder / "records.jsonl").stat().st_size
     rows: Rows = []
     for what, figures in (("a page", False), ("a page and its figures as files", True)):
-        (seconds, cpu), page = timed(lambda figures=figures: report.build(folder, figures=figures))
-        rows.append((f"{len(found):,} records of {seed * VARIANTS:,} runs of {VARIANTS} variants become {what}",
-                     f"{seconds:.1f} s ({cpu:.1f} s of CPU)", "" if figures else GOALS["page"]))  # fmt: skip
+        (seconds, cpu), result = timed(lambda figures=figures: report.build(folder, figures=figures))
+        rows.append(
+            (
+                f"{len(found):,} records of {seed * VARIANTS:,} runs of {VARIANTS} variants become {what}",
+                f"{seconds:.1f} s ({cpu:.1f} s of CPU)",
+                "" if figures else GOALS["page"],
+            )
+        )
     return [
-        *rows, ("one record", f"{size / len(found):.0f} bytes", ""),
-        ("that page", f"{page.stat().st_size / 1e6:.1f} MB", ""),
-    ]  # fmt: skip
+        *rows,
+        ("one record", f"{size / len(found):.0f} bytes", ""),
+        ("that page", f"{result.page.stat().st_size / 1e6:.1f} MB", ""),
+    ]
 
 
 def timed(work: Callable[[], T]) -> tuple[tuple[float, float], T]:
@@ -97,25 +110,43 @@ def _run(folder: Path, name: str, seed: int, labels: np.ndarray, dice: random.Ra
     matrix = np.bincount(labels * CLASSES + said, minlength=CLASSES**2).reshape(CLASSES, CLASSES)
     (place / "confusion.json").write_text(json.dumps({"matrix": matrix.tolist()}))
     rows = [
-        {"epoch": e, "step": 10 * e, "train_loss": 2 / e, "train_accuracy": 0.5, "validation_loss": 1.0,
-         "validation_accuracy": right - 1 / (e + 1), "learning_rate": 1e-3, "seconds": e}
+        {
+            "epoch": e,
+            "step": 10 * e,
+            "train_loss": 2 / e,
+            "train_accuracy": 0.5,
+            "validation_loss": 1.0,
+            "validation_accuracy": right - 1 / (e + 1),
+            "learning_rate": 1e-3,
+            "seconds": e,
+        }
         for e in range(1, 11)
-    ]  # fmt: skip
+    ]
     (place / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    base = Record("", None, experiment=f"{hash((name, seed)) % 2**48:012x}", device="cpu", threads=1, dtype="float32",
-                  tags={"attention": name, "dataset": "some", "seed": seed, "variant": name})  # fmt: skip
+    base = Record(
+        "",
+        None,
+        experiment=f"{hash((name, seed)) % 2**48:012x}",
+        device="cpu",
+        threads=1,
+        dtype="float32",
+        tags={"attention": name, "dataset": "some", "seed": seed, "variant": name},
+    )
 
     def one(metric: str, value: float | None, unit: str = "", artefact: str = "", **tags: Any) -> Record:
         place_of = f"{place.name}/{artefact}" if artefact else ""
         return replace(base, metric=metric, value=value, unit=unit, artefact=place_of).tagged(**tags)
 
     found = [
-        one("parameters", 100_000, "count"), one("macs", 10**7, "MAC"), one("train_seconds", 60.0, "s"),
-        one("learning_curve", None, artefact="log.jsonl"), one("validation_accuracy", right, "fraction"),
+        one("parameters", 100_000, "count"),
+        one("macs", 10**7, "MAC"),
+        one("train_seconds", 60.0, "s"),
+        one("learning_curve", None, artefact="log.jsonl"),
+        one("validation_accuracy", right, "fraction"),
         one("confusion", None, artefact="confusion.json", selection="best"),
         one("predictions", None, artefact="predictions.npz", selection="best"),
         one("balanced_accuracy", right, "fraction", selection="best"),
-    ]  # fmt: skip
+    ]
     for selection in ("best", "final"):
         value = float(np.mean(said == labels))
         found.append(one("test_accuracy", value, "fraction", selection=selection))
@@ -127,23 +158,25 @@ def _run(folder: Path, name: str, seed: int, labels: np.ndarray, dice: random.Ra
 
 def jobs(wanted: int, home: Path) -> Rows:
     """It is too late for all of them: they are sent, looked at and answered, and that is all."""
-    source = Source.of("digits")
-    dataset = source.open()
-    experiment = design(dataset, "softmax", source=source)
-    every = [
-        Job(number=i, jobs=wanted, variant="", experiment=experiment, folder=str(home / f"job-{i}"), begin_by=0.0)
-        for i in range(wanted)
-    ]  # fmt: skip
+    source = source_of("digits")
+    dataset, opened = open_source(source), DatasetCache()
+    opened.add(dataset)
+    experiment = Designer(dataset, source, 0, {}).base
+    every = [Job(experiment=experiment, folder=str(home / f"job-{i}"), begin_by=0.0) for i in range(wanted)]
     rows: Rows = []
     with cluster():
         for name, at_a_time in (("here", 1), ("processes", 2), ("ray", 2)):
-            runner = RUNNERS[name](at_a_time, {dataset.identity: dataset})
-            list(runner.run(every[:at_a_time], lambda job, event: None))  # workers start
-            (seconds, _), done = timed(lambda runner=runner: len(list(runner.run(every, lambda job, event: None))))
-            runner.close()
+            with EXECUTORS[name](at_a_time, 1, opened, name) as executor:
+                list(executor.run_jobs(every[:at_a_time], lambda job, event: None))  # workers start
+                (seconds, _), done = timed(lambda it=executor: len(list(it.run_jobs(every, lambda job, event: None))))
             assert done == wanted
-            rows.append((f"a queued job that does nothing, of {wanted:,}, by the runner `{name}`",
-                         f"{1000 * seconds / wanted:.2f} ms", GOALS["ray" if name == "ray" else "job"]))  # fmt: skip
+            rows.append(
+                (
+                    f"a queued job that does nothing, of {wanted:,}, by the executor `{name}`",
+                    f"{1000 * seconds / wanted:.2f} ms",
+                    GOALS["ray" if name == "ray" else "job"],
+                )
+            )
     size = len(every[0].model_dump_json())
     return [*rows, ("a job as JSON", f"{size:,} bytes", "")]
 
@@ -176,12 +209,18 @@ def run(steps: int, home: Path) -> Rows:
     lines = (place / "records.jsonl").read_text().splitlines()
     each = max(checkpoints) / 4 / parameters
     return [
-        (f"a run's folder, {parameters:,} parameters (`--size tiny`), {len(sizes)} files",
-         f"{sum(sizes.values()) / 1e6:.1f} MB", ""),
+        (
+            f"a run's folder, {parameters:,} parameters (`--size tiny`), {len(sizes)} files",
+            f"{sum(sizes.values()) / 1e6:.1f} MB",
+            "",
+        ),
         (f"of that {len(checkpoints)} checkpoints, each", f"{each:.2f} × the parameters' bytes", ""),
-        (f"its records, of {len(trained.data.classes)} classes",
-         f"{len(lines)} of together {sizes[Path('records.jsonl')] / 1e3:.1f} kB", ""),
-    ]  # fmt: skip
+        (
+            f"its records, of {len(trained.data.classes)} classes",
+            f"{len(lines)} of together {sizes[Path('records.jsonl')] / 1e3:.1f} kB",
+            "",
+        ),
+    ]
 
 
 NETWORK = """
@@ -207,9 +246,14 @@ def network(most: int, home: Path) -> Rows:
     sizes = [1, most // 100, most // 10, most]
     said = _together([sys.executable, "-c", NETWORK, *map(str, sizes)], 2, 1)
     found = [json.loads(line) for line in said.splitlines() if line.startswith("[")]
-    return [(f"{count:,} float32 numbers summed over two processes of one machine",
-             f"{1000 * seconds:.2f} ms" + (f" ({4e-9 * count / seconds:.2f} GB/s)" if count > 1 else ""), "")
-            for count, seconds in found]  # fmt: skip
+    return [
+        (
+            f"{count:,} float32 numbers summed over two processes of one machine",
+            f"{1000 * seconds:.2f} ms" + (f" ({4e-9 * count / seconds:.2f} GB/s)" if count > 1 else ""),
+            "",
+        )
+        for count, seconds in found
+    ]
 
 
 def images(wanted: int, home: Path) -> Rows:
@@ -223,15 +267,24 @@ def images(wanted: int, home: Path) -> Rows:
         found = _decoded(folder, home / "cache")
         peaks[many] = found["anonymous"]
         if many == wanted:
-            rows.append((f"{many:,} JPEG files of 64 × 64 decoded on {cores} cores, with all of `load_data`",
-                         _rate(many, found, cores), GOALS["images"]))  # fmt: skip
+            rows.append(
+                (
+                    f"{many:,} JPEG files of 64 × 64 decoded on {cores} cores, with all of `load_data`",
+                    _rate(many, found, cores),
+                    GOALS["images"],
+                )
+            )
             again = _decoded(folder, home / "cache")
             rows.append(("the same once more, from the cache", f"{again['seconds']:.1f} s", ""))
     few, many = sorted(peaks)
     grown = (peaks[many] - peaks[few]) / (many - few)
-    rows.append((f"peak memory of it beyond what is mapped, {few:,} and {many:,} images",
-                 f"{peaks[few] / 2**20:.0f} and {peaks[many] / 2**20:.0f} MiB ({grown:.0f} bytes for each more image)",
-                 "does not grow with the pixels"))  # fmt: skip
+    rows.append(
+        (
+            f"peak memory of it beyond what is mapped, {few:,} and {many:,} images",
+            f"{peaks[few] / 2**20:.0f} and {peaks[many] / 2**20:.0f} MiB ({grown:.0f} bytes for each more image)",
+            "does not grow with the pixels",
+        )
+    )
     _photos(home / "large", wanted // 50, (500, 375))
     found = _decoded(home / "large", home / "cache", image_size=224)
     rows.append(("JPEG files of 500 × 375 made 224 px", _rate(wanted // 50, found, cores), ""))
@@ -314,12 +367,12 @@ import json, sys, time
 import torch
 import linvit
 from linvit import ranks
-from linvit.train.events import Stepped
+from linvit.training.events import Stepped
 
 torch.set_num_threads(int(sys.argv[1]))
 seen, options = [], json.loads(sys.argv[2])
 hear = lambda event: seen.append(time.perf_counter()) if type(event) is Stepped else None
-linvit.train(options.pop("data"), limit=8000, steps=40, test=False, listeners=[hear], checkpoint_seconds=1e9, **options)
+linvit.train(options.pop("data"), limit=8000, steps=40, test=False, on_event=hear, checkpoint_seconds=1e9, **options)
 if ranks.number() == 0:
     print(json.dumps(seen), file=sys.stderr)
 """
@@ -338,8 +391,12 @@ def _together(call: list[str], processes: int, threads: int) -> str:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    common = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-              "OMP_NUM_THREADS": str(threads)}  # fmt: skip
+    common = {
+        "WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "OMP_NUM_THREADS": str(threads),
+    }
     started = [
         subprocess.Popen(call, env=os.environ | common | {"RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
         for rank in range(processes)
@@ -351,9 +408,13 @@ def _together(call: list[str], processes: int, threads: int) -> str:
 
 
 PARTS: dict[str, tuple[Callable[[int, Path], Rows], int]] = {
-    "records": (records, 100_000), "jobs": (jobs, 1000), "run": (run, 30), "images": (images, 100_000),
-    "network": (network, 10_000_000), "ranks": (ranks, 3),
-}  # fmt: skip
+    "records": (records, 100_000),
+    "jobs": (jobs, 1000),
+    "run": (run, 30),
+    "images": (images, 100_000),
+    "network": (network, 10_000_000),
+    "ranks": (ranks, 3),
+}
 
 
 def main() -> None:

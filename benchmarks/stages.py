@@ -1,10 +1,10 @@
-"""What each stage of a conversion brings, beside training from nothing for as many steps.
+"""What each stage of a conversion brings, against training from scratch for as many steps.
 
-    python benchmarks/stages.py cifar10       # an hour and a half of one core; the same call goes on
+    python benchmarks/stages.py cifar10       # an hour and a half of one core; the same call resumes
     python benchmarks/stages.py mnist         # half an hour
 
 A softmax transformer of plain patches is trained; with several seeds it is made linear in all layers, in stages that
-take no more than a tenth of its steps, and as many steps are spent on the same linear model from nothing. Then layers
+take no more than a tenth of its steps, and as many steps are spent on the same linear model from scratch. Then layers
 are made linear as far as `--max-drop 1%` allows, without training and with it. Writes stages-DATA.md.
 """
 
@@ -18,14 +18,13 @@ from statistics import fmean
 
 import torch
 
-from linvit import train
-from linvit.convert.convert import convert
-from linvit.convert.work import Converted
+from linvit.conversion.run import Converted
+from linvit.durations import duration
 from linvit.files import slug, write_atomically
 from linvit.measure.provenance import cpu_name
-from linvit.progress import duration
+from linvit.pipeline.convert import convert
+from linvit.pipeline.train import Trained, train
 from linvit.records import commit
-from linvit.train import Trained
 
 TEACHERS = {
     "cifar10": {"size": "tiny", "attention": "softmax:dwc=3", "epochs": 10.0},
@@ -57,7 +56,7 @@ def accuracy(trained: Trained) -> float:
 
 
 def steps(done: Converted) -> int:
-    return sum(row.steps for row in done.rows)
+    return sum(stage.steps for stage in done.stages)
 
 
 def found(options: argparse.Namespace) -> Iterator[Found]:
@@ -69,23 +68,50 @@ def found(options: argparse.Namespace) -> Iterator[Found]:
     few = options.steps or int(TENTH * length) // 4 * 4  # in quarters
     students, scratch = [], []
     for seed in range(options.seeds):
-        students.append(convert(
-            work / "teacher", to=to, data=data, steps=few, stages=options.stages, seed=seed, report=seed == 0,
-            out=work / f"{slug(to)}-{seed}", **root,
-        ))  # fmt: skip
+        students.append(
+            convert(
+                work / "teacher",
+                to=to,
+                data=data,
+                steps=few,
+                stages=options.stages,
+                seed=seed,
+                report=seed == 0,
+                out=work / f"{slug(to)}-{seed}",
+                **root,
+            )
+        )
         same = {key: value for key, value in TEACHERS[data].items() if key not in ("attention", "epochs")}
-        scratch.append(train(
-            data, attention=to, seed=seed, steps=steps(students[-1]), out=work / f"{slug(to)}-scratch-{seed}", **same,
-            **root,
-        ))  # type: ignore[arg-type]  # fmt: skip
-        print(f"seed {seed}: {students[-1].test_accuracy():.2%}, from nothing {accuracy(scratch[-1]):.2%}", flush=True)
+        scratch.append(
+            train(
+                data,
+                attention=to,
+                seed=seed,
+                steps=steps(students[-1]),
+                out=work / f"{slug(to)}-scratch-{seed}",
+                **same,
+                **root,
+            )
+        )  # type: ignore[arg-type]
+        print(f"seed {seed}: {students[-1].test_accuracy():.2%}, from scratch {accuracy(scratch[-1]):.2%}", flush=True)
         yield Found(data, to, teacher, students, scratch, [])
     mixes = []
     for text, stages in (("none", ()), ("1, 2", (1, 2))):
-        mixes.append((text, convert(
-            work / "teacher", to=SEARCHED[data], data=data, steps=few if stages else None, stages=stages,
-            max_drop=ALLOWED, out=work / f"drop-{slug(text)}", **root,
-        )))  # fmt: skip
+        mixes.append(
+            (
+                text,
+                convert(
+                    work / "teacher",
+                    to=SEARCHED[data],
+                    data=data,
+                    steps=few if stages else None,
+                    stages=stages,
+                    max_drop=ALLOWED,
+                    out=work / f"drop-{slug(text)}",
+                    **root,
+                ),
+            )
+        )
         yield Found(data, to, teacher, students, scratch, mixes)
 
 
@@ -94,34 +120,50 @@ def page(one: Found) -> str:
     taken, seeds = steps(students[0]), range(len(students))
     tested = {
         "converted": [done.test_accuracy() for done in students],
-        "from nothing, as many steps": [accuracy(run) for run in one.scratch],
+        "from scratch, as many steps": [accuracy(run) for run in one.scratch],
     }
     lines = [
-        f"# Stages of a conversion: {one.data}", "",
+        f"# Stages of a conversion: {one.data}",
+        "",
         f"Made by `python benchmarks/stages.py {one.data}`, commit {commit()}, {cpu_name()}, {torch.get_num_threads()} "
         f"thread, float32, PyTorch {torch.__version__}. The teacher, `{model.attention}` behind patches of "
         f"{model.patch_size} pixels, took {one.length:,} steps and is right on {teacher:.2%} of "
-        f"{len(one.teacher.data.test):,} test images.", "",
+        f"{len(one.teacher.data.test):,} test images.",
+        "",
         f"All layers become `{one.to}`, {len(students)} seeds; {taken:,} steps of all stages together are "
-        f"{taken / one.length:.1%} of the teacher's.", "",
-        "| validation, mean over seeds | accuracy | as the teacher | steps | time of one |", "|---|---|---|---|---|",
-        *(f"| {rows[0].name} | {fmean(r.accuracy for r in rows):.2%} | {fmean(r.agreement for r in rows):.2%} "
-          f"| {rows[0].steps:,} | {duration(fmean(r.seconds for r in rows))} |"
-          for rows in zip(*(done.rows for done in students), strict=True)), "",
+        f"{taken / one.length:.1%} of the teacher's.",
+        "",
+        "| validation, mean over seeds | accuracy | agreement with the teacher | steps | time of one |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {rows[0].name} | {fmean(r.accuracy for r in rows):.2%} | {fmean(r.agreement for r in rows):.2%} "
+            f"| {rows[0].steps:,} | {duration(fmean(r.seconds for r in rows))} |"
+            for rows in zip(*(done.stages for done in students), strict=True)
+        ),
+        "",
         f"| test | {' | '.join(f'seed {seed}' for seed in seeds)} | mean | of the teacher's |",
         "|---|" + "---|" * (len(seeds) + 2),
-        *(f"| {name} | {' | '.join(f'{value:.2%}' for value in values)} | {fmean(values):.2%} "
-          f"| {fmean(values) / teacher:.1%} |" for name, values in tested.items()), "",
-    ]  # fmt: skip
+        *(
+            f"| {name} | {' | '.join(f'{value:.2%}' for value in values)} | {fmean(values):.2%} "
+            f"| {fmean(values) / teacher:.1%} |"
+            for name, values in tested.items()
+        ),
+        "",
+    ]
     if one.mixes:
         lines += [
             f"With `--max-drop {ALLOWED:.0%}`, to `{SEARCHED[one.data]}`, its features chosen by layer (at most 4 × "
-            "head_dim), one seed:", "",
-            "| stages | linear layers | student, test | lost | which |", "|---|---|---|---|---|",
-            *(f"| {text} | {done.chosen.linear} of {model.depth} | {done.test_accuracy():.2%} "
-              f"| {1 - done.test_accuracy() / done.test_accuracy('teacher'):.2%} | `{done.chosen.attention}` |"
-              for text, done in one.mixes), "",
-        ]  # fmt: skip
+            "head_dim), one seed:",
+            "",
+            "| stages | linear layers | student, test | lost | which |",
+            "|---|---|---|---|---|",
+            *(
+                f"| {text} | {done.chosen.linear} of {model.depth} | {done.test_accuracy():.2%} "
+                f"| {1 - done.test_accuracy() / done.test_accuracy('teacher'):.2%} | `{done.chosen.attention}` |"
+                for text, done in one.mixes
+            ),
+            "",
+        ]
     return "\n".join(lines)
 
 

@@ -24,10 +24,12 @@ from linvit import data
 from linvit.measure.provenance import cpu_name
 from linvit.measure.race import quartiles, ratios, timed
 from linvit.models import VisionTransformer
+from linvit.pipeline.design import Designer
 from linvit.records import commit
-from linvit.train import Event, design, run
-from linvit.train.events import Stepped
-from linvit.train.optimizers import make_optimizer
+from linvit.schemas.study import Variant
+from linvit.training.events import Event, Stepped
+from linvit.training.optimizers import make_optimizer
+from linvit.training.run import run
 
 CASES = {  # name → data set, options over its defaults
     "digits": ("digits", {}),
@@ -76,7 +78,8 @@ class Twin:
 
 def measure(name: str, options: dict, seconds: float) -> str:
     dataset = data.load_data(name)
-    experiment = design(dataset, "performer-relu:m=32", **options, steps=100_000)
+    designer = Designer(dataset, None, 0, options | {"steps": 100_000}, match=False)
+    experiment = designer.experiment(Variant(attention="performer-relu:m=32"))
     twin, end = Twin(experiment, dataset), time.monotonic() + seconds
 
     def watch(event: Event) -> None:

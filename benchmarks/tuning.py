@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from scipy import stats
 
-import linvit
 from linvit.files import slug
 from linvit.measure.provenance import cpu_name
 from linvit.metrics import percent
+from linvit.pipeline.train import train
 from linvit.records import Records, commit
-from linvit.tune.best import Best
-from linvit.tune.design import Search
+from linvit.schemas.search import Best, Search
+from linvit.tuning import tune
 
 ATTENTIONS = ["softmax", "performer-exp:m=32", "performer-relu:m=32"]
 DATA: dict[str, Any] = {"data": "mnist", "limit": 6000}
@@ -35,7 +35,7 @@ EPOCHS, TRIALS, SEEDS = 4, 14, (1, 2, 3, 4, 5)
 def accuracy(spec: str, seed: int, out: str, options: dict[str, Any]) -> float:
     """On the validation images, of the model chosen on them; one thread."""
     torch.set_num_threads(1)
-    trained = linvit.train(**DATA, attention=spec, seed=seed, test=False, out=out, **options)
+    trained = train(**DATA, attention=spec, seed=seed, test=False, out=out, **options)
     found = trained.value("validation_accuracy")
     assert found is not None, f"{spec} diverged"
     return found
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/benchmark-tuning"))
     asked = parser.parse_args()
     search = asked.runs / "search"
-    linvit.tune(**DATA, attentions=ATTENTIONS, trials=TRIALS, epochs=EPOCHS, out=search, say=print)
+    tune(**DATA, attentions=ATTENTIONS, trials=TRIALS, epochs=EPOCHS, out=search, log=print)
     trials = [r for r in Records(search / "records.jsonl") if r.metric == "trial_accuracy"]
     took = max(r.time for r in trials) - Search.read(search / "search.json").started
     best = Best.read(search / "best.toml")
@@ -56,8 +56,8 @@ def main() -> None:
 
     todo: dict[tuple[str, str, int], tuple[str, int, str, dict[str, Any]]] = {}
     for spec in ATTENTIONS:
-        winner = best.chosen(spec, {})
-        found = winner.pop("attention"), winner
+        winner = best.winner_of(spec)
+        found = winner.attention, {"epochs": best.epochs, **winner.options}
         for kind, (attention, options) in {"defaults": (spec, {"epochs": EPOCHS}), "found": found}.items():
             for seed in SEEDS:
                 out = asked.runs / f"{kind}-{slug(spec)}-seed{seed}"
@@ -66,21 +66,25 @@ def main() -> None:
         scores = dict(zip(todo, pool.map(accuracy, *zip(*todo.values(), strict=True)), strict=True))
 
     lines = [
-        "# A short search beside the defaults", "",
+        "# A short search beside the defaults",
+        "",
         f"Measured on {cpu_name()}, two trainings at a time, one thread each, torch {torch.__version__}, commit",
-        f"{commit()}. Made by `python benchmarks/tuning.py`.", "",
+        f"{commit()}. Made by `python benchmarks/tuning.py`.",
+        "",
         f"MNIST, {DATA['limit']:,} training images, {EPOCHS} epochs; space `default`, TPE, median pruning, {TRIALS}",
         f"trials of each variant: {len(trials)} in all ({counts}) in {took / 60:.1f} minutes. Then {len(SEEDS)} seeds",
         f"that the search never used; accuracy on {trials[0].n:,} validation images, the difference seed by seed with",
-        "its 95 % interval (t).", "",
-        "| variant | best trial | defaults | found | difference, points |", "|---|---|---|---|---|",
-    ]  # fmt: skip
+        "its 95 % interval (t).",
+        "",
+        "| variant | best trial | defaults | found | difference, points |",
+        "|---|---|---|---|---|",
+    ]
     for spec in ATTENTIONS:
         usual, tuned = ([scores[spec, kind, seed] for seed in SEEDS] for kind in ("defaults", "found"))
         gained = [100 * (b - a) for a, b in zip(usual, tuned, strict=True)]
         half = float(stats.t.ppf(0.975, len(SEEDS) - 1)) * statistics.stdev(gained) / len(SEEDS) ** 0.5
         mean = statistics.mean(gained)
-        shown = [percent(x) for x in (best.of(spec).validation_accuracy, *map(statistics.mean, (usual, tuned)))]
+        shown = [percent(x) for x in (best.winner_of(spec).validation_accuracy, *map(statistics.mean, (usual, tuned)))]
         shown.append(f"{mean:+.2f} ({mean - half:+.2f} … {mean + half:+.2f})")
         lines.append(f"| {spec} | " + " | ".join(shown) + " |")
     lines += ["", "What was found:", ""]

@@ -11,21 +11,29 @@ from typing import Any
 import linvit
 
 PUBLIC = f"""linvit: {" ".join(name for name in linvit.__all__ if name != "__version__")}
-linvit.convert: Conversion Converted Row
-linvit.study: Variant Study Job
-linvit.study.runners: Runner
-linvit.convert: Linearized
-linvit.tune: Space Range Search Best Winner
-linvit.train: Experiment Recipe Source Start Trained design run
-linvit.train.events: Began Noted Stepped Validated Diverged Tested
-linvit.train.tasks: Task
-linvit.train.trackers: Tracker
+linvit.requests: TrainRequest CompareRequest TuneRequest ConvertRequest
+linvit.pipeline.train: Trained
+linvit.conversion.run: Converted
+linvit.conversion.linearize: Linearized
+linvit.schemas.model: ModelConfig
+linvit.schemas.recipe: Recipe
+linvit.schemas.experiment: Experiment Source Start
+linvit.schemas.study: Study Variant
+linvit.schemas.search: SearchSpace Range Search Best Winner
+linvit.schemas.conversion: Conversion
+linvit.pipeline.design: Designer
+linvit.execute: Executor Work Job
+linvit.training.run: run
+linvit.training.events: Began Noted Stepped Validated Diverged Tested
+linvit.training.tasks: Task
+linvit.training.trackers: Tracker
 linvit.attention: Attention Switches Site attentions
 linvit.kernels: FeatureMap
-linvit.models: ModelConfig Cost estimate
+linvit.models: Cost estimate
 linvit.data: load_data Dataset Split Augment
 linvit.records: Record Records
-linvit.report: build read summarise recommend Recommendation
+linvit.ledger: Ledger
+linvit.report: build study_result search_result conversion_result Result Table StudyResult Recommendation
 linvit.metrics: Metric"""
 
 
@@ -40,7 +48,6 @@ def text() -> str:
 
 
 def entry(name: str, thing: Any) -> list[str]:
-    thing = getattr(thing, name) if inspect.ismodule(thing) else thing  # linvit.train can be called
     fields = getattr(thing, "model_fields", None) or getattr(thing, "__dataclass_fields__", {})
     rows = [field(thing, *item) for item in fields.items()]
     parts = [f"### {name}", "" if rows else f"```python\n{name}{signature(thing)}\n```", words(thing)]
@@ -55,11 +62,16 @@ def words(thing: Any) -> str:
 
 
 def field(owner: type, name: str, about: Any) -> list[str]:
-    """Type and comment as the source has them, the default as it is; … is one that is made."""
+    """Type as the source has it, the default as it is (… is one that is made), and what the field says of itself."""
     source = "\n".join(inspect.getsource(one) for one in owner.__mro__ if one.__module__.startswith("linvit"))
     kind, comment = re.findall(rf"^    {name}: (.+?)(?: = .+?)?(?:  # (.+))?$", source, re.M)[0]
     default = "…" if callable(about.default_factory) else repr(about.default)
-    return [f"`{name}`", f"`{kind}`", "" if re.search("MISSING|Undefined", default) else f"`{default}`", comment]
+    return [
+        f"`{name}`",
+        f"`{kind}`",
+        "" if re.search("MISSING|Undefined", default) else f"`{default}`",
+        getattr(about, "description", None) or comment,
+    ]
 
 
 def method(name: str, value: Any) -> str:

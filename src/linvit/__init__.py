@@ -11,43 +11,43 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 _HOMES = {
+    "MultiHead": "linvit.attention.multihead",
     "compare": "linvit.study",
-    "convert": "linvit.convert",  # the package itself, which can be called
+    "convert": "linvit.pipeline.convert",
     "create_attention": "linvit.attention",
     "create_kernel": "linvit.kernels",
     "create_model": "linvit.models",
-    "export": "linvit.convert.export",
-    "linearize": "linvit.convert",
-    "load": "linvit.train",
-    "register_transformers": "linvit.convert",
+    "export": "linvit.conversion.export",
+    "linearize": "linvit.conversion.linearize",
+    "load": "linvit.training.checkpoint",
+    "register_transformers": "linvit.conversion.registries",
     "sample": "linvit.models.sampling",
-    "timm_attention": "linvit.convert",
-    "train": "linvit.train",  # the package itself, which can be called
-    "tune": "linvit.tune",  # likewise
-    "MultiHead": "linvit.attention.multihead",
+    "timm_attention": "linvit.conversion.registries",
+    "train": "linvit.pipeline.train",
+    "tune": "linvit.tuning",
 }
-__all__ = [
-    "MultiHead", "__version__", "compare", "convert", "create_attention", "create_kernel", "create_model", "export",
-    "linearize", "load", "register_transformers", "sample", "timm_attention", "train", "tune",
-]  # fmt: skip
+__all__ = ["__version__", *_HOMES]
 
 if TYPE_CHECKING:
-    from linvit.attention import create_attention
-    from linvit.attention.multihead import MultiHead
-    from linvit.convert import convert, linearize, register_transformers, timm_attention
-    from linvit.convert.export import export
-    from linvit.kernels import create_kernel
-    from linvit.models import create_model
-    from linvit.models.sampling import sample
-    from linvit.study import compare
-    from linvit.train import load, train
-    from linvit.tune import tune
+    from linvit.attention import create_attention as create_attention
+    from linvit.attention.multihead import MultiHead as MultiHead
+    from linvit.conversion.export import export as export
+    from linvit.conversion.linearize import linearize as linearize
+    from linvit.conversion.registries import register_transformers as register_transformers
+    from linvit.conversion.registries import timm_attention as timm_attention
+    from linvit.kernels import create_kernel as create_kernel
+    from linvit.models import create_model as create_model
+    from linvit.models.sampling import sample as sample
+    from linvit.pipeline.convert import convert as convert
+    from linvit.pipeline.train import train as train
+    from linvit.study import compare as compare
+    from linvit.training.checkpoint import load as load
+    from linvit.tuning import tune as tune
 
 
 def __getattr__(name: str):
     if name in _HOMES:
-        home = importlib.import_module(_HOMES[name])
-        return home if home.__name__ == f"linvit.{name}" else getattr(home, name)
+        return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'linvit' has no attribute '{name}'")
 
 

@@ -1,28 +1,13 @@
-"""What a user is told when something is wrong: one line that names it, its value, and what would be right; and how
-much memory there is, beyond which a size is wrong; and how a process leaves that is told to."""
+"""One-line error messages: what is wrong, its value, and what would be right."""
 
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
-
-
-try:
-    MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # of the machine, in bytes
-except (AttributeError, ValueError, OSError):  # no such call here: only what no machine has is refused
-    MEMORY = 2**50
-
-
-REQUEUE = 75  # exit code of a process that was told to leave: BSD's "temporary failure", try again
-
-
-class Evicted(KeyboardInterrupt):
-    """Told to leave by SIGTERM or SIGUSR1, as schedulers do. The same command, started again, goes on."""
 
 
 def choices(wanted: str, allowed: Iterable[str]) -> str:
@@ -32,11 +17,38 @@ def choices(wanted: str, allowed: Iterable[str]) -> str:
     return (f"; did you mean '{near[0]}'? " if near else "; ") + "choose from: " + ", ".join(allowed)
 
 
-def clear(error: ValidationError) -> ValueError:
-    """Pydantic's report as one line that names the argument, the value and what is allowed."""
+BOUNDS = {  # pydantic's error types → how they are said here
+    "greater_than_equal": "must be at least {ge}",
+    "greater_than": "must be more than {gt}",
+    "less_than_equal": "must be at most {le}",
+    "less_than": "must be less than {lt}",
+    "literal_error": "must be one of {expected}",
+    "int_parsing": "must be an integer",
+    "int_type": "must be an integer",
+    "int_from_float": "must be an integer",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_parsing": "must be true or false",
+    "string_type": "must be text",
+}
+
+
+def clear(error: ValidationError, name: str = "") -> ValueError:
+    """Pydantic's report as one line that names the argument, its value and what is allowed."""
     first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"])
+    place = ".".join([name] * bool(name) + [str(part) for part in first["loc"]])
     message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "missing":
+        return ValueError(f"{place} is missing")
     if first["type"] == "extra_forbidden":
         return ValueError(f"unknown option '{place}'")
-    return ValueError(f"{place}={first['input']!r}: {message}" if place else message)
+    if not place or first["type"] == "value_error":
+        return ValueError(message)
+    if first["type"] in BOUNDS:
+        limits = {
+            key: f"{value:g}" if isinstance(value, float) else value for key, value in first.get("ctx", {}).items()
+        }
+        expected = str(limits.pop("expected", "")).replace("'", "")
+        return ValueError(f"{place}={first['input']} {BOUNDS[first['type']].format(expected=expected, **limits)}")
+    return ValueError(f"{place}={first['input']!r}: {message}")

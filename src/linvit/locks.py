@@ -54,13 +54,13 @@ class Claimant(Protocol):
 T = TypeVar("T", bound=Claimant)
 
 
-def apart(out: Path, data: Path | None) -> None:
+def require_outside(out: Path, data: Path | None) -> None:
     """A ValueError if results would be written into the folder of the images: there they would be taken for some."""
     if data is not None and out.resolve().is_relative_to(data.resolve()):
         raise ValueError(f"--out {out} is in the folder of the data, {data}: choose another --out")
 
 
-def claimed(path: Path, wanted: T, ours: Sequence[str]) -> T | None:
+def claim_folder(path: Path, wanted: T, ours: Sequence[str]) -> T | None:
     """What is stored at `path`, if it is what is wanted; None if the folder is free. A ValueError if it holds another
     one, or any of the files that are `ours` without it. Nothing is written."""
     kind, folder = path.stem, path.parent

@@ -1,9 +1,9 @@
 """Every metric, in one table: CSV, tables, bars, the page and the schema of records all derive from it.
 
-A new metric is its measurement and one row here. `per` are the tags that tell one measurement of it from another: two
-records of a metric that agree in them are the same measurement, and the newer one counts. With a `seed` among them it
-is measured once per run, else once per variant. In a study of folds a record without one is of all images, each of
-which was held out once. `linvit list metrics` prints the table.
+A new metric is its measurement and one row here. `per` are the tags that distinguish one measurement of it from
+another: two records of a metric that agree in them are the same measurement, and the newer one counts. With a `seed`
+among them it is measured once per run, else once per variant. In a study of folds a record without one is of all
+images, each of which was held out once. `linvit list metrics` prints the table.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ GROWN = ("image_size", "patch_size")
 CONVERTED = ("model", "split", *GROWN)
 TRIAL = ("variant", "trial")  # of a search
 LAYERS = ("layers",)  # how many of a model's a time is the sum of
-CONTROLS = ("identity", "uniform")  # attentions that are there to be compared with, not to be chosen
-ALWAYS = ("attention", "dataset")  # may stand beside anything: what is read rather than what is told apart by
+ALWAYS = ("attention", "dataset")  # on any record, for readers
 
 
 @dataclass(frozen=True)
@@ -90,12 +89,12 @@ FORMS = {
 
 
 def _race(task: str, title: str, own: str) -> list[Metric]:
-    """A task's speed beside softmax and beside identity, taken side by side; above 1 is faster."""
+    """A task's speed relative to softmax and to identity, measured in one race; above 1 is faster."""
     beside = f"{task}_vs_identity"
     return [
-        Metric(f"{task}_vs_softmax", "×", VARIANT, f"{title.lower()} beside softmax; above 1 is faster", 1, TIMED,
+        Metric(f"{task}_vs_softmax", "×", VARIANT, f"{title.lower()} relative to softmax; above 1 is faster", 1, TIMED,
                f"{task}_vs_softmax", title, (own, beside), timed=True),
-        Metric(beside, "×", VARIANT, f"{title.lower()} beside identity, the limit", 1, TIMED, beside, timed=True),
+        Metric(beside, "×", VARIANT, f"{title.lower()} relative to identity, the limit", 1, TIMED, beside, timed=True),
     ]  # fmt: skip
 
 
@@ -118,8 +117,8 @@ TABLE = (
     *(Metric(f"macro_{name}", "fraction", MODEL, f"{name}, its mean over classes, of folds: each image when held out",
              1, column=f"macro_{name}") for name in ("precision", "recall", "f1")),
     Metric("confusion", "", MODEL, "test images by true (row) and predicted class", artefact='JSON {"matrix": [[…]]}'),
-    Metric("predictions", "", MODEL, "the class said of each test image", artefact=".npz: predicted, labels"),
-    Metric("learning_curve", "", RUN, "how it learned", artefact="log.jsonl, a line per validation"),
+    Metric("predictions", "", MODEL, "the predicted class of each test image", artefact=".npz: predicted, labels"),
+    Metric("learning_curve", "", RUN, "losses and accuracies by step", artefact="log.jsonl, a line per validation"),
     Metric("learned_parameter", "", (*RUN, "layer", "name"), "a number that an attention learned, after the last step"),
     Metric("diverged", "step", RUN, "the step at which a number was not finite", also=("layer",)),
     Metric("failed", "", RUN, "a run whose process ended before it did", also=("why",)),
@@ -153,7 +152,7 @@ TABLE = (
     Metric("mse_ratio", "×", ("angle", "length", "by"), "mean squared error of trigonometric features over that of "
            "positive ones, for vectors of one length at an angle", also=(*SPREAD, "seed")),
     Metric("depth_error", "fraction", ("attention", "model", "layer", "tokens", "seed"), "‖h − h_softmax‖ / "
-           "‖h_softmax‖ of a model's tokens after so many layers", -1, (*SPREAD, "images")),
+           "‖h_softmax‖ of a model's tokens after each layer", -1, (*SPREAD, "images")),
     *(Metric(f"map_{name}", unit, ("attention", "model", "layer", "head", "seed"), what, also=("image",))
       for name, unit, what in (
           ("entropy", "nat", "mean over rows of one head's attention matrix"),
@@ -165,37 +164,37 @@ TABLE = (
            "from the masked matrix, at most", -1, artefact=".npz: sums (step, feature, column), outputs, exact"),
     Metric("attention_time", "s", CURVE, "one call; mode=forward, or both with its backward pass", -1,
            (*TIMED, *LAYERS, "refused"), timed=True),
-    Metric("attention_vs_softmax", "×", CURVE, "the same beside softmax", 1, (*TIMED, *LAYERS), timed=True),
-    Metric("attention_vs_identity", "×", CURVE, "the same beside identity", 1, (*TIMED, *LAYERS), timed=True),
-    Metric("attention_memory", "bytes", CURVE, "peak of one call beside its inputs, in a fresh process", -1,
+    Metric("attention_vs_softmax", "×", CURVE, "the same relative to softmax", 1, (*TIMED, *LAYERS), timed=True),
+    Metric("attention_vs_identity", "×", CURVE, "the same relative to identity", 1, (*TIMED, *LAYERS), timed=True),
+    Metric("attention_memory", "bytes", CURVE, "peak of one call without its inputs, in a fresh process", -1,
            ("refused",), timed=True),
     Metric("memory_vs_softmax", "×", CURVE, "the same over fused softmax's; below 1 is less", -1, timed=True),
     Metric("largest_tokens", "tokens", ("attention", "mode", "heads", "head_dim", "prefix", "batch", "seed"),
-           "so many fit the limit, if memory grows as it last did; to: the most that was measured", 1,
+           "that fit the limit if memory keeps growing alike; to: the most that was measured", 1,
            ("limit", "to"), timed=True),
     Metric("break_even_tokens", "tokens", ("variant", "baseline", "attention", "mode"),
-           "from so many it is faster than softmax", -1,
+           "from which it is faster than softmax", -1,
            ("from", "to", "heads", "head_dim", "prefix", "batch", "seed", *LAYERS), "break_even_tokens", timed=True),
     Metric("examples", "count", (), "test images with predictions/<variant>, confidence/<variant>, maps/<variant>",
            also=("variants",), artefact=".npz"),
     Metric("samples", "count", (), "images drawn by next-pixel models: drawn/<variant>, and real ones",
            also=("variants",), artefact=".npz"),
-    Metric("conversion_accuracy", "fraction", CONVERTED, "images right, of a model between teacher and student", 1,
-           ("linear", "loss", "mix", "stage", "seed")),
-    Metric("conversion_agreement", "fraction", CONVERTED, "images to which it gives the teacher's class", 1,
+    Metric("conversion_accuracy", "fraction", (*CONVERTED, "mix"), "images right, of a model between teacher and "
+           "student", 1, ("linear", "loss", "stage", "seed")),
+    Metric("conversion_agreement", "fraction", CONVERTED, "images for which it predicts the teacher's class", 1,
            ("linear", "stage", "seed")),
     Metric("conversion_steps", "count", ("model",), "steps of a conversion's stage", -1, ("seed", "kept")),
     Metric("conversion_seconds", "s", ("model",), "wall time of a conversion's stage", -1, ("seed",), timed=True),
     Metric("conversion_layers", "count", (), "the layers for which a conversion chose the number of features",
            also=("seed",)),
     Metric("conversion_depth", "count", (), "the layers of a model that is converted", also=("seed",)),
-    Metric("conversion_drop", "fraction", ("model",), "accuracy lost to the teacher on images that decide; bound: its "
-           "upper limit at this risk", -1, ("mix", "bound", "risk", "of", "lost", "won", "passed", "seed")),
+    Metric("conversion_drop", "fraction", ("model", "mix"), "accuracy lost to the teacher on images that decide; "
+           "bound: its upper limit at this risk", -1, ("bound", "risk", "of", "lost", "won", "passed", "seed")),
     Metric("conversion_lost", "fraction", (), "test accuracy lost to the teacher on the same images; low, high: 95 %",
            -1, ("low", "high", "seed")),
     Metric("conversion_speed", "images/s", ("model", *GROWN), "median, a batch at a time", 1,
            (*TIMED, "linear", "tokens", "seed"), timed=True),
-    Metric("conversion_vs_teacher", "×", ("model", *GROWN), "the same beside the teacher", 1,
+    Metric("conversion_vs_teacher", "×", ("model", *GROWN), "the same relative to the teacher", 1,
            (*TIMED, "linear", "tokens", "seed"), timed=True),
     Metric("trial_accuracy", "fraction", TRIAL, "validation images right, at best, in one trial of a search, or images "
            "right when they were held out as one of its folds; how: complete, pruned, diverged or failed", 1,

@@ -1,8 +1,7 @@
-"""How long work tells how far it is, and how times are written and read."""
+"""Progress of long work."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Event, Lock, Thread
@@ -14,24 +13,10 @@ def ignore(done: int, total: int, what: str) -> None:
     """No progress wanted."""
 
 
-def duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
-
-
-def seconds(text: str) -> float:
-    """`90s`, `10m`, `1.5h` or plain seconds."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", text)
-    if not found or float(found[1]) <= 0:
-        raise ValueError(f"budget '{text}' is not a duration: write 90s, 10m or 2h")
-    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
-
-
 @contextmanager
 def repeated(progress: Progress, every: float = 4.0) -> Iterator[Progress]:
-    """The same, which a thread tells again where nobody did for `every` to twice as many seconds: one step of a large
-    model, or a process that is waited for, may take minutes."""
+    """The same, repeated by a thread if nothing was reported for `every` seconds or up to twice that: one step of a
+    large model, or waiting for a process, may take minutes."""
     spoke, over, lock = Event(), Event(), Lock()
     last: list[tuple[int, int, str]] = []
 
@@ -43,7 +28,7 @@ def repeated(progress: Progress, every: float = 4.0) -> Iterator[Progress]:
 
     def again() -> None:
         while not over.wait(every):
-            with lock, suppress(Exception):  # whoever cannot be told learns so at the next `tell`
+            with lock, suppress(Exception):  # an error is raised by the next `tell`
                 if last and not spoke.is_set() and not over.is_set():
                     progress(*last[0])
                 spoke.clear()

@@ -88,6 +88,6 @@ def _reduced(values: Tensor, how: dist.ReduceOp.RedOpType) -> Tensor:
         why = str(error).partition("\n")[0]
         raise ValueError(
             f"another process of this training has ended ({why}): nothing that was saved is lost, and the same command "
-            "goes on from there"
+            "resumes"
         ) from None
     return values

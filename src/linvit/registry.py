@@ -102,7 +102,8 @@ def join_layers(specs: Sequence[Spec]) -> str:
     return runs[0][0] if len(runs) == 1 else "+".join(f"{text}@{count}" for text, count in runs)
 
 
-def signature_options(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+@functools.cache
+def signature_options(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     """The keyword-only arguments of a function or class, with their annotations resolved.
 
     A class may state them as the fields of a dataclass `Options`, which its subclasses extend.
@@ -111,11 +112,13 @@ def signature_options(factory: Callable[..., Any]) -> dict[str, inspect.Paramete
     written = inspect.isclass(target) and not is_dataclass(target)
     # a dataclass's fields may come from several modules, where alone their annotations make sense
     hints = typing.get_type_hints(target.__init__ if written else target)
-    return {
-        name: parameter.replace(annotation=hints.get(name, Any))
-        for name, parameter in inspect.signature(target).parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY
-    }
+    return types.MappingProxyType(
+        {
+            name: parameter.replace(annotation=hints.get(name, Any))
+            for name, parameter in inspect.signature(target).parameters.items()
+            if parameter.kind is parameter.KEYWORD_ONLY
+        }
+    )
 
 
 def _accepts(annotation: Any, value: Value) -> bool:
@@ -162,12 +165,6 @@ def check_options(spec: Spec, allowed: Mapping[str, inspect.Parameter]) -> dict[
     return options
 
 
-def take_options(spec: Spec, factory: Callable[..., Any]) -> dict[str, Value]:
-    """The spec's options that `factory` accepts."""
-    mine = signature_options(factory)
-    return {key: value for key, value in spec.options.items() if key in mine}
-
-
 class Registry(typing.Generic[T]):
     """name → class, for one kind of thing."""
 
@@ -208,7 +205,8 @@ class Registry(typing.Generic[T]):
 
 
 def _source(entry: Any) -> str:
-    return f"{inspect.getfile(entry)}:{entry.__qualname__}"
+    """Where a class or function is defined; a registered value describes itself."""
+    return f"{inspect.getfile(entry)}:{entry.__qualname__}" if hasattr(entry, "__qualname__") else f"'{entry}'"
 
 
 @functools.cache

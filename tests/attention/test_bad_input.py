@@ -8,74 +8,78 @@ import torch
 from cases import build, inputs
 
 import linvit
-from linvit.attention import attention_names
+from linvit.attention import attention_names, break_even
 from linvit.kernels import KERNELS
+from linvit.site import Site
 
 every_name = pytest.mark.parametrize("name", attention_names())
 
 
-@pytest.mark.parametrize(("spec", "parts"), [
-    ("performer-ex", ["performer-ex", "did you mean 'performer-exp'", "linformer"]),
-    ("sofmax", ["unknown attention 'sofmax'", "did you mean 'softmax'", "performer-relu"]),
-    ("nothing like it", ["nothing like it", "choose from"]),
-    ("performer-", ["performer-"]),
-    ("exp", ["unknown attention 'exp'", "performer-exp"]),
-    ("", ["empty", "name[:key=value"]),
-    ("performer-exp:", ["key=value"]),
-    ("performer-exp:m", ["'m'", "key=value"]),
-    ("performer-exp:m=", ["m=", "key=value"]),
-    ("performer-exp:m=8,m=9", ["'m' is given twice"]),
-    ("performer-exp:mm=8", ["no option 'mm'", "did you mean 'm'", "projection"]),
-    ("softmax:m=8", ["'softmax' has no option 'm'", "dwc"]),
-    ("performer-exp:m=0", ["m=0", "at least 1"]),
-    ("performer-exp:m=-7", ["m=-7", "at least 1"]),
-    ("performer-exp:m=8.5", ["m=8.5", "whole number"]),
-    ("performer-exp:m=many", ["m=many", "whole number"]),
-    ("performer-exp:m=true", ["m=true", "whole number"]),
-    ("performer-exp:projection=random", ["projection=random", "orthogonal, iid, hadamard, none"]),
-    ("performer-exp:norms=two", ["norms=two", "chi, sqrt"]),
-    ("performer-exp:center=maybe", ["center=maybe", "true or false"]),
-    ("performer-exp:center=1", ["center=1", "true or false"]),
-    ("performer-exp:scale=big", ["scale=big", "a number"]),
-    ("performer-exp:clamp=0", ["clamp=0", "above 0"]),
-    ("performer-relu:clamp=-1", ["clamp=-1", "above 0"]),
-    ("performer-relu:eps=-1", ["eps=-1", "at least 0"]),
-    ("performer-relu:eps=1e999", ["eps=1e999", "a number"]),
-    ("performer-gexp:eps=-1", ["eps=-1", "at least 0"]),
-    ("performer-exp:eps=-1,stabilizer=reference", ["eps=-1", "at least 0"]),
-    ("performer-elu:alpha=0", ["alpha=0", "above 0"]),
-    ("performer-theta-linear:eps=-1", ["eps=-1", "at least 0"]),
-    ("performer-theta-mixture:tau=0", ["tau=0", "above 0"]),
-    ("performer-theta-mixture:clamp=-5", ["clamp=-5", "above 0"]),
-    ("performer-identity:negative=shift", ["negative=shift", "no minimum", "clamp"]),
-    ("performer-gelu:negative=never", ["negative=never", "shift", "clamp", "rms", "literal"]),
-    ("performer-hyp:projection=none", ["projection=none", "hyp"]),
-    ("performer-trig:projection=none", ["projection=none", "trig"]),
-    ("performer-smreg:projection=none", ["projection=none", "smreg"]),
-    ("performer-oprf:projection=none", ["projection=none", "oprf"]),
-    ("performer-theta:projection=none", ["projection=none", "theta"]),
-    ("performer-exp:stabilizer=reference,center=true", ["stabilizer=reference", "center=true"]),
-    ("linformer:k=5,sharing=all", ["sharing=all", "none, headwise, key-value, layerwise"]),
-    ("softmax:debug=yes", ["debug=yes", "true or false"]),
-    # without effect, unless it is the default
-    ("performer-relu:projection=none,m=7", ["m=7 has no effect", "no Ω"]),
-    ("performer-gelu:projection=none,norms=sqrt", ["norms=sqrt has no effect", "no Ω"]),
-    ("performer-theta-linear:projection=none,m=7", ["m=7 has no effect", "no Ω"]),
-    ("performer-exp:eps=0.1", ["eps=0.1 has no effect", "stabilizer=exact"]),
-    ("performer-relu:negative=rms", ["negative=rms has no effect", "relu is never negative"]),
-    ("performer-gexp:negative=clamp", ["negative=clamp has no effect", "gexp is never negative"]),
-    ("linformer:k=5,kind=pool,init=pool", ["init=pool has no effect", "kind=pool"]),
-    ("linformer:k=5,kind=conv,init=identity", ["init=identity has no effect", "kind=conv"]),
-    ("linformer:k=5,kind=pool,sharing=none", ["sharing=none has no effect", "kind=pool"]),
-    ("uniform:qk_norm=true", ["qk_norm=true has no effect", "q and k do not matter"]),
-    ("identity:qk_norm=true", ["qk_norm=true has no effect"]),
-    ("softmax:exact_cls=true", ["exact_cls=true has no effect", "exact for every query"]),
-    # more memory than anyone has
-    ("performer-relu:m=1000000000", ["m=1000000000 needs 52.2 GiB for Ω", "at most 1 GiB"]),
-    ("performer-theta:m=1000000000", ["m=1000000000 needs 52.2 GiB", "at most 1 GiB"]),
-    ("performer-theta-mlp:m=100003", ["m=100003 needs 74.5 GiB for W₂", "at most 1 GiB"]),
-    ("performer-theta-linear:m=20011", ["m=20011 needs 3.0 GiB for W", "at most 1 GiB"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("spec", "parts"),
+    [
+        ("performer-ex", ["performer-ex", "did you mean 'performer-exp'", "linformer"]),
+        ("sofmax", ["unknown attention 'sofmax'", "did you mean 'softmax'", "performer-relu"]),
+        ("nothing like it", ["nothing like it", "choose from"]),
+        ("performer-", ["performer-"]),
+        ("exp", ["unknown attention 'exp'", "performer-exp"]),
+        ("", ["empty", "name[:key=value"]),
+        ("performer-exp:", ["key=value"]),
+        ("performer-exp:m", ["'m'", "key=value"]),
+        ("performer-exp:m=", ["m=", "key=value"]),
+        ("performer-exp:m=8,m=9", ["'m' is given twice"]),
+        ("performer-exp:mm=8", ["no option 'mm'", "did you mean 'm'", "projection"]),
+        ("softmax:m=8", ["'softmax' has no option 'm'", "dwc"]),
+        ("performer-exp:m=0", ["m=0", "at least 1"]),
+        ("performer-exp:m=-7", ["m=-7", "at least 1"]),
+        ("performer-exp:m=8.5", ["m=8.5", "whole number"]),
+        ("performer-exp:m=many", ["m=many", "whole number"]),
+        ("performer-exp:m=true", ["m=true", "whole number"]),
+        ("performer-exp:projection=random", ["projection=random", "orthogonal, iid, hadamard, none"]),
+        ("performer-exp:norms=two", ["norms=two", "chi, sqrt"]),
+        ("performer-exp:center=maybe", ["center=maybe", "true or false"]),
+        ("performer-exp:center=1", ["center=1", "true or false"]),
+        ("performer-exp:scale=big", ["scale=big", "a number"]),
+        ("performer-exp:clamp=0", ["clamp=0", "above 0"]),
+        ("performer-relu:clamp=-1", ["clamp=-1", "above 0"]),
+        ("performer-relu:eps=-1", ["eps=-1", "at least 0"]),
+        ("performer-relu:eps=1e999", ["eps=1e999", "a number"]),
+        ("performer-gexp:eps=-1", ["eps=-1", "at least 0"]),
+        ("performer-exp:eps=-1,stabilizer=reference", ["eps=-1", "at least 0"]),
+        ("performer-elu:alpha=0", ["alpha=0", "above 0"]),
+        ("performer-theta-linear:eps=-1", ["eps=-1", "at least 0"]),
+        ("performer-theta-mixture:tau=0", ["tau=0", "above 0"]),
+        ("performer-theta-mixture:clamp=-5", ["clamp=-5", "above 0"]),
+        ("performer-identity:negative=shift", ["negative=shift", "no minimum", "clamp"]),
+        ("performer-gelu:negative=never", ["negative=never", "shift", "clamp", "rms", "literal"]),
+        ("performer-hyp:projection=none", ["projection=none", "hyp"]),
+        ("performer-trig:projection=none", ["projection=none", "trig"]),
+        ("performer-smreg:projection=none", ["projection=none", "smreg"]),
+        ("performer-oprf:projection=none", ["projection=none", "oprf"]),
+        ("performer-theta:projection=none", ["projection=none", "theta"]),
+        ("performer-exp:stabilizer=reference,center=true", ["stabilizer=reference", "center=true"]),
+        ("linformer:k=5,sharing=all", ["sharing=all", "none, headwise, key-value, layerwise"]),
+        ("softmax:debug=yes", ["debug=yes", "true or false"]),
+        # without effect, unless it is the default
+        ("performer-relu:projection=none,m=7", ["m=7 has no effect", "no Ω"]),
+        ("performer-gelu:projection=none,norms=sqrt", ["norms=sqrt has no effect", "no Ω"]),
+        ("performer-theta-linear:projection=none,m=7", ["m=7 has no effect", "no Ω"]),
+        ("performer-exp:eps=0.1", ["eps=0.1 has no effect", "stabilizer=exact"]),
+        ("performer-relu:negative=rms", ["negative=rms has no effect", "relu is never negative"]),
+        ("performer-gexp:negative=clamp", ["negative=clamp has no effect", "gexp is never negative"]),
+        ("linformer:k=5,kind=pool,init=pool", ["init=pool has no effect", "kind=pool"]),
+        ("linformer:k=5,kind=conv,init=identity", ["init=identity has no effect", "kind=conv"]),
+        ("linformer:k=5,kind=pool,sharing=none", ["sharing=none has no effect", "kind=pool"]),
+        ("uniform:qk_norm=true", ["qk_norm=true has no effect", "q and k do not matter"]),
+        ("identity:qk_norm=true", ["qk_norm=true has no effect"]),
+        ("softmax:exact_cls=true", ["exact_cls=true has no effect", "exact for every query"]),
+        # more memory than anyone has
+        ("performer-relu:m=1000000000", ["m=1000000000 needs 52.2 GiB for Ω", "at most 1 GiB"]),
+        ("performer-theta:m=1000000000", ["m=1000000000 needs 52.2 GiB", "at most 1 GiB"]),
+        ("performer-theta-mlp:m=100003", ["m=100003 needs 74.5 GiB for W₂", "at most 1 GiB"]),
+        ("performer-theta-linear:m=20011", ["m=20011 needs 3.0 GiB for W", "at most 1 GiB"]),
+    ],
+)
 def test_specs(spec, parts):
     with pytest.raises(ValueError) as caught:
         build(spec)
@@ -113,13 +117,26 @@ def test_what_cannot_be_causal_says_why(name):
         build(name, causal=True)
 
 
-@pytest.mark.parametrize(("site", "message"), [
-    ({"heads": 0}, "heads=0"), ({"heads": 2.0}, "heads=2.0"), ({"heads": True}, "heads=True"),
-    ({"head_dim": -1}, "head_dim=-1"), ({"tokens": 0}, "tokens=0"), ({"tokens": "13"}, "tokens='13'"),
-    ({"layer": -1}, "layer=-1"), ({"seed": -1}, "seed=-1"), ({"seed": 1.5}, "seed=1.5"), ({"prefix": -1}, "prefix=-1"),
-    ({"grid": (3, 5)}, r"grid=\(3, 5\).*tokens=13"), ({"grid": (13,)}, "grid"), ({"grid": (-1, -13)}, "grid"),
-    ({"grid": (0, 5), "prefix": 13}, "grid"), ({"grid": (3, 4), "prefix": 2}, "prefix=2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("site", "message"),
+    [
+        ({"heads": 0}, "heads=0"),
+        ({"heads": 2.0}, "heads=2.0"),
+        ({"heads": True}, "heads=True"),
+        ({"head_dim": -1}, "head_dim=-1"),
+        ({"tokens": 0}, "tokens=0"),
+        ({"tokens": "13"}, "tokens='13'"),
+        ({"layer": -1}, "layer=-1"),
+        ({"seed": -1}, "seed=-1"),
+        ({"seed": 1.5}, "seed=1.5"),
+        ({"prefix": -1}, "prefix=-1"),
+        ({"grid": (3, 5)}, r"grid=\(3, 5\).*tokens=13"),
+        ({"grid": (13,)}, "grid"),
+        ({"grid": (-1, -13)}, "grid"),
+        ({"grid": (0, 5), "prefix": 13}, "grid"),
+        ({"grid": (3, 4), "prefix": 2}, "prefix=2"),
+    ],
+)
 def test_sites(site, message):
     with pytest.raises(ValueError, match=message):
         build("softmax", **site)
@@ -174,15 +191,32 @@ def test_kernels_by_name():
     with pytest.raises(ValueError, match="head_dim=0"):
         linvit.create_kernel("relu", head_dim=0)
     assert set(KERNELS.names()) >= {
-        "exp", "hyp", "trig", "smreg", "oprf", "relu", "elu", "gelu", "sigmoid", "abs", "cos", "tanh", "identity",
-        "elu1", "gexp", "theta-linear", "theta-mixture", "theta-mlp", "theta", "hedgehog",
-    }  # fmt: skip
+        "exp",
+        "hyp",
+        "trig",
+        "smreg",
+        "oprf",
+        "relu",
+        "elu",
+        "gelu",
+        "sigmoid",
+        "abs",
+        "cos",
+        "tanh",
+        "identity",
+        "elu1",
+        "gexp",
+        "theta-linear",
+        "theta-mixture",
+        "theta-mlp",
+        "theta",
+        "hedgehog",
+    }
 
 
 def test_plain_construction_without_the_registry():
     """The registry is not the only door."""
     from linvit.attention.performer import Performer
-    from linvit.kernels.base import Site
     from linvit.kernels.exponential import Hyp
 
     site = Site(3, 7, 13)
@@ -197,6 +231,7 @@ def test_documented_defaults():
         kernel = linvit.create_kernel(name, head_dim=7)
         assert kernel.width == width
         assert kernel.phi(torch.zeros(5, 7)).shape == (5, width)
-    assert build("performer-exp:m=64").break_even() == 128  # N = 2m
-    assert build("performer-relu:projection=none").break_even() == 7  # N = d
-    assert build("linformer:k=5").break_even() == 10
+    site = Site(3, 7, 13)
+    assert break_even("performer-exp:m=64", site) == 128  # N = 2m
+    assert break_even("performer-relu:projection=none", site) == 7  # N = d
+    assert break_even("linformer:k=5", site) == 10

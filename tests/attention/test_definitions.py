@@ -99,13 +99,22 @@ def test_parity_of_efficient_attention_with_performer_pytorch():
     torch.testing.assert_close(build("efficient")(q, k, v), peer(no_projection=True)(q, k, v), rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize(("spec", "f"), [
-    ("theta-linear:m=11", lambda a, x: (x @ a.omega.rows.double().t() @ a.weight.double().t()).relu() + 1e-3),
-    ("theta-linear:projection=none", lambda a, x: (x @ a.weight.double().t()).relu() + 1e-3),
-    ("theta-mlp:m=11", lambda a, x: a.mlp.double()(x)),
-    ("theta-mixture:alpha=0.3,tau=2", lambda a, x: 0.3 * (a.mlp.double()(x) / 2).clamp(-5, 5).exp()
-        + 0.7 * (a.mlp.double()(x) / 2).clamp(-5, 5).relu() + 1e-3),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("spec", "f"),
+    [
+        ("theta-linear:m=11", lambda a, x: (x @ a.omega.rows.double().t() @ a.weight.double().t()).relu() + 1e-3),
+        ("theta-linear:projection=none", lambda a, x: (x @ a.weight.double().t()).relu() + 1e-3),
+        ("theta-mlp:m=11", lambda a, x: a.mlp.double()(x)),
+        (
+            "theta-mixture:alpha=0.3,tau=2",
+            lambda a, x: (
+                0.3 * (a.mlp.double()(x) / 2).clamp(-5, 5).exp()
+                + 0.7 * (a.mlp.double()(x) / 2).clamp(-5, 5).relu()
+                + 1e-3
+            ),
+        ),
+    ],
+)
 def test_learnable_kernels_as_reported(spec, f):
     kernel = performer(spec).kernel
     x = inputs()[0]
@@ -165,8 +174,10 @@ def test_scale(name):
     q, k, v = inputs()
     torch.testing.assert_close(
         build(f"performer-{name}:m=11,scale=0.25")(q, k, v),
-        build(f"performer-{name}:m=11")(q * 0.25 * 7**0.25, k * 0.25 * 7**0.25, v), rtol=1e-9, atol=1e-9,
-    )  # fmt: skip
+        build(f"performer-{name}:m=11")(q * 0.25 * 7**0.25, k * 0.25 * 7**0.25, v),
+        rtol=1e-9,
+        atol=1e-9,
+    )
 
 
 @pytest.mark.parametrize("causal", [False, True])

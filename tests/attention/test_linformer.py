@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from cases import build, inputs
 
+from linvit.attention import regridded
 from linvit.attention.linformer import Linformer
 
 HEADS, TOKENS = 3, 13
@@ -63,7 +65,7 @@ def test_pooled_projections_average_neighbours():
 
 def test_strided_convolution_is_one_filter():
     attention = linformer("k=5,kind=conv")
-    assert attention.stride == 3
+    assert attention.projection.shape[-1] == 3
     matrix = attention.matrix()[0, 0]
     for row in range(4):
         torch.testing.assert_close(matrix[row, 3 * row : 3 * row + 3], attention.projection[0, 0, 0])
@@ -133,61 +135,55 @@ def test_fewer_tokens_use_the_first_columns():
     short = attention(q[:, :, :11], k[:, :, :11], v[:, :, :11])
     padded = [torch.cat([x[:, :, :11], torch.zeros_like(x[:, :, 11:])], 2) for x in (q, k, v)]
     torch.testing.assert_close(short, attention(*padded)[:, :, :11], rtol=1e-12, atol=1e-12)
-    with pytest.raises(ValueError, match=r"17 tokens.*13.*regrid"):
+    with pytest.raises(ValueError, match=r"17 tokens.*made for 13.*regridded"):
         attention(*inputs(tokens=17))
+
+
+def moved(options: str, old: Linformer, grid: tuple[int, int]) -> Linformer:
+    """The same attention on another grid."""
+    tokens = old.site.prefix + grid[0] * grid[1]
+    new = linformer(options, grid=grid, prefix=old.site.prefix, tokens=tokens)
+    new.load_state_dict(regridded(f"linformer:{options}", old.state_dict(), old.site, new.site))
+    return new
 
 
 @pytest.mark.parametrize("kind", ["learned", "pool"])
 @pytest.mark.parametrize("grid", [(7, 11), (2, 3), (3, 5)])
-def test_regrid(kind, grid):
-    attention = linformer(f"k=5,kind={kind}", grid=(3, 5), prefix=2, tokens=17)
-    before = attention.matrix().clone()
-    attention.regrid(grid)
-    rows, columns = grid
-    tokens = 2 + rows * columns
-    assert attention.matrix().shape == (2, 1, 5, tokens)
-    assert attention.site.tokens == tokens
-    assert attention.site.grid == grid
-    assert torch.equal(attention.matrix()[..., :2], before[..., :2])
+def test_another_grid(kind, grid):
+    options = f"k=5,kind={kind}"
+    old = linformer(options, grid=(3, 5), prefix=2, tokens=17)
+    new = moved(options, old, grid)
+    tokens = 2 + grid[0] * grid[1]
+    assert new.matrix().shape == (2, 1, 5, tokens)
+    assert torch.equal(new.matrix()[..., :2], old.matrix()[..., :2])
     if grid == (3, 5):
-        torch.testing.assert_close(attention.matrix(), before)
+        torch.testing.assert_close(new.matrix(), old.matrix())
     q, k, v = inputs(tokens=tokens)
-    assert attention(q, k, v).shape == v.shape
-    assert ("projection" in dict(attention.named_parameters())) == (kind == "learned")
-    assert "projection" in attention.state_dict()
+    assert new(q, k, v).shape == v.shape
 
 
-def test_regrid_keeps_what_constant_images_become():
+def test_another_grid_keeps_what_constant_images_become():
     """A row's response to a constant image is its sum: kept exactly for a constant row, and nearly for a smooth one."""
-    attention = linformer("k=5", grid=(11, 13), prefix=0, tokens=143)
+    old = linformer("k=5", grid=(11, 13), prefix=0, tokens=143)
     with torch.no_grad():
-        attention.projection.copy_(torch.linspace(1, 2, 5)[:, None].expand_as(attention.projection))
-    sums = attention.matrix().sum(-1)
-    attention.regrid((5, 3))
-    torch.testing.assert_close(attention.matrix().sum(-1), sums)
+        old.projection.copy_(torch.linspace(1, 2, 5)[:, None].expand_as(old.projection))
+    torch.testing.assert_close(moved("k=5", old, (5, 3)).matrix().sum(-1), old.matrix().sum(-1))
 
 
-def test_regridding_to_much_less_loses_no_token():
+def test_a_much_smaller_grid_loses_no_token():
     """Every old token has a say in the new projection: each is in reach of the interpolation."""
-    attention = linformer("k=143,init=identity", grid=(11, 13), tokens=143)
-    attention.regrid((3, 2))
-    assert (attention.matrix()[0, 0].abs().sum(1) > 0).all()
+    old = linformer("k=143,init=identity", grid=(11, 13), tokens=143)
+    new = regridded("linformer:k=143", old.state_dict(), old.site, replace(old.site, tokens=6, grid=(3, 2)))
+    assert (new["projection"][0, 0].abs().sum(1) > 0).all()
 
 
-def test_regrid_takes_the_convolution_along():
-    attention = linformer("k=5,dwc=3", grid=(5, 7), tokens=35)
-    attention.regrid((3, 5))
-    q, k, v = inputs(tokens=15)
-    fresh = linformer("k=5,dwc=3", grid=(3, 5), tokens=15)
-    fresh.load_state_dict(attention.state_dict())
-    torch.testing.assert_close(attention(q, k, v), fresh(q, k, v))
-
-
-def test_what_cannot_be_regridded():
-    with pytest.raises(ValueError, match="grid"):
-        linformer().regrid((3, 5))
-    with pytest.raises(ValueError, match="projections of its own"):
-        linformer("k=5,kind=conv", grid=(1, 13)).regrid((3, 5))
+def test_another_grid_takes_the_convolution_along_and_leaves_shared_projections_to_their_owner():
+    old = linformer("k=5,dwc=3", grid=(5, 7), tokens=35)
+    assert torch.equal(moved("k=5,dwc=3", old, (3, 5)).dwc.weight, old.dwc.weight)
+    owner, other = (linformer("k=5,sharing=layerwise", grid=(5, 7), tokens=35) for _ in range(2))
+    other.share(owner)
+    new = replace(old.site, tokens=15, grid=(3, 5))
+    assert regridded("linformer:k=5,sharing=layerwise", other.state_dict(), other.site, new) == {}
 
 
 def test_causal_is_refused_with_the_reason():

@@ -5,8 +5,7 @@ from __future__ import annotations
 import cases
 import pytest
 import torch
-import torch.nn.functional as F
-from cases import build, defaults, inputs, performers, ragged, rounding
+from cases import build, defaults, inputs, ragged, rounding
 
 from linvit.attention.multihead import MultiHead
 from linvit.attention.performer import Performer
@@ -17,36 +16,7 @@ from linvit.registry import parse
 MODES = [(spec, causal) for spec, causal in cases.modes() if spec in defaults()]
 
 
-@pytest.mark.parametrize("sigma", [1.0, 40.0])
-@pytest.mark.parametrize(("spec", "causal"), performers())
-def test_outputs_and_gradients_equal_the_oracle(spec, causal, sigma):
-    """Odd lengths, masks, a row without keys; σ = 40 is beyond the range of float64 exponentials."""
-    attention = build(spec, causal=causal).double()
-    assert isinstance(attention, Performer)
-    attention.plain = True
-    none_left = ragged()
-    none_left[0] = False
-    for mask in (None, ragged(), none_left):
-        tensors, weights = inputs(2, sigma=sigma, grad=True), inputs(5)[2]
-        if sigma > 1 and not attention.prepare(*tensors[:2]).features.exponential:
-            continue  # nothing to keep in range
-        q, k, v = tensors if mask is None else (x.masked_fill(~mask[:, None, :, None], 0.0) for x in tensors)
-        prepared = attention.prepare(q, k, mask)
-        expected = reference_attention(prepared, v.flatten(0, 1), causal).view_as(v)
-        expected = expected if prepared.features.divide else F.rms_norm(expected, expected.shape[-1:])
-        out = attention(*tensors, mask=mask)
-        tolerance = rounding(attention, *(x.detach() for x in tensors), mask=mask)
-        assert (out - expected).abs().max() <= tolerance
-        wanted = [*tensors, *attention.parameters()]
-        ours = torch.autograd.grad((out * weights).sum(), wanted, allow_unused=True)
-        theirs = torch.autograd.grad((expected * weights).sum(), wanted, allow_unused=True)
-        for a, b in zip(ours, theirs, strict=True):
-            assert (a is None) == (b is None)
-            if a is not None and b is not None:
-                assert (a - b).abs().max() <= 100 * tolerance * max(1.0, float(b.abs().max()))
-
-
-@pytest.mark.parametrize("tokens", [1, 2, 3, 5, CHUNK - 1, CHUNK + 1, 2 * CHUNK + 3])
+@pytest.mark.parametrize("tokens", [1, 2, 3, 5, CHUNK - 1, CHUNK + 3])
 @pytest.mark.parametrize("spec", ["performer-exp:m=11", "performer-gelu:m=11", "performer-trig:m=11"])
 def test_any_number_of_tokens_in_chunks(spec, tokens):
     attention = build(spec, tokens=tokens, causal=True)
@@ -68,10 +38,13 @@ def test_denominators_of_at_least_one():
     torch.testing.assert_close(out, torch.ones_like(out), rtol=0, atol=1e-4)
 
 
-FEW = ("performer-exp", "performer-gelu", "performer-trig", "softmax", "uniform")  # causal: one of each way
+# one of each way to compute: exponential, pointwise, signed with a norm, learned, and those that are no performers
+WAYS = ("performer-exp", "performer-gelu", "performer-trig", "performer-theta-mlp", "softmax", "linformer", "window")
 
 
-@pytest.mark.parametrize(("spec", "causal"), [(s, c) for s, c in MODES if not c or parse(s).name in FEW])
+@pytest.mark.parametrize(
+    ("spec", "causal"), [(spec, causal) for spec, causal in MODES if parse(spec).name in WAYS[: 3 if causal else None]]
+)
 def test_export(spec, causal):
     """torch.export with any batch, masked, equal to the fast path; checks that look at numbers are left out."""
     attention = build(f"{spec}{',' if ':' in spec else ':'}debug=true", causal=causal)

@@ -101,9 +101,9 @@ def test_centring_leaves_softmax_unchanged():
     assert difference.abs().max() < 1e-6
 
     for name in ("exp", "hyp", "oprf", "theta"):  # the same through the attention, where features are many
-        attention = build(f"performer-{name}:m=40009,center=true,projection=iid", tokens=29)
+        attention = build(f"performer-{name}:m=8009,center=true,projection=iid", tokens=29)
         error = variation(attention.attention_matrix(q, k).detach(), softmax(q, k))
-        assert error < 0.05
+        assert error < 0.1
 
 
 @pytest.mark.parametrize("name", ["exp", "hyp", "oprf"])
@@ -174,9 +174,13 @@ def test_shrinking_comes_nearer_to_sharp_softmax():
 
 
 @pytest.mark.parametrize(
-    "spec", ["performer-exp:shrink=true", "performer-hyp:shrink=true,center=false",
-             "performer-hyp:shrink=true,stabilizer=reference"],
-)  # fmt: skip
+    "spec",
+    [
+        "performer-exp:shrink=true",
+        "performer-hyp:shrink=true,center=false",
+        "performer-hyp:shrink=true,stabilizer=reference",
+    ],
+)
 def test_shrinking_needs_centring(spec):
     with pytest.raises(ValueError, match="shrink=true"):
         build(spec)

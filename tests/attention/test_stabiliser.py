@@ -14,7 +14,7 @@ from linvit.attention.performer import Performer
 from linvit.attention.reference import reference_attention
 from linvit.kernels import KERNELS, Features, Prepared, create_kernel
 
-HEADS, TOKENS, D = 3, 139, 61  # more than one chunk
+HEADS, TOKENS, D = 2, 139, 61  # more than one chunk
 
 
 def exponential() -> list[str]:
@@ -33,7 +33,7 @@ def performer(spec: str, causal: bool) -> Performer:
     return attention
 
 
-@pytest.mark.parametrize("sigma", [1, 3, 6])
+@pytest.mark.parametrize("sigma", [1, 6])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("spec", exponential())
 def test_float32_equals_log_space(spec, causal, sigma):
@@ -52,7 +52,7 @@ def test_float32_equals_log_space(spec, causal, sigma):
 @pytest.mark.parametrize("spec", exponential())
 def test_no_row_is_lost(spec, sigma):
     """A denominator of at least one: every row is a distribution, to the rounding of its sums."""
-    q, k, _ = inputs(sigma=sigma, dtype=torch.float32, heads=HEADS, tokens=TOKENS, head_dim=D)
+    q, k, _ = inputs(sigma=sigma, dtype=torch.float32, batch=1, heads=HEADS, tokens=TOKENS, head_dim=D)
     attention = performer(spec, False)
     matrix = attention.attention_matrix(q, k).detach()
     assert matrix.min() >= 0
@@ -61,7 +61,7 @@ def test_no_row_is_lost(spec, sigma):
 
 
 @pytest.mark.parametrize("spec", ["exp", "hyp", "oprf"])
-@pytest.mark.parametrize("sigma", [1, 6, 12, 30])
+@pytest.mark.parametrize("sigma", [1, 12, 30])
 def test_causal_rows_beyond_the_range_of_floats(spec, sigma):
     """Within a chunk no shared reference serves all rows once features span more than float32's exponents."""
     attention = performer(spec, True)
@@ -87,7 +87,9 @@ def test_a_causal_row_whose_largest_term_underflows():
 
 def test_causal_gradients_beyond_the_range_of_floats():
     attention = performer("exp", True)
-    tensors = [x.detach().requires_grad_() for x in inputs(sigma=9, dtype=torch.float32, tokens=37, head_dim=D)]
+    tensors = [
+        x.detach().requires_grad_() for x in inputs(sigma=9, dtype=torch.float32, heads=HEADS, tokens=37, head_dim=D)
+    ]
     out = attention(*tensors)
     ours = torch.autograd.grad((out * torch.linspace(-1, 1, D)).sum(), tensors)
     exact = [x.detach().double().requires_grad_() for x in tensors]

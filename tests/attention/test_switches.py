@@ -102,11 +102,16 @@ def test_switches_together(name):
     assert torch.autograd.gradcheck(run, tensors, fast_mode=True, atol=1e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize(("switch", "site", "message"), [
-    ("dwc=4", {"grid": (1, 13)}, "dwc=4 must be an odd size"), ("dwc=-3", {"grid": (1, 13)}, "dwc=-3"),
-    ("dwc=9", {"grid": (4, 3), "prefix": 1}, "dwc=9 is more than 7"),
-    ("dwc=3", {}, "dwc=3.*grid"), ("dwc=3", {"grid": (1, 13), "causal": True}, "dwc=3.*later tokens"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("switch", "site", "message"),
+    [
+        ("dwc=4", {"grid": (1, 13)}, "dwc=4 must be an odd size"),
+        ("dwc=-3", {"grid": (1, 13)}, "dwc=-3"),
+        ("dwc=9", {"grid": (4, 3), "prefix": 1}, "dwc=9 is more than 7"),
+        ("dwc=3", {}, "dwc=3.*grid"),
+        ("dwc=3", {"grid": (1, 13), "causal": True}, "dwc=3.*later tokens"),
+    ],
+)
 def test_impossible_convolutions(switch, site, message):
     with pytest.raises(ValueError, match=message):
         build(f"softmax:{switch}", **site)
@@ -185,11 +190,16 @@ def test_multihead_takes_a_module_and_drops_out():
     assert isinstance(module, nn.Module)
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"dim": 22, "heads": 3}, "dim=22 is not a multiple of heads=3"), ({"dim": 21, "heads": 0}, "heads=0"),
-    ({"dim": 0, "heads": 3}, "dim=0"), ({"dim": 21, "heads": 3, "head_dim": 0}, "head_dim=0"),
-    ({"dim": 21, "heads": 3, "attention": "sofmax"}, "did you mean 'softmax'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dim": 22, "heads": 3}, "dim=22 is not a multiple of heads=3"),
+        ({"dim": 21, "heads": 0}, "heads=0"),
+        ({"dim": 0, "heads": 3}, "dim=0"),
+        ({"dim": 21, "heads": 3, "head_dim": 0}, "head_dim=0"),
+        ({"dim": 21, "heads": 3, "attention": "sofmax"}, "did you mean 'softmax'"),
+    ],
+)
 def test_impossible_multiheads(options, message):
     with pytest.raises(ValueError, match=message):
         MultiHead(options.pop("dim"), tokens=13, **options)

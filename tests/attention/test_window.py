@@ -7,6 +7,7 @@ import torch
 from cases import build, inputs, rounding
 from torch import Tensor
 
+from linvit.attention import attention_cost
 from linvit.attention.window import Window
 
 HEADS, HEAD_DIM = 3, 7
@@ -73,7 +74,8 @@ def test_far_tokens_do_not_matter_and_near_ones_do():
 def test_memory_and_work_grow_with_the_tokens_alone():
     small, large = window(7, (32, 32)), window(7, (64, 64))
     assert small.near.shape == large.near.shape == (64, 196)
-    assert large.macs(4096) == 4 * small.macs(1024)
+    few, many = (attention_cost("window", one.site).macs for one in (small, large))
+    assert many == 4 * few
     assert not small.state_dict()
 
 
@@ -81,13 +83,16 @@ def test_the_default_is_seven_or_what_covers_the_grid():
     assert [window(None, grid).size for grid in ((11, 13), (2, 3), (1, 1))] == [7, 5, 1]
 
 
-@pytest.mark.parametrize(("size", "site", "message"), [
-    (4, {"grid": (3, 4), "prefix": 1}, "size=4 must be an odd size"),
-    (-3, {"grid": (3, 4), "prefix": 1}, "size=-3 must be an odd size"),
-    (9, {"grid": (3, 4), "prefix": 1}, "size=9 is more than 7, which covers all of grid=.3, 4."),
-    (3, {"grid": None}, "give grid="),
-    (3, {"grid": (3, 4), "prefix": 1, "causal": True}, "window cannot be causal: a neighbourhood"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("size", "site", "message"),
+    [
+        (4, {"grid": (3, 4), "prefix": 1}, "size=4 must be an odd size"),
+        (-3, {"grid": (3, 4), "prefix": 1}, "size=-3 must be an odd size"),
+        (9, {"grid": (3, 4), "prefix": 1}, "size=9 is more than 7, which covers all of grid=.3, 4."),
+        (3, {"grid": None}, "give grid="),
+        (3, {"grid": (3, 4), "prefix": 1, "causal": True}, "window cannot be causal: a neighbourhood"),
+    ],
+)
 def test_impossible_windows(size, site, message):
     with pytest.raises(ValueError, match=message):
         build(f"window:size={size}", **site)

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: help, errors in one line, exit codes, a verb in one file."""
+"""The command line as a user meets it: help, errors in one line, exit codes."""
 
 from __future__ import annotations
 
@@ -6,59 +6,67 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
 from linvit import __version__, cli
+from linvit.cli import list as list_verb
+from linvit.requests import BY_VERB
 
-VERBS = cli.Verbs().list_commands(None)
 
-
-def run(capsys, *words: str) -> tuple[int, str, str]:
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
     code = cli.main(words)
     return code, *capsys.readouterr()
 
 
 @pytest.fixture
-def verb(tmp_path, monkeypatch):
-    """Write `cli/<name>.py` somewhere else, and let the command line find it."""
+def verb(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], list[str]]:
+    """The words of a command that calls the function."""
 
-    def write(name: str, body: str) -> str:
-        (tmp_path / f"{name}.py").write_text(body)
-        monkeypatch.setattr(cli, "__path__", [*cli.__path__, str(tmp_path)])
-        monkeypatch.delitem(sys.modules, f"linvit.cli.{name}", raising=False)
-        return name.replace("_", "-")
+    def replace(work: Callable[[], object]) -> list[str]:
+        monkeypatch.setattr(list_verb, "run", lambda request: work())
+        return ["list", "kernels"]
 
-    return write
+    return replace
 
 
-@pytest.mark.parametrize("words", [["--help"], ["--version"], [], *([verb, "--help"] for verb in VERBS)], ids=str)
-def test_help_imports_no_torch(words):
-    code = (
-        f"import sys; from linvit.cli import main; assert main({words!r} or ['--help']) == 0;"
-        "print({'torch', 'altair', 'numpy', 'sklearn', 'rich'} & set(sys.modules) or 'light', file=sys.stderr)"
-    )
+def test_help_imports_no_torch():
+    """Nor does that of any verb: it would take seconds."""
+    verbs = [verb.split() for verb in BY_VERB]
+    code = f"""
+import contextlib, io, sys
+from linvit.cli import main
+for words in [["--help"], ["--version"], [], *([*verb, "--help"] for verb in {verbs!r})]:
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert main(words) == 0, words
+    assert out.getvalue(), words
+    assert "torch" not in sys.modules, words
+"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "light\n"), done.stderr
-    assert done.stdout
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_help_names_every_verb_and_keeps_examples(capsys):
     code, out, _ = run(capsys, "--help")
     assert code == 0
-    assert all(f"\n  {verb} " in out for verb in VERBS)
-    assert "\n      linvit list attentions\n" in out
+    assert all(f"\n    {verb} " in out for verb in cli.verbs())
+    assert "\n    linvit list attentions\n" in out
 
 
-@pytest.mark.parametrize("name", VERBS)
+@pytest.mark.parametrize("name", BY_VERB)
 def test_every_verb_has_examples(capsys, name):
-    assert f"      linvit {name} " in run(capsys, name, "--help")[1]
+    assert f"    linvit {name}" in run(capsys, *name.split(), "--help")[1]
+
+
+def test_every_verb_is_a_file_and_a_request():
+    assert {name.partition(" ")[0] for name in BY_VERB} == set(cli.verbs())
 
 
 def test_no_words_is_help(capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["linvit"])
     assert cli.main() == 0
-    assert "Usage: linvit" in capsys.readouterr().out
+    assert capsys.readouterr().out.startswith("usage: linvit VERB")
 
 
 def test_version(capsys):
@@ -69,17 +77,15 @@ def test_version(capsys):
     ("words", "says"),
     [
         (["lits"], "unknown verb 'lits'; did you mean 'list'?"),
-        (["list"], "Missing argument"),
-        (["list", "--nonsense", "kernels"], "No such option"),
+        (["list"], "WHAT is missing (see linvit list --help)"),
+        (["list", "--nonsense", "kernels"], "no such option --nonsense"),
+        (["list", "kernels", "more"], "unexpected argument 'more'"),
         (["list", "nonsense"], "nothing to list under 'nonsense'; choose from: attentions, kernels"),
-        (["bench"], "Missing command"),
-        (["bench", "nonsense"], "nonsense"),
-        (["bench", "error", "--tokens", "0"], "--tokens"),
-        (["bench", "error", "--sigma", "-1"], "sigma=-1.0 must be a positive number"),
-        (["bench", "error", "-a", "performer-xep"], "did you mean 'performer-exp'?"),
-        (["bench", "speed", "-a", "performer-exp:m=0"], "m=0"),
-        (["bench", "speed", "--device", "nonsense"], "device 'nonsense' cannot be used here"),
-        (["bench", "speed", "--dtype", "int8"], "int8"),
+        (["train", "--epochs"], "--epochs: expected one argument"),
+        (["train", "--epoch", "1"], "no such option --epoch; did you mean '--epochs'?"),
+        (["compare", "--seeds", "none"], "--seeds none must be an integer"),
+        (["compare", "--seeds", "0"], "--seeds 0 must be at least 1"),
+        (["bench", "nonsense"], "unknown verb 'bench nonsense'"),
     ],
     ids=" ".join,
 )
@@ -91,78 +97,85 @@ def test_user_errors_are_one_line_and_2(capsys, words, says):
     assert err.count("\n") == 1
 
 
-def test_a_verb_is_one_file(capsys, verb):
-    name = verb("say_it", "def run(word: str = 'hello') -> None:\n    '''Say it.'''\n    print(word)\n")
-    assert run(capsys, name, "--word", "bye") == (0, "bye\n", "")
-    assert "say-it Say it." in " ".join(run(capsys, "--help")[1].split())
+def test_words_after_two_dashes_are_no_options(capsys):
+    assert "'--json'" in run(capsys, "list", "--", "--json")[2]
+
+
+def fail(error: BaseException) -> Callable[[], None]:
+    def work() -> None:
+        raise error
+
+    return work
 
 
 @pytest.mark.parametrize(
-    ("statement", "line"),
+    ("error", "line"),
     [
-        ("raise ValueError('m=0 must be\\nat least 1')", "linvit: error: m=0 must be at least 1\n"),
-        ("open('no/such/file')", "linvit: error: no/such/file: No such file or directory\n"),
-        ("raise PermissionError(13, 'Permission denied', 'here')", "linvit: error: here: Permission denied\n"),
-        ("raise OSError(28, 'No space left on device', 'there')", "linvit: error: there: No space left on device\n"),
+        (ValueError("m=0 must be\nat least 1"), "m=0 must be at least 1"),
+        (FileNotFoundError(2, "No such file or directory", "no/such/file"), "no/such/file: No such file or directory"),
+        (PermissionError(13, "Permission denied", "here"), "here: Permission denied"),
     ],
 )
-def test_errors_of_a_verb(capsys, verb, monkeypatch, statement, line):
-    name = verb("fails", f"def run() -> None:\n    {statement}\n")
-    assert run(capsys, name) == (2, "", line)
+def test_errors_of_a_verb(capsys, verb, monkeypatch, error, line):
+    words = verb(fail(error))
+    assert run(capsys, *words) == (2, "", f"linvit: error: {line}\n")
     monkeypatch.setenv("LINVIT_TRACEBACK", "1")
-    with pytest.raises((ValueError, OSError)):
-        cli.main([name])
+    with pytest.raises(type(error)):
+        cli.main(words)
 
 
-@pytest.mark.parametrize("statement", ["raise OSError('broken')", "raise KeyError('a bug')", "1 / 0"])
-def test_bugs_keep_their_traceback(verb, statement):
-    name = verb("fails", f"def run() -> None:\n    {statement}\n")
-    with pytest.raises((OSError, KeyError, ZeroDivisionError)):
-        cli.main([name])
+@pytest.mark.parametrize("error", [OSError("broken"), KeyError("a bug"), ZeroDivisionError()])
+def test_bugs_keep_their_traceback(verb, error):
+    with pytest.raises(type(error)):
+        cli.main(verb(fail(error)))
 
 
 @pytest.mark.parametrize(
-    ("message", "line"), [("", "linvit: interrupted\n"), ("'saved'", "linvit: interrupted: saved\n")]
+    ("saved", "line"), [((), "interrupted"), (("saved",), "interrupted: saved; resume with: linvit list kernels")]
 )
-def test_interrupted(capsys, verb, message, line):
-    name = verb("stops", f"def run() -> None:\n    raise KeyboardInterrupt({message})\n")
-    assert run(capsys, name) == (130, "", line)
+def test_interrupted(capsys, verb, saved, line):
+    assert run(capsys, *verb(fail(KeyboardInterrupt(*saved)))) == (130, "", f"linvit: {line}\n")
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_evicted_by_a_scheduler(capsys, verb, number):
+    """Exit code 75 means: start the same command again."""
+
+    def stop() -> None:
+        try:
+            os.kill(os.getpid(), number)
+        except KeyboardInterrupt as error:  # as verbs do that say how to resume
+            error.args = ("saved",)
+            raise
+
+    before = signal.getsignal(number)
+    code, out, err = run(capsys, *verb(stop))
+    assert (code, out, err) == (75, "", "linvit: interrupted: saved; resume with: linvit list kernels\n")
+    assert signal.getsignal(number) is before
+
+
+def test_the_exit_code_is_the_verbs(capsys, verb):
+    assert run(capsys, *verb(lambda: 3))[0] == 3
+    assert run(capsys, *verb(lambda: None))[0] == 0
+
+
+def test_a_reader_that_leaves_early_is_no_error(capfd, verb, monkeypatch):
+    redirected: list[int] = []
+    monkeypatch.setattr(cli.os, "dup2", lambda source, target: redirected.append(target))
+    assert cli.main(verb(fail(BrokenPipeError()))) == 141
+    assert redirected == [sys.stdout.fileno()]
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.kills
 def test_interrupted_while_a_package_is_imported(tmp_path):
-    """Where an exception would come out as another, or not at all."""
+    """Where an exception would become another, or be lost."""
     (tmp_path / "slow.py").write_text(
         "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept BaseException:\n    pass\n"
     )
-    # what was started in the background ignores SIGINT, and so would this process
-    heeds = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    code = f"{heeds}; from linvit.cli import main; raise SystemExit(main(['list', 'kernels']))"
+    # a process that was started in the background ignores SIGINT, and so would this one
+    heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"{heed}; from linvit.cli import main; raise SystemExit(main(['list', 'kernels']))"
     env = {**os.environ, "LINVIT_PLUGINS": str(tmp_path / "slow.py")}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "linvit: interrupted\n")
-
-
-@pytest.mark.parametrize("number", ["SIGTERM", "SIGUSR1"])
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_told_to_leave_by_a_scheduler(capsys, verb, number, wrapped):
-    """Exit code 75 means: start the same command again."""
-    stop = f"os.kill(os.getpid(), signal.{number})"
-    body = f"    {stop}\n"
-    if wrapped:  # as verbs do that say how to go on
-        again = "    except KeyboardInterrupt as stop:\n        raise KeyboardInterrupt('later') from stop\n"
-        body = f"    try:\n        {stop}\n{again}"
-    name = verb("leaves", f"import os, signal\ndef run() -> None:\n{body}")
-    before = signal.getsignal(getattr(signal, number))
-    assert run(capsys, name) == (75, "", "linvit: interrupted: later\n" if wrapped else "linvit: interrupted\n")
-    assert signal.getsignal(getattr(signal, number)) is before
-
-
-def test_exit_code_of_a_verb(capsys, verb):
-    name = verb("leaves", "import typer\ndef run() -> None:\n    raise typer.Exit(3)\n")
-    assert run(capsys, name)[0] == 3
-
-
-def test_a_reader_that_leaves_early_is_no_error():
-    command = f"{sys.executable} -m linvit list kernels --json | head -c 10"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
-    assert (len(done.stdout), done.stderr) == (10, "")

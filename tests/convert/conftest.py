@@ -3,23 +3,28 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from converting import SEARCHED, SHAPE
 
-import linvit
 from linvit import data
-
-TEACHER = {
-    "attention": "softmax", "stem": "patch", "patch_size": 2, "dim": 24, "depth": 4, "heads": 2, "mlp_dim": 32,
-    "batch_size": 32, "pad_crop": 0, "lr": 1e-2, "device": "cpu",
-}  # fmt: skip
+from linvit.conversion.run import Converted
+from linvit.pipeline.convert import convert
+from linvit.pipeline.train import train
 
 
 @pytest.fixture(scope="session")
 def teacher(tmp_path_factory) -> Path:
-    """A folder with a small softmax model that knows handwritten digits, trained in a few seconds."""
-    trained = linvit.train("digits", out=tmp_path_factory.mktemp("teacher") / "run", epochs=10, **TEACHER)
-    assert trained.test_accuracy is not None
-    assert trained.test_accuracy > 0.9
+    """The folder of a small softmax model for handwritten digits, trained in a few seconds."""
+    recipe = {"batch_size": 32, "pad_crop": 0, "lr": 1e-2, "epochs": 8}
+    folder = tmp_path_factory.mktemp("teacher") / "run"
+    trained = train("digits", attention="softmax", out=folder, device="cpu", **SHAPE, **recipe)
+    assert (trained.test_accuracy or 0) > 0.9
     return trained.folder
+
+
+@pytest.fixture(scope="session")
+def converted(teacher, tmp_path_factory) -> Converted:
+    """A finished conversion with a search and all stages."""
+    return convert(teacher, out=tmp_path_factory.mktemp("convert") / "one", **SEARCHED)
 
 
 @pytest.fixture(scope="session")

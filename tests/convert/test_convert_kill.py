@@ -1,4 +1,4 @@
-"""Killed in any stage, in the search too, the same call goes on and ends with the same bits."""
+"""Killed in any stage or in the search, the same call resumes and ends with the same bits."""
 
 from __future__ import annotations
 
@@ -54,8 +54,9 @@ def left_by(folder: Path) -> dict[str, object]:
 def test_killed_again_and_again(start, tmp_path):
     assert start(tmp_path / "whole") == 0
     whole = left_by(tmp_path / "whole")
-    assert {f"{name}/model.safetensors" for name in ("teacher", "zero-shot", "stage-1/best", "stage-2/best", "mix",
-                                                     "best")} <= set(whole)  # fmt: skip
+    assert {
+        f"{name}/model.safetensors" for name in ("teacher", "zero-shot", "stage-1/best", "stage-2/best", "mix", "best")
+    } <= set(whole)
     codes, stages = [], set()
     for kill_at in (3, 14, 29, 44, 52, 61, 77):
         codes.append(start(tmp_path / "killed", kill_at))

@@ -1,24 +1,37 @@
-"""What the stages minimise, against a few lines of oracle; and who learns."""
+"""What the stages minimise, against a few lines of reference code; and which weights learn."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 import torch
 
 from linvit.data import normalise
 from linvit.models import VisionTransformer
-from linvit.train import Experiment, design, load, start_from
-from linvit.train.tasks import TASKS
-from linvit.train.tasks.matching import TEMPERATURE
+from linvit.schemas.experiment import DatasetRef, Experiment
+from linvit.training import checkpoint
+from linvit.training import start as starts
+from linvit.training.checkpoint import load
+from linvit.training.files import load_tensors
+from linvit.training.recipe import create_recipe
+from linvit.training.start import start_from
+from linvit.training.tasks import TASKS
+from linvit.training.tasks.matching import TEMPERATURE
 
 CPU = torch.device("cpu")
 
 
 def experiment(digits, teacher, task, attention) -> Experiment:
-    plain = design(digits, attention, task=task, epochs=1, pad_crop=0)
-    model = load(teacher).config.model_copy(update={"attention": attention})
     start = start_from(teacher)
-    return plain.model_copy(update={"model": model, "start": start, "teacher": start})
+    return Experiment(
+        data=DatasetRef(name=digits.name, identity=digits.identity),
+        model=load(teacher).config.model_copy(update={"attention": attention}),
+        recipe=create_recipe(epochs=1),
+        task=task,
+        start=start,
+        teacher=start,
+    )
 
 
 def student(digits, teacher, attention) -> VisionTransformer:
@@ -44,8 +57,9 @@ def test_a_student_that_is_its_teacher_loses_nothing(digits, teacher, some, task
 
 
 def test_attention_matching_is_the_mean_error_of_the_layers_on_the_teachers_inputs(digits, teacher, some):
-    made = TASKS["attention-matching"](experiment(digits, teacher, "attention-matching", "performer-relu:m=7"),
-                                       digits, CPU)  # fmt: skip
+    made = TASKS["attention-matching"](
+        experiment(digits, teacher, "attention-matching", "performer-relu:m=7"), digits, CPU
+    )
     model, exact = student(digits, teacher, "performer-relu:m=7"), load(teacher)
     loss, _ = made.loss(model, *some, 0)
     x, errors = exact.embed(normalise(some[0], digits.mean, digits.std)), []
@@ -86,10 +100,10 @@ def test_only_the_parts_that_a_stage_is_about_get_gradients(digits, teacher, som
     assert all(p.grad is None for p in made.teacher.parameters())
 
 
-def test_a_stage_needs_a_teacher(digits):
-    lonely = design(digits, "softmax", task="distillation", epochs=1)
+def test_a_stage_needs_a_teacher(digits, teacher):
+    alone = experiment(digits, teacher, "distillation", "softmax").model_copy(update={"teacher": None})
     with pytest.raises(ValueError, match="task distillation needs a teacher"):
-        TASKS["distillation"](lonely, digits, CPU)
+        TASKS["distillation"](alone, digits, CPU)
 
 
 def test_the_teacher_is_part_of_an_experiment_by_its_weights_alone(digits, teacher):
@@ -101,3 +115,24 @@ def test_the_teacher_is_part_of_an_experiment_by_its_weights_alone(digits, teach
     assert one.id == moved.id
     assert len({one.id, other.id, alone.id}) == 3
     assert "teacher" not in alone.settings(False)  # folders from before there were teachers keep their id
+
+
+def test_a_start_is_read_once(digits, teacher, monkeypatch):
+    """Its shape and statistics without its weights."""
+    asked, one = [], experiment(digits, teacher, "classification", "softmax")
+    monkeypatch.setattr(starts, "_recent", {})
+    monkeypatch.setattr(checkpoint, "load_tensors", lambda path: asked.append(path) or load_tensors(path))
+    assert starts.architecture(one.start) == one.model
+    assert starts.normalised(replace(digits, mean=(0.9,)), one).mean == pytest.approx(digits.mean)
+    assert asked == []
+    for _ in range(3):
+        starts.started(one, digits)
+    assert len(asked) == 1
+    assert start_from(teacher) == one.start
+    starts.started(one, digits)
+    assert len(asked) == 2
+    for i in range(9):  # few models stay in memory
+        starts.stored_of(one.start.model_copy(update={"sha256": str(i)}))
+    assert len(starts._recent) == starts.MAX_REMEMBERED
+    with pytest.raises(ValueError, match="holds other weights than this experiment was started from"):
+        starts.load_start(one.start.model_copy(update={"sha256": "0"}))

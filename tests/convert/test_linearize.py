@@ -265,11 +265,11 @@ def test_padding_of_torchs_own_module():
 
 
 def test_what_is_refused():
-    with pytest.raises(ValueError, match="Linear has no attention that linvit knows"):
+    with pytest.raises(ValueError, match="Linear has no attention that linvit can replace"):
         linvit.linearize(nn.Linear(2, 3), "uniform")
     with pytest.raises(ValueError, match="Block is not a whole vision transformer"):
         linvit.linearize(TimmLike.Block(), "uniform")
-    with pytest.raises(ValueError, match="has a fast path that passes its attention by"):
+    with pytest.raises(ValueError, match="has a fast path that bypasses its attention"):
         linvit.linearize(nn.Sequential(nn.TransformerEncoderLayer(4, 2)), "uniform")
     model = build("timm")
     model.blocks[1].attn.scale = 1.0
@@ -281,7 +281,7 @@ def test_what_is_refused():
         linvit.linearize(model, "softmax@3+linformer:k=99@1")
     assert torch.equal(logits(model), before)  # nothing was changed
     linvit.linearize(model, "linformer:k=7,sharing=layerwise")
-    with pytest.raises(ValueError, match="layer 1 shares its projections with one that goes"):
+    with pytest.raises(ValueError, match="layer 1 shares its projections with a layer that is replaced"):
         linvit.linearize(model, "softmax", layers=[0])
 
 
@@ -307,7 +307,7 @@ def test_attentions_that_only_look_alike_are_left_alone():
     with pytest.raises(ValueError, match="describes 4 layers, but"):  # one of them has no place for it
         linvit.linearize(model, "softmax@3+uniform@1")
     old = type("ViTAttention", (nn.Module,), {})
-    with pytest.raises(ValueError, match="0: attention as in transformers 4 is not known"):
+    with pytest.raises(ValueError, match="0: attention of transformers 4 is not supported"):
         linvit.linearize(nn.Sequential(old()), "uniform")
 
 
@@ -325,7 +325,7 @@ def test_bad_images_are_refused_before_anything_is_changed():
     model = TimmLike().eval()
     x = torch.randn(2, 3, SIZE, SIZE)
     before = model(x)
-    for bad, words in ((x[0], "is no batch"), (x.to(torch.uint8), "torch.uint8"), (x[:, :2], "channels")):
+    for bad, words in ((x[0], "is not a batch"), (x.to(torch.uint8), "torch.uint8"), (x[:, :2], "channels")):
         with pytest.raises((ValueError, RuntimeError), match=words):
             linvit.linearize(model, "uniform", images=bad)
         assert torch.equal(model(x), before)
@@ -340,8 +340,15 @@ def test_one_layer_by_its_number():
 def test_a_note_that_outlived_its_attention_is_not_believed():
     """transformers loads softmax from a folder whose config.json still names what was there."""
     transformers = pytest.importorskip("transformers")
-    config = transformers.ViTConfig(hidden_size=24, num_hidden_layers=3, num_attention_heads=2, intermediate_size=32,
-                                    image_size=16, patch_size=4, num_labels=5)  # fmt: skip
+    config = transformers.ViTConfig(
+        hidden_size=24,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        intermediate_size=32,
+        image_size=16,
+        patch_size=4,
+        num_labels=5,
+    )
     config.linvit_attention = "efficient"
     _, report = linvit.linearize(transformers.ViTForImageClassification(config), "uniform", layers="0")
     assert report.attention == "uniform@1+softmax@2"

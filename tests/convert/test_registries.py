@@ -127,8 +127,10 @@ def test_a_class_for_timm():
     mask[:, 7:] = False
     torch.testing.assert_close(first(x, attn_mask=mask[:, None, None])[:, :7], first(x[:, :7]), atol=1e-5, rtol=1e-4)
     assert made(33, num_heads=3, attn_head_dim=5, dim_out=7)(x).shape == (2, 13, 7)
-    for options, words in (({"num_heads": 4}, "dim=33 is not a multiple of num_heads=4"),
-                           ({"num_heads": 3, "qk_norm": True}, "need a norm_layer")):  # fmt: skip
+    for options, words in (
+        ({"num_heads": 4}, "dim=33 is not a multiple of num_heads=4"),
+        ({"num_heads": 3, "qk_norm": True}, "need a norm_layer"),
+    ):
         with pytest.raises(ValueError, match=words):
             made(33, **options)
 

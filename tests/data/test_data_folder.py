@@ -16,7 +16,7 @@ from PIL import Image
 
 from linvit import data
 from linvit.data import cache
-from linvit.train.use import find_images
+from linvit.data.folder import find_images
 
 
 def test_class_folders_become_splits(image_folder):
@@ -264,7 +264,9 @@ def start(folder: Path, moment: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", LOAD, str(folder), moment], stdout=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize("moment", ["decoding", "writing labels", "renaming"])
+@pytest.mark.parametrize(
+    "moment", ["decoding", *(pytest.param(m, marks=pytest.mark.kills) for m in ("writing labels", "renaming"))]
+)
 def test_a_kill_leaves_nothing_that_is_later_read(image_folder, own_cache, moment):
     folder = image_folder(classes={"cat": 20, "dog": 20})
     assert start(folder, moment).wait(timeout=60) == -signal.SIGKILL
@@ -277,6 +279,7 @@ def test_a_kill_leaves_nothing_that_is_later_read(image_folder, own_cache, momen
     assert (fresh.train.images == loaded.train.images).all()
 
 
+@pytest.mark.kills
 def test_of_two_processes_one_decodes_and_one_waits(image_folder, own_cache):
     folder = image_folder(classes={"cat": 30, "dog": 30})
     processes = [start(folder, "slowly") for _ in range(2)]

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from linvit import data
 from linvit.data import Fold, folded, splits
-from linvit.train import Source
+from linvit.schemas.experiment import Source
+from linvit.training.source import open_source, source_of
 
 PARTS = ("train", "validation", "test")
 
@@ -67,8 +68,8 @@ def test_test_images_are_spared_if_that_is_asked_for():
     assert sorted(np.concatenate([part.test.rows for part in parts])) == sorted(pool)
     for part in parts:
         assert not held & {*part.train.rows, *part.validation.rows, *part.test.rows}
-    source = Source.of("digits").folded(Fold(1, 3, 5, spare_test=True))
-    assert Source.model_validate_json(source.model_dump_json()).open().identity == parts[1].identity
+    source = source_of("digits").folded(Fold(1, 3, 5, spare_test=True))
+    assert open_source(Source.model_validate_json(source.model_dump_json())).identity == parts[1].identity
     found = data.survey("digits", folds=3, spare_test=True)
     assert (found.train, found.validation, found.test) == tuple(len(getattr(parts[0], name)) for name in PARTS)
 
@@ -94,18 +95,23 @@ def test_what_a_seed_chose_to_validate_makes_no_difference_to_folds():
 
 
 def test_a_source_finds_its_fold_again():
-    source = Source.of("digits").folded(Fold(1, 5, 7))
+    source = source_of("digits").folded(Fold(1, 5, 7))
     again = Source.model_validate_json(source.model_dump_json())
     assert again == source
     assert {again: 1}[source] == 1
-    assert again.open().identity == folded(data.load_data("digits", multiple_of=4), Fold(1, 5, 7)).identity
-    assert again.folded(None).open().identity == data.load_data("digits").identity
+    assert open_source(again).identity == folded(data.load_data("digits", multiple_of=4), Fold(1, 5, 7)).identity
+    assert open_source(again.folded(None)).identity == data.load_data("digits").identity
 
 
-@pytest.mark.parametrize(("of", "message"), [
-    (175, "folds=175 needs as many images of every class, but '8' has 174: give at most 174"),
-    (1, "folds=1 must be at least 2"), (0, "folds=0 must be at least 2"), (-3, "folds=-3 must be at least 2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("of", "message"),
+    [
+        (175, "folds=175 needs as many images of every class, but '8' has 174: give at most 174"),
+        (1, "folds=1 must be at least 2"),
+        (0, "folds=0 must be at least 2"),
+        (-3, "folds=-3 must be at least 2"),
+    ],
+)
 def test_folds_that_cannot_be(of, message):
     with pytest.raises(ValueError, match=message) as caught:
         folded(data.load_data("digits"), Fold(0, of))

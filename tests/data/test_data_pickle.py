@@ -25,7 +25,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(values, st.integers(0, 5))
 def test_plain_data_is_what_pickle_gives(value, protocol):
     assert plain_pickle.loads(pickle.dumps(value, protocol)) == value

@@ -6,9 +6,7 @@ import math
 
 import pytest
 
-from linvit.measure.angle import measure, ratio
-from linvit.report import benchmarks
-from linvit.studies.paper_measured import Angles
+from linvit.measure.angle import mse_ratios, ratio
 
 
 def test_known_values():
@@ -30,7 +28,7 @@ def test_it_is_the_ratio_of_the_two_mean_squared_errors(angle, length):
 
 def test_the_kernels_follow_the_closed_form():
     """Within four of the intervals' half-widths (which are two deviations), and an interval tells something."""
-    records = [r for r in measure(lengths=[], slices=[0.5, 1.0], rows=2**15) if r.tags["by"] == "Monte Carlo"]
+    records = [r for r in mse_ratios(lengths=[], slices=[0.5, 1.0], rows=2**15) if r.tags["by"] == "Monte Carlo"]
     assert {r.tags["length"] for r in records} == {0.5, 1.0}
     assert all(2 * r.tags["length"] ** 2 * (1 + math.cos(r.tags["angle"])) <= 2 for r in records)
     for record in records:
@@ -43,26 +41,20 @@ def test_the_kernels_follow_the_closed_form():
 @pytest.mark.parametrize("angles", [8, 64])
 def test_few_angles_are_drawn_too(monkeypatch, angles):
     monkeypatch.setattr("linvit.measure.angle._estimate", lambda angle, length, rows, seed: (1.0, 0.1))
-    found = [r for r in measure(lengths=[], slices=[1.0], angles=angles) if r.tags["by"] == "Monte Carlo"]
+    found = [r for r in mse_ratios(lengths=[], slices=[1.0], angles=angles) if r.tags["by"] == "Monte Carlo"]
     assert [round(8 * r.tags["angle"] / math.pi, 3) for r in found] == [4, 5, 6, 7]
 
 
-def test_the_smallest_figure_has_its_dots_and_one_without_says_nothing_of_them():
-    drawn = benchmarks.angle(list(measure(**Angles.scales["smoke"]))).to_json(ensure_ascii=False)
-    assert "dots: Monte Carlo over 4,096 rows" in drawn
-    plain = list(measure(lengths=[0.5], slices=[], angles=8))
-    assert "dots" not in benchmarks.angle(plain).to_json(ensure_ascii=False)
-
-
 def test_a_record_for_each_angle_and_length():
-    records = list(measure(lengths=[0.3, 0.9], slices=[], angles=5))
+    records = list(mse_ratios(lengths=[0.3, 0.9], slices=[], angles=5))
     assert [(r.tags["length"], round(r.tags["angle"] / math.pi, 3)) for r in records] == [
         (length, i / 5) for length in (0.3, 0.9) for i in range(5)
     ]
 
 
-@pytest.mark.parametrize(("bad", "word"), [({"lengths": [0.0]}, "length=0.0"), ({"angles": 1}, "angles=1"),
-                                            ({"rows": 3}, "rows=3")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("bad", "word"), [({"lengths": [0.0]}, "length=0.0"), ({"angles": 1}, "angles=1"), ({"rows": 3}, "rows=3")]
+)
 def test_bad_sizes(bad, word):
     with pytest.raises(ValueError, match=word):
-        list(measure(**bad))
+        list(mse_ratios(**bad))

@@ -7,11 +7,11 @@ import torch
 
 from linvit.attention import create_attention
 from linvit.measure import trained
-from linvit.measure.error import attention_error, measure, oddities, over_features, with_features
-from linvit.measure.trained import attention_maps, over_layers, trained_error
-from linvit.measure.trained import over_features as over_features_of_model
+from linvit.measure.error import Draws, attention_error, feature_errors, oddities, random_errors, with_features
+from linvit.measure.trained import Subject, attention_maps, layer_errors, layer_feature_errors, trained_error
 from linvit.models import create_model
 from linvit.randomness import generator
+from linvit.site import Site
 
 SITE = {"heads": 3, "head_dim": 5, "tokens": 11}
 
@@ -27,8 +27,10 @@ def test_softmax_has_no_error(causal):
     assert found["output_error"] < 1e-12
 
 
-@pytest.mark.parametrize("spec", ["softmax", "performer-exp:m=7", "performer-hyp:m=7", "linformer:k=7",
-                                  "performer-exp:m=7,dwc=3,qk_norm=true"])  # fmt: skip
+@pytest.mark.parametrize(
+    "spec",
+    ["softmax", "performer-exp:m=7", "performer-hyp:m=7", "linformer:k=7", "performer-exp:m=7,dwc=3,qk_norm=true"],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_in_a_smaller_dtype_the_error_is_that_of_the_rounded_inputs(spec, dtype):
     """Against softmax of what was really given; beside that, no more than rounding the output is added."""
@@ -42,10 +44,11 @@ def test_in_a_smaller_dtype_the_error_is_that_of_the_rounded_inputs(spec, dtype)
 
 
 def test_records_say_in_which_dtype_they_were_measured():
-    found = list(measure(["softmax"], sigmas=(1.0,), tokens=8, heads=1, head_dim=4, draws=1, dtype=torch.float16))
+    site = Site(1, 4, 8)
+    found = random_errors(["softmax"], site, sigmas=(1.0,), draws=Draws(1, dtype=torch.float16))
     assert {record.dtype for record in found} == {"float16"}
-    found = list(over_features(["performer-exp"], features=(4,), sigmas=(1.0,), tokens=8, head_dim=4, draws=1,
-                               dtype=torch.float32))  # fmt: skip
+    draws = Draws(1, dtype=torch.float32)
+    found = feature_errors(["performer-exp"], site, features=(4,), sigmas=(1.0,), draws=draws)
     assert {record.dtype for record in found} == {"float32"}
 
 
@@ -81,7 +84,7 @@ def test_looking_into_a_model_leaves_it_as_it_was():
     assert maps.shape == (5, 4, 4)
     torch.testing.assert_close(maps.sum((1, 2)), torch.ones(5))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trained, "PAIRS", 2 * 2 * 17**2)  # two images
+        patch.setattr(trained, "MAX_PAIRS", 2 * 2 * 17**2)  # two images
         assert [len(layers[0][1]) for layers in trained.captured(model, images)] == [2, 2, 1]
         torch.testing.assert_close(attention_maps(model, images), maps)
     assert model.training
@@ -118,16 +121,20 @@ def test_a_mask_equals_truncation(spec):
 
 
 def test_more_features_come_closer():
-    values = {r.tags["attention"]: r.value for r in measure(
-        ["performer-hyp:m=4", "performer-hyp:m=256"], sigmas=[0.7], tokens=31, heads=2, head_dim=7, draws=3,
-    ) if r.metric == "attention_error"}  # fmt: skip
+    values = {
+        r.tags["attention"]: r.value
+        for r in random_errors(
+            ["performer-hyp:m=4", "performer-hyp:m=256"], Site(2, 7, 31), sigmas=[0.7], draws=Draws(3)
+        )
+        if r.metric == "attention_error"
+    }
     assert values["performer-hyp:m=256"] < 0.5 * values["performer-hyp:m=4"]
     assert values["performer-hyp:m=256"] < values["uniform"]
 
 
 def test_records_are_a_function_of_the_seed_and_carry_the_control():
     def values(seed):
-        found = measure(["performer-exp:m=5"], sigmas=[1.0, 2.0], tokens=13, heads=2, head_dim=7, draws=2, seed=seed)
+        found = random_errors(["performer-exp:m=5"], Site(2, 7, 13), sigmas=[1.0, 2.0], draws=Draws(2, seed))
         return [(r.metric, r.value, r.unit, r.n, r.tags) for r in found]
 
     first = values(0)
@@ -135,21 +142,27 @@ def test_records_are_a_function_of_the_seed_and_carry_the_control():
     assert first != values(1)
     assert {tags["attention"] for *_, tags in first} == {"performer-exp:m=5", "uniform"}
     assert {metric: unit for metric, _, unit, _, _ in first} == {
-        "attention_error": "fraction", "attention_entropy": "nat", "output_error": "fraction",
-    }  # fmt: skip
+        "attention_error": "fraction",
+        "attention_entropy": "nat",
+        "output_error": "fraction",
+    }
     assert all(tags["low"] <= value <= tags["high"] and n == 2 for _, value, _, n, tags in first)
 
 
-@pytest.mark.parametrize("bad", [{"tokens": 0}, {"draws": 0}, {"sigmas": [0.0]}, {"sigmas": [math.nan]}])
-def test_bad_sizes(bad):
-    with pytest.raises(ValueError, match=next(iter(bad)).removesuffix("s")):
-        list(measure(["uniform"], **bad))
+@pytest.mark.parametrize("sigma", [0.0, math.nan])
+def test_bad_sizes(sigma):
+    with pytest.raises(ValueError, match="sigma"):
+        list(random_errors(["uniform"], Site(2, 7, 13), sigmas=[sigma]))
+    with pytest.raises(ValueError, match="features=0"):
+        list(feature_errors(["performer-exp"], features=[0]))
+    with pytest.raises(ValueError, match="draws=0 must be at least 1"):
+        Draws(0)
 
 
 def test_the_error_of_the_output_falls_as_one_over_the_features():
     """MSE ∝ 1/m for moderate norms; orthogonal rows are no worse than independent ones."""
     specs = ["performer-exp", "performer-exp:projection=iid"]
-    records = list(over_features(specs, features=[16, 256], sigmas=[0.4], tokens=64, head_dim=7, draws=12))
+    records = list(feature_errors(specs, Site(1, 7, 64), features=[16, 256], sigmas=[0.4], draws=Draws(12)))
     found = {(r.metric, r.tags["family"], r.tags["features"]): r for r in records}
     for spec in specs:
         fall = found["output_mse", spec, 16].value / found["output_mse", spec, 256].value
@@ -160,7 +173,7 @@ def test_the_error_of_the_output_falls_as_one_over_the_features():
 
 
 def test_the_error_of_the_output_by_hand():
-    records = list(over_features(["performer-relu"], features=[5], sigmas=[0.7], tokens=11, head_dim=7, draws=1))
+    records = list(feature_errors(["performer-relu"], Site(1, 7, 11), features=[5], sigmas=[0.7], draws=Draws(1)))
     found = {(r.metric, r.tags["family"]): r.value for r in records}
     q, k, v = torch.randn(3, 1, 1, 11, 7, generator=generator("features", 0, 0), dtype=torch.float64)
     exact = torch.softmax(0.49 * q @ k.transpose(-1, -2) / math.sqrt(7), -1) @ v
@@ -173,19 +186,28 @@ def test_the_error_of_the_output_by_hand():
 
 @pytest.mark.parametrize(
     ("spec", "given"),
-    [("performer-exp", "performer-exp:m=6"), ("performer-hyp:shrink=true", "performer-hyp:shrink=true,m=3"),
-     ("performer-trig:m=9", "performer-trig:m=3"), ("linformer", "linformer:k=6")],
-)  # fmt: skip
+    [
+        ("performer-exp", "performer-exp:m=6"),
+        ("performer-hyp:shrink=true", "performer-hyp:shrink=true,m=3"),
+        ("performer-trig:m=9", "performer-trig:m=3"),
+        ("linformer", "linformer:k=6"),
+    ],
+)
 def test_as_many_features_whatever_a_row_makes(spec, given):
-    assert with_features(spec, 6, **SITE) == given
+    assert with_features(spec, 6, Site(**SITE)) == given
 
 
-@pytest.mark.parametrize(("spec", "words"), [("performer-hyp", "features=7 is not a multiple of 2"),
-                                              ("efficient", "'efficient' has no number of features"),
-                                              ("performer-no", "unknown attention")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("performer-hyp", "features=7 is not a multiple of 2"),
+        ("efficient", "'efficient' has no number of features"),
+        ("performer-no", "unknown attention"),
+    ],
+)
 def test_no_such_number_of_features(spec, words):
     with pytest.raises(ValueError, match=words):
-        with_features(spec, 7, **SITE)
+        with_features(spec, 7, Site(**SITE))
 
 
 CONFIG = {"image_size": 8, "channels": 1, "classes": 3, "patch_size": 2, "dim": 16, "depth": 2, "heads": 2}
@@ -194,8 +216,8 @@ CONFIG = {"image_size": 8, "channels": 1, "classes": 3, "patch_size": 2, "dim": 
 def test_errors_on_a_models_own_queries_and_keys_by_hand():
     model, images = create_model(**CONFIG).eval(), torch.randn(5, 1, 8, 8, generator=generator("images"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trained, "PAIRS", 2 * 2 * 16**2)  # two images at a time
-        records = list(over_layers(model, images, ["performer-relu:m=5"], name="mine", draws=2, seed=3))
+        patch.setattr(trained, "MAX_PAIRS", 2 * 2 * 16**2)  # two images at a time
+        records = list(layer_errors(Subject(model, images, "mine"), ["performer-relu:m=5"], draws=Draws(2, 3)))
     found = {(r.metric, r.tags["attention"], r.tags.get("layer")): r for r in records}
     ((layers),) = trained.captured(model, images)
     each = []
@@ -218,35 +240,46 @@ def test_a_models_own_attention_stands_beside_the_others_as_it_was_trained():
     with torch.no_grad():
         for weights in (p for a in model.attentions() for p in a.parameters()):
             weights.mul_(1.7)  # trained
-    records = list(over_layers(model, images, [spec, "performer-relu:m=5"], name="mine", own=spec, draws=2))
+    subject = Subject(model, images, "mine", spec)
+    records = list(layer_errors(subject, [spec, "performer-relu:m=5"], draws=Draws(2)))
     mine = {r.tags["attention"]: r for r in records if r.metric == "attention_error" and "layer" not in r.tags}
     assert list(mine) == [spec, "performer-relu:m=5", "uniform"]
     assert mine[spec].value == pytest.approx(trained_error(model, images)["attention_error"])
     assert mine["uniform"].value == pytest.approx(trained_error(model, images)["attention_error_uniform"])
     assert (mine[spec].n, mine["uniform"].n) == (1, 2)
-    soft = list(over_layers(create_model(**CONFIG), images, ["uniform"], name="mine", own="softmax"))
+    soft = list(layer_errors(Subject(create_model(**CONFIG), images, "mine"), ["uniform"]))
     assert {r.tags["attention"] for r in soft} == {"uniform"}  # which all are compared with
 
 
 @pytest.mark.parametrize(
     ("spec", "odd", "weights"),
-    [("performer-relu:m=8", False, False), ("performer-hyp:m=8,dwc=3,exact_cls=true", False, False),
-     ("performer-trig:m=8", True, False), ("linformer:k=70", True, True), ("identity", False, False),
-     ("uniform", False, False), ("window", False, False)],
-)  # fmt: skip
+    [
+        ("performer-relu:m=8", False, False),
+        ("performer-hyp:m=8,dwc=3,exact_cls=true", False, False),
+        ("performer-trig:m=8", True, False),
+        ("linformer:k=70", True, True),
+        ("identity", False, False),
+        ("uniform", False, False),
+        ("window", False, False),
+    ],
+)
 def test_whose_rows_are_no_distributions(spec, odd, weights):
     assert oddities(spec, 8) == (odd, weights)
 
 
 def test_a_models_own_queries_and_keys_over_features():
     model, images = create_model(**CONFIG), torch.randn(2, 1, 8, 8, generator=generator("images"))
-    records = list(over_features_of_model(model, images, ["performer-hyp"], name="mine", features=[4, 256], draws=2))
-    found = {(r.tags["family"], r.tags["features"]): r.value for r in records
-             if r.metric == "attention_error" and "layer" not in r.tags}  # fmt: skip
+    subject = Subject(model, images, "mine")
+    records = list(layer_feature_errors(subject, ["performer-hyp"], features=[4, 256], draws=Draws(2)))
+    found = {
+        (r.tags["family"], r.tags["features"]): r.value
+        for r in records
+        if r.metric == "attention_error" and "layer" not in r.tags
+    }
     assert set(found) == {("performer-hyp", 4), ("performer-hyp", 256), ("uniform", None)}
     assert found["performer-hyp", 256] < 0.5 * found["performer-hyp", 4]
 
 
 def test_a_model_without_attention():
     with pytest.raises(ValueError, match="mine has no attention"):
-        list(over_layers(torch.nn.Flatten(), torch.zeros(2, 1, 4, 4), ["uniform"], name="mine"))
+        list(layer_errors(Subject(torch.nn.Flatten(), torch.zeros(2, 1, 4, 4), "mine"), ["uniform"]))

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from linvit.measure.maps import measure
+from linvit.measure.maps import model_maps, store_maps
+from linvit.measure.trained import Subject
 from linvit.models import create_model
 from linvit.randomness import generator
 
@@ -22,8 +23,10 @@ def image():
 
 def test_softmax_and_others_on_the_same_queries(image):
     model = create_model(**MODEL, pool="cls").eval()
-    found = {maps.attention: maps for maps in measure(
-        model, image, ["uniform", "softmax", "identity"], own="softmax", name="mine", seed=0)}  # fmt: skip
+    found = {
+        maps.attention: maps
+        for maps in model_maps(Subject(model, image[None], "mine"), ["uniform", "softmax", "identity"])
+    }
     assert list(found) == ["softmax", "uniform", "identity"]
     own = found["softmax"].weights
     assert own.shape == (2, 3, 17, 17)
@@ -35,8 +38,9 @@ def test_softmax_and_others_on_the_same_queries(image):
     np.testing.assert_allclose(found["uniform"].weights, 1 / 17, rtol=1e-6)
 
     def value(metric, name, layer=1, head=2):
-        (record,) = [r for r in found[name].records if r.metric == metric
-                     and (r.tags["layer"], r.tags["head"]) == (layer, head)]  # fmt: skip
+        (record,) = [
+            r for r in found[name].records if r.metric == metric and (r.tags["layer"], r.tags["head"]) == (layer, head)
+        ]
         return record.value
 
     assert value("map_entropy", "uniform") == pytest.approx(math.log(17))
@@ -54,16 +58,26 @@ def test_softmax_and_others_on_the_same_queries(image):
 def test_a_model_with_normalised_queries_gives_others_the_same(image):
     model = create_model(**MODEL, attention="softmax:qk_norm=true").eval()
     torch.nn.init.constant_(model.attentions()[0].q_norm, 4.0)
-    _, plain = measure(model, image, ["softmax"], own="softmax:qk_norm=true", name="mine")
+    _, plain = model_maps(Subject(model, image[None], "mine", "softmax:qk_norm=true"), ["softmax"])
     assert max(r.value for r in plain.records if r.metric == "map_error") < 1e-6
 
 
 def test_nothing_to_look_into(image):
     with pytest.raises(ValueError, match="mine has no attention"):
-        list(measure(torch.nn.Flatten(), image, own="softmax", name="mine"))
+        list(model_maps(Subject(torch.nn.Flatten(), image[None], "mine")))
+    with pytest.raises(ValueError, match="image=2: there are only 1 images"):
+        list(model_maps(Subject(create_model(**MODEL), image[None], "mine"), image=2))
+
+
+def test_maps_are_stored_with_the_record_that_names_them(image, tmp_path):
+    (found,) = model_maps(Subject(create_model(**MODEL), image[None], "mine"))
+    record = store_maps(found, tmp_path)
+    assert (record.metric, record.value, record.tags["image"]) == ("attention_maps", 6, 0)
+    with np.load(tmp_path / record.artefact) as stored:
+        np.testing.assert_array_equal(stored["maps"], found.weights)
 
 
 def test_maps_that_are_too_large_are_refused_before_they_are_made(image, monkeypatch):
-    monkeypatch.setattr("linvit.measure.maps.LARGEST", 2 * 3 * 16**2 - 1)
+    monkeypatch.setattr("linvit.measure.maps.MAX_NUMBERS", 2 * 3 * 16**2 - 1)
     with pytest.raises(ValueError, match="1,536 numbers"):
-        list(measure(create_model(**MODEL), image, own="softmax", name="mine"))
+        list(model_maps(Subject(create_model(**MODEL), image[None], "mine")))

@@ -1,17 +1,30 @@
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import asdict
 
 import pytest
 import torch
 
 from linvit.measure import memory
-from linvit.measure.memory import Forecast, bounded, extra_memory, is_out_of_memory, measure, read_size
+from linvit.measure.memory import (
+    Growth,
+    Limits,
+    attention_memory,
+    bounded,
+    extra_memory,
+    in_fresh_process,
+    is_out_of_memory,
+    read_size,
+)
+from linvit.measure.timing import Timing
 from linvit.models import model_config
-from linvit.train.memory import peak_memory
-from linvit.train.recipe import create_recipe
+from linvit.schemas.recipe import Recipe
+from linvit.site import Site
+from linvit.training.memory import peak_memory
 
-MB = 2**20
+MB, TINY = 2**20, Site(1, 1, 1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the peak is the process's own, from its start")
@@ -27,19 +40,18 @@ def test_memory_that_was_used_before_counts_again(freed):
 
 def test_a_training_step_is_measured_in_a_process_of_its_own():
     shape = {"image_size": 8, "channels": 1, "classes": 3, "patch_size": 2, "dim": 64, "depth": 2, "heads": 2}
-    few, many = (peak_memory(model_config(**shape), create_recipe(), torch.device("cpu"), n) for n in (64, 512))
-    assert 4 * MB < few.value < many.value
-    assert many.tags == {"batch": 512}
+    found = peak_memory(model_config(**shape), Recipe(), torch.device("cpu"), 512)
+    assert 30 * MB < found.value < 300 * MB
+    assert found.tags == {"batch": 512}
 
 
 def test_a_process_that_fails_says_why():
-    shape = {"image_size": 8, "channels": 1, "classes": 3, "patch_size": 2}
-    with pytest.raises(ValueError, match="negative dimension"):
-        peak_memory(model_config(**shape), create_recipe(), torch.device("cpu"), -3)
+    with pytest.raises(ValueError, match=r"No module named linvit\.nothing"):
+        in_fresh_process("linvit.nothing", {})
 
 
-def test_a_forecast_is_linear_until_growth_is_not():
-    forecast = Forecast()
+def test_growth_is_linear_until_it_is_not():
+    forecast = Growth()
     assert forecast.at(64) == 0
     forecast.add(64, 10.0)
     assert forecast.at(128) == 40.0  # of one length nothing is known: the worst
@@ -73,18 +85,23 @@ def test_too_much_fails_by_itself_and_the_limit_goes():
     assert not is_out_of_memory(RuntimeError("shapes differ"))
 
 
-def test_attentions_are_weighed_in_processes_of_their_own():
+def test_attentions_are_weighed():
     """One head of 64 floats is 2 MB at this length, and identity's output is its input."""
-    found = {(r.metric, r.tags["attention"], r.tags["mode"]): r for r in measure(
-        ["identity"], tokens=[8192], heads=1, head_dim=64, most_memory=2**30)}  # fmt: skip
-    softmax = found["attention_memory", "softmax", "forward"]
-    assert (softmax.unit, softmax.tags["tokens"]) == ("bytes", 8192)
-    assert 2 * MB <= softmax.value < 40 * MB
-    assert found["attention_memory", "softmax", "both"].value > softmax.value
-    assert found["attention_memory", "identity", "forward"].value < MB
-    ratio = found["memory_vs_softmax", "identity", "both"]
-    both = [found["attention_memory", name, "both"].value for name in ("identity", "softmax")]
-    assert ratio.value == pytest.approx(both[0] / both[1])
+    site, rest = Site(1, 64, 8192), {"limit": 2**30, "threads": 1, "batch": 1, "device": "cpu", "dtype": "float32"}
+    softmax, identity = (memory._weigh_here(name, asdict(site), **rest) for name in ("softmax", "identity"))
+    assert 2 * MB <= softmax["forward"] < 40 * MB
+    assert softmax["both"] > softmax["forward"]
+    assert identity["forward"] < MB
+    assert "k=9000" in memory._weigh_here("linformer:k=9000", asdict(site), **rest)["refused"]
+
+
+def test_each_in_a_process_of_its_own(monkeypatch):
+    told = []
+    monkeypatch.setattr(memory, "in_fresh_process", lambda module, said, timeout: told.append((module, said)) or {})
+    assert memory.weigh("uniform", Site(1, 8, 17, (4, 4), 1), Timing(), Limits(2**30)) == {}
+    ((module, said),) = told
+    assert module == "linvit.measure.memory"
+    assert memory._weigh_here(**json.loads(json.dumps(said)))["forward"] >= 0  # it survives JSON
 
 
 class Scales:
@@ -92,26 +109,29 @@ class Scales:
 
     def __init__(self, monkeypatch):
         self.asked = []
-        monkeypatch.setattr(memory, "_in_a_fresh_process", self.weigh)
+        monkeypatch.setattr(memory, "weigh", self.weigh)
 
-    def weigh(self, spec, tokens, setting, limit, seconds):
-        self.asked.append((spec, tokens))
-        if spec == "linformer:k=300" and tokens < 300:
-            return {}, "k=300 is more than the tokens"
-        taken = 100 * tokens if spec != "performer-relu" else tokens**2
-        return {"forward": taken, "both": 2 * taken, "seconds": 0.1}, ""
+    def weigh(self, spec, site, timing, limits):
+        self.asked.append((spec, site.tokens))
+        if spec == "linformer:k=300" and site.tokens < 300:
+            return {"refused": "k=300 is more than the tokens"}
+        taken = 100 * site.tokens if spec != "performer-relu" else site.tokens**2
+        return {"forward": taken, "both": 2 * taken, "seconds": 0.1}
 
 
 def test_lengths_double_until_nothing_fits(monkeypatch):
     scales = Scales(monkeypatch)
-    monkeypatch.setattr(memory, "LEAST", 1)
-    setting = {"heads": 1, "head_dim": 1}  # q, k, v and a gradient take 16 bytes a token
-    records = list(measure(["performer-relu"], tokens=[256], until_limit=True, most_memory=10**6, **setting))
+    monkeypatch.setattr(memory, "NOISE", 1)
+    limits = Limits(10**6, double=True)  # q, k, v and a gradient take 16 bytes a token
+    records = list(attention_memory(["performer-relu"], TINY, tokens=[256], limits=limits))
     tried = {spec: [n for name, n in scales.asked if name == spec] for spec, _ in scales.asked}
     assert tried["softmax"] == [256, 512, 1024, 2048, 4096]  # 8192 · 216 bytes are too many
     assert tried["performer-relu"] == [256, 512]  # 1024² · 2, too
-    refused = {r.tags["tokens"]: str(r.tags["refused"]) for r in records
-               if r.tags.get("refused") and r.tags["attention"] == "performer-relu"}  # fmt: skip
+    refused = {
+        r.tags["tokens"]: str(r.tags["refused"])
+        for r in records
+        if r.tags.get("refused") and r.tags["attention"] == "performer-relu"
+    }
     assert min(refused) == 1024
     assert refused[1024] == "it would take about 2.02 MiB, more than 977 KiB"
     most = {(r.tags["attention"], r.tags["mode"]): r for r in records if r.metric == "largest_tokens"}
@@ -122,15 +142,18 @@ def test_lengths_double_until_nothing_fits(monkeypatch):
 
 def test_one_length_does_not_tell_how_many_tokens_fit(monkeypatch):
     Scales(monkeypatch)
-    one = measure(["performer-relu"], tokens=[256], most_memory=10**9, heads=1, head_dim=1)
+    one = attention_memory(["performer-relu"], TINY, tokens=[256], limits=Limits(10**9))
     assert not [r for r in one if r.metric == "largest_tokens"]
 
 
 def test_what_cannot_be_built_at_a_length_is_tried_at_the_next(monkeypatch):
     Scales(monkeypatch)
-    records = measure(["linformer:k=300"], tokens=[256, 512], most_memory=10**9, heads=1, head_dim=1)
-    found = {r.tags["tokens"]: r.value for r in records
-             if r.metric == "attention_memory" and r.tags["attention"] != "softmax"}  # fmt: skip
+    records = attention_memory(["linformer:k=300"], TINY, tokens=[256, 512], limits=Limits(10**9))
+    found = {
+        r.tags["tokens"]: r.value
+        for r in records
+        if r.metric == "attention_memory" and r.tags["attention"] != "softmax"
+    }
     assert found[256] is None
     assert found[512] == 2 * 100 * 512
 
@@ -138,4 +161,4 @@ def test_what_cannot_be_built_at_a_length_is_tried_at_the_next(monkeypatch):
 def test_nothing_fits(monkeypatch):
     Scales(monkeypatch)
     with pytest.raises(ValueError, match="nothing to compare with at N = 256: softmax is refused"):
-        list(measure(["uniform"], tokens=[256], most_memory=10**3))
+        list(attention_memory(["uniform"], TINY, tokens=[256], limits=Limits(10**3)))

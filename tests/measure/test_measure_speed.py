@@ -6,15 +6,19 @@ import torch
 from linvit.attention import attention_names, create_attention
 from linvit.attention.base import Attention
 from linvit.attention.performer import Performer
-from linvit.kernels.base import Site
+from linvit.cli.list import macs_formula
 from linvit.measure import speed
-from linvit.measure.cost import macs_formula
-from linvit.measure.provenance import pick_device
+from linvit.measure.devices import pick_device
+from linvit.measure.gate import wrong
+from linvit.measure.memory import Limits
 from linvit.measure.race import BASELINES, Times
-from linvit.measure.speed import MODES, Setting, break_even, curve, measure, wrong
+from linvit.measure.speed import attention_speed, break_even, layer_speed
+from linvit.measure.timing import MODES, Timing
 from linvit.randomness import generator
+from linvit.site import Site
 
-SIZES = {"heads": 2, "head_dim": 8, "rounds": 3}
+SITE, THREE = Site(2, 8, 1), Timing(rounds=3)
+CLS = Site(2, 8, 1, prefix=1)
 
 
 def inputs():
@@ -28,9 +32,6 @@ class Double(Attention):
 
     def attend(self, q, k, v, mask):
         return v if v.dtype is torch.float64 else self.factor * v
-
-    def macs(self, tokens):
-        return tokens
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ class Timekeeper:
 
 def test_records(monkeypatch):
     Timekeeper(monkeypatch, [64, 256])
-    records = list(measure(["performer-relu:m=5"], tokens=[256, 64], **SIZES))
+    records = list(attention_speed(["performer-relu:m=5"], SITE, tokens=[256, 64], timing=THREE))
     found = {(r.metric, r.tags["attention"], r.tags["mode"], r.tags.get("tokens")): r for r in records}
     assert len(found) == len(records) == 3 * 2 * 2 * 3 + 2 * 2  # attentions, modes, lengths, metrics; and break-evens
     for mode in MODES:
@@ -123,15 +124,17 @@ def test_a_curve_adds_up_layers_and_times_each_spec_once(monkeypatch):
         "mixed": ["softmax", "performer-relu:m=5"],
         "none": [],
     }
-    setting = Setting(heads=2, head_dim=8, rounds=3)
-    records = list(curve(layers, tokens=[64, 256], setting=setting))
-    assert keeper.raced[0] == [(s, setting, m) for s in (*BASELINES, "performer-relu:m=5") for m in MODES]
+    records = list(layer_speed(layers, SITE, tokens=[64, 256], timing=THREE))
+    assert keeper.raced[0] == [(s, SITE, m) for s in (*BASELINES, "performer-relu:m=5") for m in MODES]
     assert {r.metric for r in records} == {"attention_time", "break_even_tokens"}
     found = {(r.metric, r.tags.get("variant"), r.tags["mode"], r.tags.get("tokens")): r for r in records}
     assert {(variant, metric) for metric, variant, *_ in found} == {
-        ("softmax", "attention_time"), ("mixed", "attention_time"), (None, "attention_time"),
-        ("softmax", "break_even_tokens"), ("mixed", "break_even_tokens"),
-    }  # fmt: skip
+        ("softmax", "attention_time"),
+        ("mixed", "attention_time"),
+        (None, "attention_time"),
+        ("softmax", "break_even_tokens"),
+        ("mixed", "break_even_tokens"),
+    }
     assert found["attention_time", "softmax", "both", 64].value == 3 * 128 * 64
     assert found["attention_time", "mixed", "both", 64].value == 64**2 + 128 * 64
     baseline = found["attention_time", None, "both", 64]
@@ -145,8 +148,8 @@ def test_a_curve_adds_up_layers_and_times_each_spec_once(monkeypatch):
 
 def test_what_needs_a_grid_or_a_class_token_is_timed_where_there_is_one():
     layers = {"both": ["performer-relu:m=5,dwc=3,exact_cls=true", "softmax"], "plain": ["softmax"]}
-    setting = Setting(heads=2, head_dim=8, rounds=1, prefix=1)
-    found = [r for r in curve(layers, tokens=[10, 12, 17], setting=setting) if r.metric == "attention_time"]
+    records = layer_speed(layers, CLS, tokens=[10, 12, 17], timing=Timing(rounds=1))
+    found = [r for r in records if r.metric == "attention_time"]
     refused = {(r.tags["variant"], r.tags["tokens"]) for r in found if r.value is None}
     assert refused == {("both", 12)}  # 11 is a prime
     assert all("grid" in str(r.tags["refused"]) for r in found if r.value is None)
@@ -154,18 +157,32 @@ def test_what_needs_a_grid_or_a_class_token_is_timed_where_there_is_one():
 
 
 def test_a_variant_is_timed_with_its_own_heads_and_prefix(monkeypatch):
-    keeper, setting = Timekeeper(monkeypatch, [64, 256]), Setting(heads=2, head_dim=8, rounds=1)
-    mine = Setting(heads=4, head_dim=5, prefix=1, rounds=1)
+    keeper, mine = Timekeeper(monkeypatch, [64, 256]), Site(4, 5, 1, prefix=1)
+    own = Site(4, 5, 26, (5, 5), prefix=1, layer=2, seed=7)  # of a model: its tokens, layer and seed do not matter
     layers = {"own": ["performer-relu:m=5", "softmax"], "soft": ["softmax"], "base": ["softmax"]}
-    records = list(curve(layers, tokens=[64, 256], setting=setting, own={"own": mine, "soft": mine}))
+    records = list(
+        layer_speed(layers, SITE, tokens=[64, 256], timing=Timing(rounds=1), sites={"own": own, "soft": mine})
+    )
     assert keeper.raced[0] == [
-        (s, where, m) for s, where in (("softmax", setting), ("identity", setting), ("performer-relu:m=5", mine),
-                                       ("softmax", mine)) for m in MODES
-    ]  # fmt: skip
-    shapes = {(r.tags.get("variant"), r.tags["tokens"], r.tags["heads"], r.tags["head_dim"])
-              for r in records if r.metric == "attention_time"}  # fmt: skip
-    assert shapes == {("own", 65, 4, 5), ("own", 257, 4, 5), ("soft", 65, 4, 5), ("soft", 257, 4, 5),
-                      ("base", 64, 2, 8), ("base", 256, 2, 8), (None, 64, 2, 8), (None, 256, 2, 8)}  # fmt: skip
+        (s, where, m)
+        for s, where in (("softmax", SITE), ("identity", SITE), ("performer-relu:m=5", mine), ("softmax", mine))
+        for m in MODES
+    ]
+    shapes = {
+        (r.tags.get("variant"), r.tags["tokens"], r.tags["heads"], r.tags["head_dim"])
+        for r in records
+        if r.metric == "attention_time"
+    }
+    assert shapes == {
+        ("own", 65, 4, 5),
+        ("own", 257, 4, 5),
+        ("soft", 65, 4, 5),
+        ("soft", 257, 4, 5),
+        ("base", 64, 2, 8),
+        ("base", 256, 2, 8),
+        (None, 64, 2, 8),
+        (None, 256, 2, 8),
+    }
     # softmax with other heads may be faster or slower than the base's, too
     assert {r.tags["variant"] for r in records if r.metric == "break_even_tokens"} == {"own", "soft"}
 
@@ -173,12 +190,11 @@ def test_a_variant_is_timed_with_its_own_heads_and_prefix(monkeypatch):
 SWITCHED = ["performer-relu:m=5,dwc=3", "linformer:k=4", "performer-exp:m=5,exact_cls=true", "softmax:dwc=3"]
 
 
-@pytest.mark.parametrize("spec", [*attention_names(), *SWITCHED])
-def test_every_kind_of_variant_has_a_whole_curve(spec):
-    layers = {"pure": [spec] * 2, "mixed": ["softmax", spec]}
-    setting = Setting(heads=2, head_dim=8, prefix=1, rounds=1)
-    found = [r for r in curve(layers, tokens=[5, 10, 25], setting=setting) if r.metric == "attention_time"]
-    assert len(found) == 3 * 3 * 2
+def test_every_kind_of_variant_has_a_whole_curve(monkeypatch):
+    Timekeeper(monkeypatch, [5, 10])
+    layers = {spec: ["softmax", spec] for spec in [*attention_names(), *SWITCHED]}
+    found = [r for r in layer_speed(layers, CLS, tokens=[5, 10]) if r.metric == "attention_time"]
+    assert len(found) == (1 + len(layers)) * 2 * 2
     assert all(r.value for r in found)
 
 
@@ -193,24 +209,24 @@ def test_near_the_deadline_there_are_fewer_rounds_and_the_longest_lengths_are_le
 
     monkeypatch.setattr(speed, "race", race)
     monkeypatch.setattr(speed.time, "monotonic", lambda: now[0])
-    setting, tokens = Setting(heads=2, head_dim=8), [16, 32, 64, 128]
-    records = list(curve({"a": ["uniform"]}, tokens=tokens, setting=setting, deadline=24.0))
+    tokens = [16, 32, 64, 128]
+    records = list(layer_speed({"a": ["uniform"]}, SITE, tokens=tokens, deadline=24.0))
     assert {r.tags["tokens"] for r in records if r.metric == "attention_time"} == {16, 32, 64}
     assert given[0] == pytest.approx(24.0 * 16 / sum(tokens))
     even = next(r for r in records if r.metric == "break_even_tokens")
     assert (even.n, even.tags["to"]) == (5, 64)
-    assert list(curve({"a": ["uniform"]}, tokens=tokens, setting=setting, deadline=now[0])) == []
+    assert list(layer_speed({"a": ["uniform"]}, SITE, tokens=tokens, deadline=now[0])) == []
 
 
 def test_what_cannot_be_built_is_recorded_with_its_reason():
-    records = list(measure(["linformer:k=16"], tokens=[8, 32], **SIZES))
+    records = list(attention_speed(["linformer:k=16"], SITE, tokens=[8, 32], timing=THREE))
     refused = [r for r in records if r.tags.get("refused")]
     assert {(r.value, r.tags["tokens"], r.tags["attention"]) for r in refused} == {(None, 8, "linformer:k=16")}
     assert "k=16" in str(refused[0].tags["refused"])
-    everywhere = curve({"l": ["linformer:k=64"]}, tokens=[8], setting=Setting(heads=2, head_dim=8, rounds=1))
+    everywhere = layer_speed({"l": ["linformer:k=64"]}, SITE, tokens=[8], timing=Timing(rounds=1))
     assert [r.value for r in everywhere if r.tags.get("variant") == "l"] == [None, None]
     with pytest.raises(ValueError, match="k=64"):
-        list(measure(["linformer:k=64"], tokens=[8], **SIZES))
+        list(attention_speed(["linformer:k=64"], SITE, tokens=[8], timing=THREE))
 
 
 class Weights:
@@ -220,21 +236,21 @@ class Weights:
         self.checked, self.compared = [], set()  # the latter in float64, too
         now = 0.0
 
-        def extra(device, check):
+        def extra(check, device):
             nonlocal now
             check()
             spec, tokens = self.checked[-1]
             now += cost(spec, tokens)[1]
             return cost(spec, tokens)[0]
 
-        def attention(setting, spec, tokens):
-            self.checked.append((spec, tokens))
-            return create_attention(spec, heads=setting.heads, head_dim=setting.head_dim, tokens=8)
+        def attention(timing, spec, site):
+            self.checked.append((spec, site.tokens))
+            return create_attention(spec, heads=site.heads, head_dim=site.head_dim, tokens=8)
 
-        monkeypatch.setattr(Setting, "attention", attention)
-        monkeypatch.setattr(Setting, "inputs", lambda setting, tokens: torch.zeros(4, 1, 2, 8, 8))
+        monkeypatch.setattr(Timing, "attention", attention)
+        monkeypatch.setattr(Timing, "inputs", lambda timing, site: torch.zeros(4, 1, 2, 8, 8))
         monkeypatch.setattr(speed, "wrong", self.wrong)
-        monkeypatch.setattr(speed, "extra_memory_on", extra)
+        monkeypatch.setattr(speed, "extra_memory", extra)
         monkeypatch.setattr(speed.time, "monotonic", lambda: now)
         monkeypatch.setattr(speed.time, "process_time", lambda: now)
 
@@ -256,11 +272,14 @@ def test_lengths_double_until_nothing_is_within_the_limits(monkeypatch, by):
 
     weights = Weights(monkeypatch, cost)
     Timekeeper(monkeypatch, [2**i for i in range(8, 20)])
-    monkeypatch.setattr(Setting, "input_bytes", lambda setting, tokens: 0)
-    limits = {"most_memory": 10**7 if by == "memory" else 10**15, "most_seconds": 1e7 if by == "seconds" else 1e15}
-    records = list(measure(["performer-relu"], tokens=[256], until_limit=True, **limits, **SIZES))
-    times = {(r.tags["attention"], r.tags["tokens"]): r for r in records
-             if r.metric == "attention_time" and r.tags["mode"] == "both"}  # fmt: skip
+    monkeypatch.setattr(Timing, "input_bytes", lambda timing, site: 0)
+    limits = Limits(10**7 if by == "memory" else 10**15, 1e7 if by == "seconds" else 1e15, double=True)
+    records = list(attention_speed(["performer-relu"], SITE, tokens=[256], limits=limits, timing=THREE))
+    times = {
+        (r.tags["attention"], r.tags["tokens"]): r
+        for r in records
+        if r.metric == "attention_time" and r.tags["mode"] == "both"
+    }
     assert [n for name, n in times if name == "identity"] == [256, 512, 1024, 2048, 4096, 8192, 16384]
     assert [n for (name, n), r in times.items() if name == "softmax" and r.value] == [256, 512, 1024, 2048]
     assert [n for (name, n), r in times.items() if name == "performer-relu" and not r.value] == [16384]
@@ -274,8 +293,8 @@ def test_lengths_double_until_nothing_is_within_the_limits(monkeypatch, by):
 def test_a_great_length_alone_is_tried_at_lesser_ones_first(monkeypatch):
     weights = Weights(monkeypatch, lambda spec, tokens: (tokens**2 if spec == "performer-relu" else 1, 0.0))
     Timekeeper(monkeypatch, [100_000])
-    monkeypatch.setattr(Setting, "input_bytes", lambda setting, tokens: 0)
-    records = list(measure(["performer-relu"], tokens=[100_000], most_memory=10**7, **SIZES))
+    monkeypatch.setattr(Timing, "input_bytes", lambda timing, site: 0)
+    records = list(attention_speed(["performer-relu"], SITE, tokens=[100_000], limits=Limits(10**7), timing=THREE))
     refused = {r.tags["attention"] for r in records if r.tags.get("refused")}
     assert refused == {"performer-relu"}
     assert weights.of("performer-relu") == [100_000, 64, 256, 1024]  # of 4096², 1.7 · 10⁷, it was told before
@@ -290,7 +309,7 @@ def test_memory_that_no_forecast_told_is_a_refusal_too(monkeypatch):
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes")
 
     monkeypatch.setattr(speed, "wrong", greedy)
-    records = list(measure(["performer-relu"], tokens=[8], most_memory=10**9, **SIZES))
+    records = list(attention_speed(["performer-relu"], SITE, tokens=[8], limits=Limits(10**9), timing=THREE))
     refused = {(r.tags["attention"], r.tags["refused"]) for r in records if r.tags.get("refused")}
     assert refused == {("performer-relu", "it takes more than 954 MiB")}
 
@@ -302,8 +321,9 @@ def test_what_is_wrong_where_it_is_compared_is_not_timed_where_it_is_not(monkeyp
     Weights(monkeypatch, lambda spec, tokens: (1000 * tokens, 0.0))
     Timekeeper(monkeypatch, [2**i for i in range(4, 20)])
     monkeypatch.setattr(speed, "wrong", fails)
-    monkeypatch.setattr(Setting, "input_bytes", lambda setting, tokens: 0)
-    records = list(measure(["performer-relu"], tokens=[16, 32], until_limit=True, most_memory=10**6, **SIZES))
+    monkeypatch.setattr(Timing, "input_bytes", lambda timing, site: 0)
+    limits = Limits(10**6, double=True)
+    records = list(attention_speed(["performer-relu"], SITE, tokens=[16, 32], limits=limits, timing=THREE))
     times = [r for r in records if r.metric == "attention_time"]
     assert {r.value for r in times if r.tags["attention"] == "performer-relu"} == {None}
     assert {r.tags["refused"] for r in times if r.tags["attention"] == "performer-relu"} == {"it differs"}
@@ -312,13 +332,15 @@ def test_what_is_wrong_where_it_is_compared_is_not_timed_where_it_is_not(monkeyp
 
 def test_a_prefix_is_no_longer_than_the_sequence():
     with pytest.raises(ValueError, match="prefix=9 is more than the 8 tokens"):
-        list(measure(["softmax"], tokens=[8], **(SIZES | {"prefix": 9})))
+        list(attention_speed(["softmax"], Site(2, 8, 9, prefix=9), tokens=[8]))
 
 
-@pytest.mark.parametrize("bad", [{"tokens": []}, {"batch": 0}, {"rounds": 0}, {"heads": 0}])
-def test_bad_sizes(bad):
+def test_bad_sizes():
     with pytest.raises(ValueError, match="must be at least 1"):
-        list(measure(["softmax"], **({"tokens": [8]} | SIZES | bad)))
+        list(attention_speed(["softmax"], SITE, tokens=[]))
+    for bad in ({"batch": 0}, {"rounds": 0}):
+        with pytest.raises(ValueError, match="must be at least 1"):
+            Timing(**bad)
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,14 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-import linvit
 from linvit import data
 from linvit.models import foreign
-from linvit.train import design, start_from
-from linvit.train.start import started
-from linvit.train.use import evaluate_folder, predict
+from linvit.schemas.experiment import DatasetRef, Experiment
+from linvit.schemas.recipe import Recipe
+from linvit.training.checkpoint import load
+from linvit.training.evaluate import evaluate_folder
+from linvit.training.predict import predict
+from linvit.training.start import start_from, started
 
 DEIT_TINY = Path(os.environ.get("LINVIT_MODELS", "nowhere")) / "deit-tiny"
 SIZE = {"hidden_size": 33, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 35, "patch_size": 7}
@@ -50,7 +52,7 @@ def images(size: int = 35, channels: int = 3) -> Tensor:
 @torch.no_grad()
 def assert_same(folder: Path, model, x: Tensor | None = None):
     x = images() if x is None else x
-    ours, theirs = linvit.load(folder)(x), model(x).logits
+    ours, theirs = load(folder)(x), model(x).logits
     assert theirs.std() > 0.1
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
@@ -84,29 +86,37 @@ def test_class_names_and_normalisation_are_kept(tmp_path):
     model = hugging_face("ViT")
     model.config.id2label = {0: "crane", 1: "tench", 2: "crane", 3: "ox", 4: "yak"}
     model.save_pretrained(tmp_path)
-    about = linvit.load(tmp_path).about
-    assert about == {"name": tmp_path.name, "classes": ["crane", "tench", "crane (2)", "ox", "yak"],
-                     "mean": [0.5] * 3, "std": [0.5] * 3}  # fmt: skip
+    about = load(tmp_path).about
+    assert about == {
+        "name": tmp_path.name,
+        "classes": ["crane", "tench", "crane (2)", "ox", "yak"],
+        "mean": [0.5] * 3,
+        "std": [0.5] * 3,
+    }
     pixels = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(pixels))
-    about = linvit.load(tmp_path).about
+    about = load(tmp_path).about
     assert (about["mean"], about["std"]) == ([0.1, 0.2, 0.3], [0.4, 0.5, 0.6])
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(pixels | {"do_normalize": False}))
-    about = linvit.load(tmp_path).about
+    about = load(tmp_path).about
     assert (about["mean"], about["std"]) == ([0.0] * 3, [1.0] * 3)
 
 
 @pytest.mark.parametrize(
     ("said", "scale"),
-    [({"rescale_factor": 1 / 255}, 1.0), ({"rescale_factor": 0.003921568859368563}, 1.0),
-     ({"rescale_factor": 1 / 127.5}, 2.0), ({"do_rescale": False}, 255.0)],
-)  # fmt: skip
+    [
+        ({"rescale_factor": 1 / 255}, 1.0),
+        ({"rescale_factor": 0.003921568859368563}, 1.0),
+        ({"rescale_factor": 1 / 127.5}, 2.0),
+        ({"do_rescale": False}, 255.0),
+    ],
+)
 @pytest.mark.parametrize("normalise", [True, False])
 def test_pixels_of_another_scale_are_normalised_the_same(said, scale, normalise, tmp_path):
     hugging_face("ViT").save_pretrained(tmp_path)
     pixels = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6], "do_normalize": normalise} | said
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(pixels))
-    about = linvit.load(tmp_path).about
+    about = load(tmp_path).about
     x = torch.rand(5, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     mean, std = (torch.tensor(pixels[f"image_{k}"], dtype=torch.float64) for k in ("mean", "std"))
     wanted = (scale * x - mean) / std if normalise else scale * x
@@ -119,14 +129,14 @@ def test_a_scale_that_is_none_is_refused(factor, tmp_path):
     hugging_face("ViT").save_pretrained(tmp_path)
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"rescale_factor": factor}))
     with pytest.raises(ValueError, match=f"rescale_factor={factor!r} must be a number above 0"):
-        linvit.load(tmp_path)
+        load(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["ViT", "Dinov2"])
 def test_without_a_head_there_are_features_and_a_new_head_is_learned(kind, tmp_path):
     model = hugging_face(kind, "Model")
     model.save_pretrained(tmp_path / "features")
-    ours = linvit.load(tmp_path / "features")
+    ours = load(tmp_path / "features")
     assert (ours.about["classes"], ours.config.classes) == ([], 0)
     with torch.no_grad():
         torch.testing.assert_close(ours(images()), model(images()).last_hidden_state[:, 0], atol=1e-5, rtol=1e-5)
@@ -135,9 +145,9 @@ def test_without_a_head_there_are_features_and_a_new_head_is_learned(kind, tmp_p
             use()
     dataset = data.load_data("synthetic:classes=3,images=60,size=35,channels=3")
     model = ours.config.model_copy(update={"classes": 3, "attention": "performer-relu:m=11"})
-    experiment = design(dataset, "softmax").model_copy(
-        update={"model": model, "start": start_from(tmp_path / "features")}
-    )
+    reference = DatasetRef(name=dataset.name, identity=dataset.identity)
+    start = start_from(tmp_path / "features")
+    experiment = Experiment(data=reference, model=model, recipe=Recipe(), start=start)
     begun, _ = started(experiment, dataset)
     assert begun.head.weight.shape == (3, 33)
     torch.testing.assert_close(begun.blocks[1].attn.qkv.weight, ours.blocks[1].attn.qkv.weight)
@@ -189,20 +199,37 @@ def timm_logits(w: dict[str, Tensor], x: Tensor, heads: int, pool: str = "token"
 def timm_folder(folder: Path, pool: str = "token", registers: int = 0, everywhere: bool = True, scale: bool = False):
     d, positions = 33, 25 + (1 + registers) * everywhere
     final = "norm" if pool == "token" else "fc_norm"
-    shapes = {"cls_token": (1, 1, d), "pos_embed": (1, positions, d), "patch_embed.proj.weight": (d, 3, 7, 7),
-              "patch_embed.proj.bias": (d,), f"{final}.weight": (d,), f"{final}.bias": (d,),
-              "head.weight": (5, d), "head.bias": (5,)}  # fmt: skip
+    shapes = {
+        "cls_token": (1, 1, d),
+        "pos_embed": (1, positions, d),
+        "patch_embed.proj.weight": (d, 3, 7, 7),
+        "patch_embed.proj.bias": (d,),
+        f"{final}.weight": (d,),
+        f"{final}.bias": (d,),
+        "head.weight": (5, d),
+        "head.bias": (5,),
+    }
     shapes |= {"reg_token": (1, registers, d)} if registers else {}
     for i in range(2):
-        block = {"norm1": (d,), "norm2": (d,), "attn.qkv": (3 * d, d), "attn.proj": (d, d), "mlp.fc1": (53, d),
-                 "mlp.fc2": (d, 53)}  # fmt: skip
+        block = {
+            "norm1": (d,),
+            "norm2": (d,),
+            "attn.qkv": (3 * d, d),
+            "attn.proj": (d, d),
+            "mlp.fc1": (53, d),
+            "mlp.fc2": (d, 53),
+        }
         for name, shape in block.items():
             shapes |= {f"blocks.{i}.{name}.weight": shape, f"blocks.{i}.{name}.bias": shape[:1]}
         shapes |= {f"blocks.{i}.ls{j}.gamma": (d,) for j in (1, 2)} if scale else {}
     weights = random_weights(shapes)
     save_file(weights, folder / "model.safetensors")
-    config = {"architecture": "deit_tiny_patch7_35", "global_pool": pool, "pretrained_cfg": {"mean": [0.1, 0.2, 0.3]},
-              "model_args": {"embed_dim": d, "depth": 2}}  # fmt: skip
+    config = {
+        "architecture": "deit_tiny_patch7_35",
+        "global_pool": pool,
+        "pretrained_cfg": {"mean": [0.1, 0.2, 0.3]},
+        "model_args": {"embed_dim": d, "depth": 2},
+    }
     (folder / "config.json").write_text(json.dumps(config))
     return weights
 
@@ -214,7 +241,7 @@ def timm_folder(folder: Path, pool: str = "token", registers: int = 0, everywher
 )
 def test_the_logits_of_timm(options, tmp_path):
     weights = timm_folder(tmp_path, **options)
-    ours, wanted = linvit.load(tmp_path), timm_logits(weights, images(), 3, options.get("pool", "token"))
+    ours, wanted = load(tmp_path), timm_logits(weights, images(), 3, options.get("pool", "token"))
     assert wanted.std() > 0.1
     with torch.no_grad():
         torch.testing.assert_close(ours(images()), wanted, atol=1e-5, rtol=1e-5)
@@ -225,19 +252,19 @@ def test_timm_classes_by_file_or_label(tmp_path):
     timm_folder(tmp_path)
     said = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(said | {"label_names": list("vwxyz")}))
-    assert linvit.load(tmp_path).about["classes"] == list("vwxyz")
+    assert load(tmp_path).about["classes"] == list("vwxyz")
     (tmp_path / "classes.txt").write_text("".join(f"n{i} a thing, another\n" for i in range(5)))
-    assert linvit.load(tmp_path).about["classes"] == ["n0", "n1", "n2", "n3", "n4"]
+    assert load(tmp_path).about["classes"] == ["n0", "n1", "n2", "n3", "n4"]
     (tmp_path / "classes.txt").write_text("n0\nn1\n")
     with pytest.raises(ValueError, match=r"classes.txt: there are 2 names of classes, but the head has 5 outputs"):
-        linvit.load(tmp_path)
+        load(tmp_path)
 
 
 def test_timm_of_an_older_flat_configuration(tmp_path):
     timm_folder(tmp_path)
     said = {"architecture": "vit_xsmall_patch7_35", "num_heads": 3, "mean": [0.5, 0.4, 0.3], "std": [0.1, 0.2, 0.3]}
     (tmp_path / "config.json").write_text(json.dumps(said | {"labels": list("vwxyz"), "num_classes": 5}))
-    ours = linvit.load(tmp_path)
+    ours = load(tmp_path)
     assert ours.config.heads == 3
     assert ours.about == {"name": tmp_path.name, "classes": list("vwxyz"), "mean": said["mean"], "std": said["std"]}
 
@@ -255,9 +282,16 @@ def torchvision_logits(w: dict[str, Tensor], x: Tensor, heads: int) -> Tensor:
 
 def torchvision_folder(folder: Path, **said) -> dict[str, Tensor]:
     d = 36
-    shapes = {"class_token": (1, 1, d), "encoder.pos_embedding": (1, 26, d), "conv_proj.weight": (d, 3, 7, 7),
-              "conv_proj.bias": (d,), "encoder.ln.weight": (d,), "encoder.ln.bias": (d,),
-              "heads.head.weight": (5, d), "heads.head.bias": (5,)}  # fmt: skip
+    shapes = {
+        "class_token": (1, 1, d),
+        "encoder.pos_embedding": (1, 26, d),
+        "conv_proj.weight": (d, 3, 7, 7),
+        "conv_proj.bias": (d,),
+        "encoder.ln.weight": (d,),
+        "encoder.ln.bias": (d,),
+        "heads.head.weight": (5, d),
+        "heads.head.bias": (5,),
+    }
     for i in range(2):
         b = f"encoder.layers.encoder_layer_{i}."
         shapes |= {f"{b}self_attention.in_proj_weight": (3 * d, d), f"{b}self_attention.in_proj_bias": (3 * d,)}
@@ -278,12 +312,12 @@ def test_the_logits_of_torchvision(said, tmp_path, monkeypatch):
     weights = torchvision_folder(tmp_path, **said, **({} if "heads" in said else {"image_size": 35}))
     with torch.no_grad():
         wanted = torchvision_logits(weights, images(), 12 if "architecture" in said else 3)
-        torch.testing.assert_close(linvit.load(tmp_path)(images()), wanted, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(load(tmp_path)(images()), wanted, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.skipif(not DEIT_TINY.exists(), reason="LINVIT_MODELS has no deit-tiny")
 def test_the_logits_of_the_real_deit_tiny():
-    ours, x = linvit.load(DEIT_TINY), images(224)
+    ours, x = load(DEIT_TINY), images(224)
     with torch.no_grad():
         wanted = timm_logits(load_file(DEIT_TINY / "model.safetensors"), x, heads=3)
         torch.testing.assert_close(ours(x), wanted, atol=1e-5, rtol=1e-5)
@@ -324,10 +358,14 @@ def edited(folder: Path, drop: str = "^$", rename: dict[str, str] | None = None,
         ({"model_args": {"embed_dim": 192}}, "model_args.embed_dim=192, but the weights have 33"),
         ({"model_args": {"img_size": [35, 42]}}, r"model_args.img_size=\[35, 42\], but the weights have 35"),
         ({"model_args": {"reg_tokens": 4}}, "model_args.reg_tokens=4, but the weights have 0"),
-        ({"model_args": {"depth": 2}}, "architecture='deit_tiny_patch7_35' without model_args: embed_dim=192, but the "
-                                       "weights have 33"),
-        ({"model_args": {"embed_dim": 33}}, "architecture='deit_tiny_patch7_35' without model_args: depth=12, but the "
-                                            "weights have 2"),
+        (
+            {"model_args": {"depth": 2}},
+            "architecture='deit_tiny_patch7_35' without model_args: embed_dim=192, but the weights have 33",
+        ),
+        (
+            {"model_args": {"embed_dim": 33}},
+            "architecture='deit_tiny_patch7_35' without model_args: depth=12, but the weights have 2",
+        ),
         ({"num_features": 192}, "num_features=192, but the weights have 33"),
         ({"num_classes": 7}, "num_classes=7, but the weights have 5"),
         ({"label_names": "cat"}, "label_names='cat' must be the names of classes"),
@@ -343,17 +381,29 @@ def edited(folder: Path, drop: str = "^$", rename: dict[str, str] | None = None,
         ({"drop": "pos_embed"}, "there is no pos_embed"),
         ({"rename": {"norm.bias": "norm_pre.bias"}}, r"norm_pre.bias \(33,\) has no place"),
         ({"rename": {"head.weight": "head_dist.weight"}}, r"head_dist.weight \(5, 33\) has no place"),
-        ({"rename": {"norm.bias": "fc_norm.weight"}}, "norm.weight and fc_norm.weight are both linvit's norm.weight|"
-                                                      "fc_norm.weight and norm.weight are both linvit's norm.weight"),
-        ({"rename": {"blocks.1.mlp.fc1.bias": "blocks.1.norm2.bias", "blocks.1.norm2.bias": "blocks.1.mlp.fc1.bias"}},
-         r"blocks.1.\S+ has shape \(\d+,\), but the rest of the model asks for \(\d+,\)"),
-        ({"rename": {"blocks.1.norm1.bias": "blocks.9999999999.norm1.bias"}},
-         "blocks.9999999999.norm1.bias is of layer 9999999999, but there is no layer 2"),
+        (
+            {"rename": {"norm.bias": "fc_norm.weight"}},
+            "norm.weight and fc_norm.weight are both linvit's norm.weight|"
+            "fc_norm.weight and norm.weight are both linvit's norm.weight",
+        ),
+        (
+            {
+                "rename": {
+                    "blocks.1.mlp.fc1.bias": "blocks.1.norm2.bias",
+                    "blocks.1.norm2.bias": "blocks.1.mlp.fc1.bias",
+                }
+            },
+            r"blocks.1.\S+ has shape \(\d+,\), but the rest of the model asks for \(\d+,\)",
+        ),
+        (
+            {"rename": {"blocks.1.norm1.bias": "blocks.9999999999.norm1.bias"}},
+            "blocks.9999999999.norm1.bias is of layer 9999999999, but there is no layer 2",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_timm_has_and_linvit_has_not(changes, words, tmp_path):
     with pytest.raises(ValueError, match=words) as caught:
-        linvit.load(edited(tmp_path, **changes))
+        load(edited(tmp_path, **changes))
     assert "\n" not in str(caught.value)
     assert str(tmp_path) in str(caught.value)
 
@@ -387,7 +437,7 @@ def test_what_hugging_face_has_and_linvit_has_not(changes, words, tmp_path):
     said = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(said | changes))
     with pytest.raises(ValueError, match=words):
-        linvit.load(tmp_path)
+        load(tmp_path)
 
 
 def test_registers_that_are_not_there_are_missed(tmp_path):
@@ -395,7 +445,7 @@ def test_registers_that_are_not_there_are_missed(tmp_path):
     weights = load_file(tmp_path / "model.safetensors")
     save_file({k: v for k, v in weights.items() if "register_tokens" not in k}, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match="num_register_tokens=4, but the weights have 0"):
-        linvit.load(tmp_path)
+        load(tmp_path)
 
 
 def test_a_missing_tensor_has_the_name_that_hugging_face_gives_it(tmp_path):
@@ -405,16 +455,16 @@ def test_a_missing_tensor_has_the_name_that_hugging_face_gives_it(tmp_path):
     weights.pop(lost)
     save_file(weights, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=rf"there is no {lost} \(53, 33\)"):
-        linvit.load(tmp_path)
+        load(tmp_path)
 
 
 def test_a_name_of_torchvision_tells_width_and_depth(tmp_path, monkeypatch):
     torchvision_folder(tmp_path, architecture="vit_b_16")
     with pytest.raises(ValueError, match="architecture='vit_b_16' without heads: dim=768, but the weights have 36"):
-        linvit.load(tmp_path)
+        load(tmp_path)
     monkeypatch.setitem(foreign.SIZES, "b", (36, 12))
     with pytest.raises(ValueError, match="architecture='vit_b_16' without heads: depth=12, but the weights have 2"):
-        linvit.load(tmp_path)
+        load(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -436,7 +486,7 @@ def test_the_real_deit_tiny_cut_short_is_refused(tmp_path):
     with pytest.raises(
         ValueError, match="'deit_tiny_patch16_224' without model_args: depth=12, but the weights have 10"
     ):
-        linvit.load(tmp_path)
+        load(tmp_path)
 
 
 @pytest.mark.parametrize("strange", [torch.nan, torch.inf, -torch.inf])
@@ -445,7 +495,7 @@ def test_weights_that_are_no_numbers_are_refused(strange, tmp_path):
     weights["blocks.1.mlp.fc1.weight"][5, 7] = strange
     save_file(weights, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=f"blocks.1.mlp.fc1.weight holds {strange}: weights must be finite"):
-        linvit.load(tmp_path)
+        load(tmp_path)
 
 
 @pytest.mark.parametrize("said", [{}, {"classes": list("abcde")}])
@@ -453,17 +503,17 @@ def test_a_configuration_that_says_nothing(said, tmp_path):
     hugging_face("ViT").save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(said))
     with pytest.raises(ValueError, match=r"says neither model_type \(Hugging Face\) nor architecture") as caught:
-        linvit.load(tmp_path)
+        load(tmp_path)
     assert "\n" not in str(caught.value)
     torchvision_folder(tmp_path, **said)
     with pytest.raises(ValueError, match=r"how many heads this has is not known: write num_heads into config.json"):
-        linvit.load(tmp_path)
+        load(tmp_path)
 
 
 def test_two_heads_of_a_distilled_deit_are_refused(tmp_path):
     hugging_face("DeiT", "ForImageClassificationWithTeacher").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"(cls|distillation)_classifier\.\w+ \(5.*\) has no place"):
-        linvit.load(tmp_path)
+        load(tmp_path)
 
 
 def test_files_that_are_not_what_they_should_be(tmp_path):
@@ -472,27 +522,27 @@ def test_files_that_are_not_what_they_should_be(tmp_path):
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-1])
     with pytest.raises(ValueError, match="a file of weights is damaged"):
-        linvit.load(tmp_path)
+        load(tmp_path)
     save_file({k: v.to(torch.int8) for k, v in load_file_of(whole, tmp_path).items()}, weights)
     with pytest.raises(ValueError, match=r"holds I8: quantised weights are not read"):
-        linvit.load(tmp_path)
+        load(tmp_path)
     weights.rename(tmp_path / "pytorch_model.bin")
     with pytest.raises(ValueError, match=r"no model.safetensors; pytorch_model.bin is a pickle, which is never read"):
-        linvit.load(tmp_path)
+        load(tmp_path)
     index = tmp_path / "model.safetensors.index.json"
     for names, words in (
-        ({"a": "../a.safetensors"}, "'../a.safetensors', which is no file"),
+        ({"a": "../a.safetensors"}, "'../a.safetensors', which is not in the same folder"),
         ({}, "has no weight_map"),
     ):
         index.write_text(json.dumps({"weight_map": names}))
         with pytest.raises(ValueError, match=words):
-            linvit.load(tmp_path)
+            load(tmp_path)
     (tmp_path / "config.json").write_text("[1]")
     with pytest.raises(ValueError, match="is not a linvit model's configuration"):
-        linvit.load(tmp_path)
+        load(tmp_path)
     (tmp_path / "config.json").unlink()
     with pytest.raises(ValueError, match=r"config.json is missing"):
-        linvit.load(tmp_path)
+        load(tmp_path)
 
 
 def load_file_of(content: bytes, folder: Path) -> dict[str, Tensor]:
@@ -505,7 +555,7 @@ def test_a_model_of_the_hub(tmp_path, monkeypatch):
     timm_folder(tmp_path)
     asked: dict = {}
     monkeypatch.setattr(hub, "snapshot_download", lambda name, **kw: asked.update(kw, name=name) or str(tmp_path))
-    assert linvit.load("org/some-vit").about["name"] == "org/some-vit"
+    assert load("org/some-vit").about["name"] == "org/some-vit"
     assert asked["name"] == "org/some-vit"
     assert not any(re.search("bin|pt|\\*$", pattern) for pattern in asked["allow_patterns"])
 
@@ -516,13 +566,13 @@ def test_a_model_of_the_hub(tmp_path, monkeypatch):
     with pytest.raises(
         ValueError, match=r"^org/some-vit does not exist here, and the hub did not give it \(no network\)"
     ):
-        linvit.load("org/some-vit")
+        load("org/some-vit")
     for path in ("tests/nothing", "nothing", "./a/b", "a/b/c"):  # none of these is an id
         with pytest.raises(ValueError, match="does not exist: give the folder"):
-            linvit.load(path)
+            load(path)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ValueError, match=r"pip install 'linvit\[hf\]'"):
-        linvit.load("org/some-vit")
+        load("org/some-vit")
 
 
 def test_evaluate_reads_them_too(tmp_path):
@@ -536,5 +586,5 @@ def test_evaluate_reads_them_too(tmp_path):
     done = evaluate_folder(tmp_path, dataset)
     assert done.folder == tmp_path
     assert len(done.result.labels) == len(dataset.test.labels)
-    with pytest.raises(ValueError, match="which data the model was trained on is not stored beside it"):
+    with pytest.raises(ValueError, match="the data that the model was trained on are not stored"):
         evaluate_folder(tmp_path)

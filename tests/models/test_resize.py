@@ -5,12 +5,22 @@ from __future__ import annotations
 import pytest
 import torch
 
-from linvit.attention import create_attention
+from linvit.attention import create_attention, regridded
 from linvit.models import VisionTransformer, create_model
 from linvit.models.resize import resized
 
-OPTIONS = {"image_size": 15, "patch_size": 3, "channels": 1, "dim": 14, "depth": 2, "heads": 2, "mlp_dim": 11,
-           "classes": 3, "attention": "linformer:k=7", "prefix": 2}  # fmt: skip
+OPTIONS = {
+    "image_size": 15,
+    "patch_size": 3,
+    "channels": 1,
+    "dim": 14,
+    "depth": 2,
+    "heads": 2,
+    "mlp_dim": 11,
+    "classes": 3,
+    "attention": "linformer:k=7",
+    "prefix": 2,
+}
 
 
 def test_positions_are_a_picture_and_prefix_tokens_stay():
@@ -30,12 +40,14 @@ def test_positions_are_a_picture_and_prefix_tokens_stay():
     assert larger(torch.randn(2, 1, 21, 21)).isfinite().all()
 
 
-def test_projections_of_tokens_are_those_of_regrid():
+def test_projections_of_tokens_are_those_that_the_attention_makes():
     model = create_model(**OPTIONS)
     found = resized(model.state_dict(), model.config, 21)["blocks.1.attn.attention.projection"]
-    attention = model.attentions()[1]
-    attention.regrid((7, 7))
-    torch.testing.assert_close(found, attention.projection)
+    old = model.attentions()[1]
+    new = model.config.model_copy(update={"image_size": 21}).site
+    wanted = regridded("linformer:k=7", old.state_dict(), old.site, new)["projection"]
+    assert torch.equal(found, wanted)
+    assert found.shape[-1] == 2 + 49
 
 
 def test_filters_of_tokens_are_stretched():

@@ -1,70 +1,183 @@
-"""What is recommended when runs are missing, speeds unknown, seeds unequal, or the order still changes."""
+"""What is recommended, in words and as changes to the request."""
 
 from __future__ import annotations
 
-import json
 import shlex
 
 import pytest
-from synthetic import record
+from synthetic import document, record, variant
 
 from linvit import report
-from linvit.records import Records
+from linvit.ledger import open_ledger
+from linvit.requests import CompareRequest, ReproduceRequest
+from linvit.schemas.study import Plan
 
-COMMAND = "linvit compare --budget 30m --set dropout=0.1 --out runs/mine photos"
+REQUEST = CompareRequest.of(data="photos", budget="30m", dropout=0.1, out="runs/mine")
 
 
-def made(folder, table, half=None, speeds=None, failed=(), diverged=(), **info):
-    """attention → seed → accuracy; `half` the same for half of the training, `speeds` beside softmax."""
+def made(folder, table, half=None, speeds=None, failed=(), diverged=(), requests=(REQUEST,), **fields):
+    """attention → seed → accuracy; `half` the same for half of the training, `speeds` relative to softmax."""
+    study = {"epochs": 6.0, "steps": 600, "seeds": {name: sorted(seeds) for name, seeds in table.items()}} | fields
     folder.mkdir(exist_ok=True)
-    found = {
-        "format": 3, "commands": [COMMAND], "dataset": {"name": "photos", "classes": ["a", "b"]}, "epochs": 6.0,
-        "variants": [{"id": name, "label": name, "attention": name} for name in table],
-        "seeds": {name: sorted(seeds) for name, seeds in table.items()}, "steps": 600, **info,
-    }  # fmt: skip
-    (folder / "study.json").write_text(json.dumps(found))
-    Records(folder / "records.jsonl").append([
-        *(record("test_accuracy", value, attention=name, seed=seed, selection="best", n=10_000)
-          for name, seeds in table.items() for seed, value in seeds.items()),
-        *(record("half_accuracy", value, attention=name, seed=0) for name, value in (half or {}).items()),
-        *(record("inference_vs_softmax", value, attention=name) for name, value in (speeds or {}).items()),
-        *(record("failed", 1, attention=name, seed=seed, why="no memory") for name, seed in failed),
-        *(record("diverged", 7, attention=name, seed=0, layer="head") for name in diverged),
-    ])  # fmt: skip
-    summary = report.summarise(report.read(folder))
-    return report.recommend(summary), summary
+    document(tuple(table), requests=[request.stored() for request in requests], **study).save(folder)
+    open_ledger(folder).append(
+        [
+            *(
+                record("test_accuracy", value, attention=name, seed=seed, selection="best", n=10_000)
+                for name, seeds in table.items()
+                for seed, value in seeds.items()
+            ),
+            *(record("half_accuracy", value, attention=name, seed=0) for name, value in (half or {}).items()),
+            *(record("inference_vs_softmax", value, attention=name) for name, value in (speeds or {}).items()),
+            *(record("failed", 1, attention=name, seed=seed, why="no memory") for name, seed in failed),
+            *(record("diverged", 7, attention=name, seed=0, layer="head") for name in diverged),
+        ]
+    )
+    return report.study_result(folder)
 
 
 def near(mean, count=5, spread=0.0005):
     return {seed: mean + spread * (-1) ** seed for seed in range(count)}
 
 
+def words_of(result):
+    (command,) = result.suggested
+    return shlex.split(command)
+
+
 OPEN = {"softmax": {0: 0.900, 1: 0.905, 2: 0.910}, "performer-relu": {0: 0.904, 1: 0.900, 2: 0.903}}
 SPEEDS = {"softmax": 1.0, "performer-relu": 2.0, "linformer:k=16": 3.0}
+EARLY = {"softmax": near(0.6), "performer-relu": near(0.5)}, {"softmax": 0.545, "performer-relu": 0.45}, SPEEDS
+
+
+def test_the_fastest_that_equals_the_best_is_recommended(built):
+    advice = built.recommendation
+    assert advice.variant == "performer-relu:m=64,projection=none"
+    assert (built.headline, built.confidence) == ("Recommendation", "within 1 point")
+    assert "it loses less than 0." in built.sentences[1]
+    assert "over seeds and test images" in built.sentences[1]
+    assert built.sentences[2].startswith("Attention is worth 6.8 points here (6.2 to 7.4): the control, uniform, is")
+    assert "highest inference speed relative to softmax" in built.reason
+    assert advice.changes is None
+    assert not built.suggested
+
+
+def test_sentences_without_speeds_or_others(tmp_path):
+    ahead = made(tmp_path / "ahead", {"softmax": near(0.97), "linformer:k=16": near(0.95)})
+    assert ahead.sentences[0] == "Use softmax: right on 97.0\xa0% of the test images, more than any other variant."
+    assert "on these 10,000 test images" in ahead.sentences[1]
+    assert "more accurate than every other variant" in ahead.sentences[1]
+    assert "the only variant that is shown" in ahead.reason
+    alone = made(tmp_path / "alone", {"softmax": near(0.97)})
+    assert (alone.recommendation.variant, alone.confidence) == ("softmax", "not compared")
+    begun = made(tmp_path / "begun", {"softmax": near(0.97), "linformer:k=16": {}})
+    assert (begun.recommendation.variant, begun.headline) == (None, "Not finished")
+    assert "Only softmax has been trained so far" in begun.sentences[0]
+    both = made(tmp_path / "both", {"softmax": near(0.971), "performer-relu": near(0.97)})
+    assert both.recommendation.variant == "softmax"
+    assert "no speed was measured" in both.reason
+
+
+def test_diverged_variants_are_never_recommended(tmp_path):
+    table = {"softmax": near(0.96), "performer-relu": near(0.97)}
+    assert made(tmp_path / "one", table, None, SPEEDS, diverged=["performer-relu"]).recommendation.variant == "softmax"
+    every = made(tmp_path / "all", table, None, SPEEDS, diverged=list(table))
+    assert every.recommendation.variant is None
+    assert "every variant diverged" in every.sentences[0]
+    assert {v.verdict for v in every.summary.variants} == {"diverged"}
+    control = made(tmp_path / "control", {"softmax": {}, "uniform": {}}, diverged=["uniform"])
+    assert "every variant diverged" not in control.sentences[0]
+
+
+def test_too_few_seeds(tmp_path):
+    """A request decides the start of its variants, and names them by their attentions."""
+    started = [
+        variant(name, id=f"{name}, from backbones (b9349d)") for name in ("softmax", "linformer:k=16", "uniform")
+    ]
+    table = {v.id: {0: 0.9 + 0.01 * i} for i, v in enumerate(started[::-1])}
+    found = made(tmp_path / "one", table, variants=started)
+    assert found.confidence == "too few seeds"
+    assert {v.verdict for v in found.summary.variants} == {"most accurate", "too few seeds"}
+    assert found.recommendation.changes == {"seeds": 3, "attentions": ("softmax", "linformer:k=16"), "controls": True}
+    assert found.suggested == [
+        "linvit compare photos --set dropout=0.1 --out runs/mine --attention softmax --attention linformer:k=16 "
+        "--budget 30m --seeds 3"
+    ]
+    assert found.sentences[-1].startswith("In one seed, attention was worth ")
+    three, two = {0: 0.970, 1: 0.972, 2: 0.974}, {0: 0.971, 1: 0.971}
+    assert made(tmp_path / "half", {"softmax": three, "performer-relu": two}).confidence == "too few seeds"
+    apart = made(tmp_path / "apart", {"softmax": three, "performer-relu": {7: 0.9, 8: 0.9, 9: 0.9}})
+    assert apart.confidence == "too few seeds"
+
+
+def test_a_call_from_python_has_no_command(tmp_path):
+    found = made(tmp_path, OPEN, None, SPEEDS, requests=())
+    assert found.recommendation.changes
+    assert not found.suggested
+    assert not found.commands
+
+
+def test_controls_do_not_affect_the_others(tmp_path):
+    """Softmax and a faster variant are equal among themselves, though identity is better than both."""
+    table = {
+        "softmax": {0: 0.960, 1: 0.962, 2: 0.964},
+        "performer-relu": {0: 0.961, 1: 0.962, 2: 0.963},
+        "identity": {0: 0.990, 1: 0.991, 2: 0.992},
+    }
+    found = made(tmp_path / "control", table, None, SPEEDS)
+    assert found.recommendation.variant == "performer-relu"
+    assert found.sentences[0].startswith("Attention hardly matters on these images: the control, identity, is right on")
+    assert found.summary["identity"].verdict == "within 1 point"
+    del table["performer-relu"]
+    assert "All others are controls" in made(tmp_path / "alone", table).sentences[2]
+    quiet = {"softmax": table["softmax"], "performer-relu": {0: 0.920, 1: 0.9215, 2: 0.9245}}
+    noisy = made(tmp_path / "noisy", quiet | {"uniform": {0: 0.7, 1: 0.9, 2: 0.5}})
+    assert [v.verdict for v in noisy.summary.variants[:2]] == ["most accurate", "worse"]
+
+
+def test_a_pair_without_a_shared_seed_promises_nothing(tmp_path):
+    table = {
+        "softmax": {s: 0.97 + 0.001 * s for s in range(6)},
+        "performer-relu": dict.fromkeys(range(3), 0.97),
+        "linformer": dict.fromkeys(range(3, 6), 0.8),
+    }
+    found = made(tmp_path, table, None, {"softmax": 1, "performer-relu": 2, "linformer": 3})
+    assert found.recommendation.variant == "softmax"  # the second and the third were never compared
+    assert (
+        "performer-relu (−0.1 points) is faster, but whether it loses 1 point or more is undecided"
+        in found.sentences[2]
+    )
+    assert "inf" not in " ".join(found.sentences)
+
+
+def test_noise_leaves_it_open(tmp_path):
+    table = {"softmax": {0: 0.90, 1: 0.96, 2: 0.98}, "performer-relu": {0: 0.97, 1: 0.92, 2: 0.94}}
+    found = made(tmp_path, table, None, SPEEDS)
+    assert (found.headline, found.confidence) == ("Most accurate so far", "undecided")
+    assert found.sentences[2] == "Even 30 seeds would not resolve it: they differ too much."
 
 
 def test_a_slower_one_that_is_about_to_pass_makes_it_too_early(tmp_path):
     table = {"softmax": near(0.90), "performer-relu": near(0.93)}
-    found, _ = made(tmp_path / "a", table, {"softmax": 0.84, "performer-relu": 0.92}, SPEEDS)
+    found = made(tmp_path / "a", table, {"softmax": 0.84, "performer-relu": 0.92}, SPEEDS)
     assert found.headline == "Too early to tell"
     assert "softmax gained 5.0 points on performer-relu" in found.sentences[0]
-    calm, _ = made(tmp_path / "b", table, {"softmax": 0.885, "performer-relu": 0.92}, SPEEDS)
-    assert calm.variant == "performer-relu"
+    calm = made(tmp_path / "b", table, {"softmax": 0.885, "performer-relu": 0.92}, SPEEDS)
+    assert calm.recommendation.variant == "performer-relu"
 
 
 def test_the_gain_of_another_tells_where_the_best_was_not_trained_for_half(tmp_path):
     table = {"softmax": near(0.70), "performer-relu": near(0.65)}
-    found, summary = made(tmp_path, table, {"performer-relu": 0.45}, SPEEDS)
+    found = made(tmp_path, table, {"performer-relu": 0.45}, SPEEDS)
     assert found.headline == "Too early to tell"
-    assert any("change the place of softmax" in text for text in summary.warnings)
+    assert any("change the place of softmax" in text for text in found.limitations)
 
 
 def test_longer_training_keeps_what_the_budget_chose(tmp_path):
-    """A larger budget would buy a larger model and more seeds, and leave training as short."""
-    plan = {"image_size": 48, "seeds": 3, "options": {"trunk": [16, 32, 64], "batch_size": 64}}
-    table = {"softmax": near(0.6), "performer-relu": near(0.5)}
-    found, _ = made(tmp_path, table, {"softmax": 0.545, "performer-relu": 0.45}, SPEEDS, plan=plan, budget="30m")
-    words = shlex.split(found.command)
+    """A larger budget would also allow a larger model and more seeds."""
+    options = {"trunk": [16, 32, 64], "stem": "conv", "batch_size": 64}
+    plan = Plan(seconds=1800, image_size=48, seeds=3, options=options)
+    words = words_of(made(tmp_path, *EARLY, plan=plan, budget="30m"))
     assert "--budget" not in words
     for flag, value in {"--image-size": "48", "--seeds": "3", "--epochs": "12", "--out": "runs/mine-longer"}.items():
         assert words[words.index(flag) + 1] == value
@@ -72,91 +185,99 @@ def test_longer_training_keeps_what_the_budget_chose(tmp_path):
 
 
 def test_a_published_study_is_trained_longer_by_its_scale(tmp_path):
-    table = {"softmax": near(0.6), "performer-relu": near(0.5)}
-    words = ["linvit reproduce --scale cpu --threads 1 001-I"]
-    found, _ = made(tmp_path, table, {"softmax": 0.545, "performer-relu": 0.45}, SPEEDS, commands=words)
-    assert found.command == "linvit reproduce --scale full --threads 1 001-I"
+    request = ReproduceRequest.of(names=("001-I",), threads=1)
+    found = made(tmp_path / "cpu", *EARLY, requests=[request])
+    assert found.suggested == ["linvit reproduce 001-I --threads 1 --scale full"]
+    assert not made(tmp_path / "full", *EARLY, requests=[request.replaced(scale="full")]).suggested
+
+
+@pytest.mark.parametrize("given", [{"steps": 600}, {"epochs": 6}, {"budget": "30m"}])
+def test_a_length_is_said_once(tmp_path, given):
+    request = CompareRequest.of(data="photos", **given)
+    words = words_of(made(tmp_path, *EARLY, steps=2_800_000, requests=[request]))
+    said = [word for word in words if word.startswith(("steps=", "epochs=", "--epochs", "--budget"))]
+    assert said == (["steps=5600000"] if "steps" in given else ["--epochs"])
+
+
+def test_longer_training_is_of_all_variants(tmp_path):
+    """The last request was for one of them."""
+    later = REQUEST.replaced(attentions=("softmax",), seeds=9, controls=False)
+    words = words_of(made(tmp_path, *EARLY, requests=[REQUEST, later]))
+    assert [words[i + 1] for i, word in enumerate(words) if word == "--attention"] == ["softmax", "performer-relu"]
 
 
 def test_one_that_was_trained_for_longer_is_shown_and_not_chosen(tmp_path):
     table = {"softmax": near(0.90), "performer-relu": near(0.90), "linformer:k=16": near(0.95), "uniform": near(0.88)}
-    variants = [{"id": name, "attention": name, "beside": name.startswith("linformer")} for name in table]
+    variants = [variant(name, beside=name.startswith("linformer")) for name in table]
     half = {"softmax": 0.84, "performer-relu": 0.84, "linformer:k=16": 0.94}
-    found, summary = made(tmp_path / "calm", table, None, SPEEDS, variants=variants)
-    assert found.variant == "performer-relu"  # though the Linformer is more accurate, and faster
-    assert "worth 2.0 points" in found.attention_worth
-    assert summary["linformer:k=16"].verdict == "not compared"
-    assert summary["softmax"].verdict != "worse"
-    early, _ = made(tmp_path / "early", table, half, SPEEDS, variants=variants)
+    found = made(tmp_path / "calm", table, None, SPEEDS, variants=variants)
+    assert found.recommendation.variant == "performer-relu"  # though the Linformer is more accurate, and faster
+    assert "worth 2.0 points" in found.sentences[-1]
+    assert found.summary["linformer:k=16"].verdict == "not compared"
+    assert found.summary["softmax"].verdict != "worse"
+    early = made(tmp_path / "early", table, half, SPEEDS, variants=variants)
     assert early.headline == "Too early to tell"  # by those that were trained as long as each other
 
 
-@pytest.mark.parametrize("given", ["--set steps=600", "--set epochs=6 --epochs 6"])
-def test_a_length_is_said_once(tmp_path, given):
-    table = {"softmax": near(0.6), "performer-relu": near(0.5)}
-    found, _ = made(tmp_path, table, {"softmax": 0.545, "performer-relu": 0.45}, SPEEDS, steps=2_800_000,
-                    commands=[f"linvit compare {given} photos"])  # fmt: skip
-    said = [word for word in shlex.split(found.command) if word.startswith(("steps=", "epochs=", "--epochs"))]
-    assert said == (["steps=5600000"] if "steps" in given else ["--epochs"])
-
-
-def test_looks_are_counted_not_commands(tmp_path):
+def test_looks_are_counted_not_requests(tmp_path):
     first = dict.fromkeys(OPEN, 3)
-    once, _ = made(tmp_path / "once", OPEN, None, SPEEDS, commands=[COMMAND, COMMAND], looks=[{"softmax": 3}, first])
-    assert "seeds would settle it" in once.sentences[-1]
-    assert once.command.count("-a ") == 2
+    once = made(tmp_path / "once", OPEN, None, SPEEDS, requests=[REQUEST, REQUEST], looks=[{"softmax": 3}, first])
+    assert "seeds would resolve it" in once.sentences[-1]
+    assert words_of(once).count("--attention") == 2
     noisy = {"softmax": [0.90, 0.91, 0.92] * 2, "performer-relu": [0.915, 0.90, 0.905] * 2}
     more = {name: dict(enumerate(values)) for name, values in noisy.items()}
-    twice, _ = made(tmp_path / "twice", more, None, SPEEDS, commands=[], looks=[first, dict.fromkeys(OPEN, 6)])
-    assert "After a second look" in twice.sentences[-1]
-    assert not twice.command
+    twice = made(tmp_path / "twice", more, None, SPEEDS, looks=[first, dict.fromkeys(OPEN, 6)])
+    assert "A second look did not resolve it" in twice.sentences[-1]
+    assert not twice.suggested
 
 
 def test_a_second_look_that_was_interrupted_is_to_be_finished(tmp_path):
     seeds = {name: list(range(20)) for name in OPEN}
-    found, _ = made(tmp_path, OPEN, None, SPEEDS, seeds=seeds, looks=[dict.fromkeys(OPEN, 3)])
+    found = made(tmp_path, OPEN, None, SPEEDS, seeds=seeds, looks=[dict.fromkeys(OPEN, 3)])
     assert "34 runs of this study are missing" in found.sentences[-1]
-    assert found.command == COMMAND
+    assert found.suggested == [REQUEST.command()]
 
 
 def test_what_was_not_timed_is_not_called_faster(tmp_path):
-    found, _ = made(tmp_path / "none", OPEN)
-    assert "may be faster, which was not timed" in " ".join(found.sentences)
+    assert "may be faster, which was not measured" in " ".join(made(tmp_path / "none", OPEN).sentences)
     table = {"softmax": near(0.93), "performer-relu": near(0.931), "linformer:k=16": near(0.87)}
     two = {name: SPEEDS[name] for name in ("softmax", "performer-relu")}
-    found, _ = made(tmp_path / "two", table, None, two)
-    assert found.variant == "performer-relu"  # the third is far behind: its speed does not matter
-    assert "highest inference throughput" in found.reason
+    found = made(tmp_path / "two", table, None, two)
+    assert found.recommendation.variant == "performer-relu"  # the third is far behind: its speed does not matter
+    assert "highest inference speed" in found.reason
 
 
 def test_accuracies_are_quoted_over_shared_seeds(tmp_path):
     """Seeds 3 to 11 are harder, and only two variants have them."""
     hard = [0.0] * 3 + [-0.01] * 9
-    table = {"softmax": {s: 0.956 + d for s, d in enumerate(hard)},
-             "performer-relu": {s: 0.9555 + d for s, d in enumerate(hard)},
-             "performer-exp": dict.fromkeys(range(3), 0.9535)}  # fmt: skip
-    found, _ = made(tmp_path, table, None, {"softmax": 1.0, "performer-relu": 2.0, "performer-exp": 2.0})
-    assert found.variant == "performer-relu"
+    table = {
+        "softmax": {s: 0.956 + d for s, d in enumerate(hard)},
+        "performer-relu": {s: 0.9555 + d for s, d in enumerate(hard)},
+        "performer-exp": dict.fromkeys(range(3), 0.9535),
+    }
+    found = made(tmp_path, table, None, {"softmax": 1.0, "performer-relu": 2.0, "performer-exp": 2.0})
+    assert found.recommendation.variant == "performer-relu"
     assert "94.8" in found.sentences[0]  # of all twelve, as the best's
 
 
 def test_a_variant_that_fails_does_not_silence_the_rest(tmp_path):
     table = {"softmax": near(0.93), "performer-relu": near(0.931), "linformer:k=16": {0: 0.77, 1: 0.77}}
-    found, summary = made(tmp_path, table, None, SPEEDS, failed=[("linformer:k=16", 2)])
-    assert found.variant == "performer-relu"
+    found = made(tmp_path, table, None, SPEEDS, failed=[("linformer:k=16", 2)])
+    assert found.recommendation.variant == "performer-relu"
     assert found.headline == "Recommendation"
-    assert any("linformer:k=16 failed" in text for text in summary.warnings)
+    assert any("linformer:k=16 failed" in text for text in found.limitations)
 
 
-def test_a_control_that_diverged_is_not_every_variant(tmp_path):
-    found, _ = made(tmp_path, {"softmax": {}, "uniform": {}}, diverged=["uniform"])
-    assert "every variant diverged" not in found.sentences[0]
-
-
-def test_variants_of_ones_own_are_run_again_by_the_whole_command(tmp_path):
+def test_variants_with_their_own_options_are_not_named(tmp_path):
     table = {"softmax": OPEN["softmax"], "performer-relu, redraw 100": OPEN["performer-relu"]}
-    variants = [{"id": "softmax", "label": "softmax", "attention": "softmax"},
-                {"id": "performer-relu, redraw 100", "label": "redrawn", "attention": "performer-relu"}]  # fmt: skip
-    found, _ = made(tmp_path, table, None, {name: 1.0 + i for i, name in enumerate(table)}, variants=variants)
-    assert found.command.startswith("linvit compare --seeds ")
-    assert found.command.endswith(COMMAND.removeprefix("linvit compare "))
+    redrawn = variant("performer-relu", id="performer-relu, redraw 100", label="redrawn", options={"redraw": 100})
+    speeds = {name: 1.0 + i for i, name in enumerate(table)}
+    found = made(tmp_path, table, None, speeds, variants=[variant("softmax"), redrawn])
+    assert set(found.recommendation.changes) == {"seeds"}
+
+
+def test_the_margin_is_part_of_the_question(tmp_path):
+    found = report.study_result(made(tmp_path, OPEN, None, SPEEDS).page.parent, margin=0.004)
+    assert found.recommendation.changes is None or found.recommendation.changes["margin"] == 0.004
+    with pytest.raises(ValueError, match=r"margin=0\.3 must be"):
+        report.study_result(tmp_path, margin=0.3)

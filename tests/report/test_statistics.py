@@ -28,10 +28,17 @@ def at_most(rate, studies):
     return rate + 2.33 * math.sqrt(rate * (1 - rate) / studies)
 
 
-@pytest.mark.parametrize(("k", "deviation", "images", "studies"), [
-    (2, 0.003, 0, 700), (2, 0.005, 0, 700), (2, (0.002, 0.01), 0, 400), (5, 0.003, 0, 200), (2, 0.003, 400, 300),
-    (3, 0.002, 2000, 100),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("k", "deviation", "images", "studies"),
+    [
+        (2, 0.003, 0, 700),
+        (2, 0.005, 0, 700),
+        (2, (0.002, 0.01), 0, 400),
+        (5, 0.003, 0, 200),
+        (2, 0.003, 400, 300),
+        (3, 0.002, 2000, 100),
+    ],
+)
 def test_who_loses_the_margin_is_rarely_called_within_it(k, deviation, images, studies):
     """Over both looks, where every other variant loses exactly the margin: the worst case."""
     found = decisions.rates(decisions.accuracies(k, 0.01), deviation, images, studies)
@@ -39,10 +46,16 @@ def test_who_loses_the_margin_is_rarely_called_within_it(k, deviation, images, s
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.02])
-@pytest.mark.parametrize(("k", "deviation", "images", "studies"), [
-    (2, 0.005, 0, 400), (3, 0.005, 0, 300), (5, 0.003, 0, 200), (3, (0.002, 0.004, 0.006), 0, 200),
-    (2, 0.002, 4000, 60),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("k", "deviation", "images", "studies"),
+    [
+        (2, 0.005, 0, 400),
+        (3, 0.005, 0, 300),
+        (5, 0.003, 0, 200),
+        (3, (0.002, 0.004, 0.006), 0, 200),
+        (2, 0.002, 4000, 60),
+    ],
+)
 def test_the_seeds_that_are_named_settle_it(k, deviation, images, studies, loss):
     found = decisions.rates(decisions.accuracies(k, loss), deviation, images, studies)
     assert found.named > 0.5
@@ -152,8 +165,11 @@ def test_seeds_that_some_variants_lack():
 
 def test_the_best_is_found_over_shared_seeds():
     """More, harder seeds of two variants do not make the third the best."""
-    table = {"a": {0: 0.97, 1: 0.97, 2: 0.97, 3: 0.90, 4: 0.90}, "b": {0: 0.96, 1: 0.96, 2: 0.96, 3: 0.89, 4: 0.89},
-             "c": {0: 0.965, 1: 0.965, 2: 0.965}}  # fmt: skip
+    table = {
+        "a": {0: 0.97, 1: 0.97, 2: 0.97, 3: 0.90, 4: 0.90},
+        "b": {0: 0.96, 1: 0.96, 2: 0.96, 3: 0.89, 4: 0.89},
+        "c": {0: 0.965, 1: 0.965, 2: 0.965},
+    }
     assert judge(table).best == "a"
 
 
@@ -270,8 +286,10 @@ def test_equal_learners_are_told_apart_as_rarely_as_promised(folds, seeds, naive
 
 def test_more_seeds_of_folds_settle_only_so_much():
     """What folds share does not become less with more of them: it takes more images."""
-    table = {"a": {(0, i): 0.95 + 0.001 * (-1) ** i for i in range(5)},
-             "b": {(0, i): 0.95 - 0.001 * (-1) ** i for i in range(5)}}  # fmt: skip
+    table = {
+        "a": {(0, i): 0.95 + 0.001 * (-1) ** i for i in range(5)},
+        "b": {(0, i): 0.95 - 0.001 * (-1) ** i for i in range(5)},
+    }
     assert judge(table, margin=0.002).settle(["b"])[0] == 27
     seeds, who, times = judge(table, margin=0.002, shared=0.25).settle(["b"])
     assert seeds == math.inf

@@ -1,4 +1,4 @@
-"""What studies declare: each published result has a row, each option is one, each system and strategy is in some."""
+"""What studies declare: each published result has a row, each option exists, each system and strategy is in some."""
 
 from __future__ import annotations
 
@@ -8,42 +8,57 @@ from typing import Any
 import pytest
 
 from linvit.models import create_model
+from linvit.pipeline.design import DataShape, resolve
 from linvit.registry import parse
-from linvit.studies import COLUMNS, SCALES, STUDIES, Figure, NotHere, Row, Table, published, study
-from linvit.train.experiment import resolve
+from linvit.studies import STUDIES, Figure, NotReproducible, PublishedStudy
+from linvit.studies.declaration import COLUMNS, SCALES, all_published, register
 
-NAMES = STUDIES.names()
-TABLES = [name for name in NAMES if isinstance(study(name), Table)]
-FACTS = {
-    "mnist": (28, 1, 10), "cifar10": (32, 3, 10), "cifar100": (32, 3, 100), "tiny-imagenet": (64, 3, 200),
+SHIPPED = [study for _, study in STUDIES.items()]
+TABLES = [study for study in SHIPPED if isinstance(study, PublishedStudy)]
+SHAPES = {
+    "mnist": (28, 1, 10),
+    "cifar10": (32, 3, 10),
+    "cifar100": (32, 3, 100),
+    "tiny-imagenet": (64, 3, 200),
     "cifar10:grey=true": (32, 1, 10),
-}  # fmt: skip
+}
 # rows of published tables that are ours: what a report asks for, claims or leaves open without printing a number
 LONGER = {"linformer, twice the steps", "RF16 softmax, twice the steps"}
-OURS = {"ViT, patch 8", "MLP, dropout 0.05", "softmax", "ReLU, 512 features", "fθ, positive", "its EXP, clamped",
-        "its EXP, not clamped", *LONGER}  # fmt: skip
+OURS = {
+    "ViT, patch 8",
+    "MLP, dropout 0.05",
+    "softmax",
+    "ReLU, 512 features",
+    "fθ, positive",
+    "its EXP, clamped",
+    "its EXP, not clamped",
+    *LONGER,
+}
 UNPUBLISHED = {"000-cifar100", "000-hybrid", "002-factorial"}
 
 
-def table(name: str) -> Table:
-    found = study(name)
-    assert isinstance(found, Table)
-    return found
+def table(name: str) -> PublishedStudy:
+    study = STUDIES[name]
+    assert isinstance(study, PublishedStudy)
+    return study
+
+
+def printed() -> dict[tuple[str, str], Any]:
+    return {(study, row): result for study, rows in all_published().items() for row, result in rows.items()}
 
 
 def test_there_are_68_published_results():
-    assert len(published()) == 68
-    assert len({(row.study, row.row) for row in published()}) == 68
-    assert all(row.quality for row in published())
-    with_number = [row for row in published() if row.accuracy is not None]
-    assert len(with_number) == 67  # one ended in NaN
-    assert all(0.25 < row.accuracy < 1 for row in with_number)  # type: ignore[operator]
+    assert len(printed()) == 68
+    assert all(result.flags for result in printed().values())
+    accuracies = [result.accuracy for result in printed().values() if result.accuracy is not None]
+    assert len(accuracies) == 67  # one ended in NaN
+    assert all(0.25 < accuracy < 1 for accuracy in accuracies)
 
 
 def test_a_place_names_every_section_that_prints_something_of_the_result():
     """Of report 002, whose numbers of one run are not always in the section about it."""
-    places = {row.study: re.findall(r"§[\d.]*\d", row.place) for row in published() if row.study.startswith("002")}
-    several = {name: sections for name, sections in places.items() if len(sections) != 1}
+    places = {study: re.findall(r"§[\d.]*\d", result.place) for (study, _), result in printed().items()}
+    several = {name: found for name, found in places.items() if name.startswith("002") and len(found) != 1}
     assert several == {
         "002-relu": ["§5.5", "§6.1.7"],  # 3.06 s and 0.4277
         "002-gelu-2": ["§6.2.3", "§6.2.5"],  # 55 epochs
@@ -54,138 +69,125 @@ def test_a_place_names_every_section_that_prints_something_of_the_result():
 
 
 def test_each_published_result_has_a_row_and_each_row_a_result():
-    printed = {(row.study, row.row) for row in published()}
-    rows = {(name, row.name) for name in TABLES for row in table(name).rows}
-    assert printed <= rows
-    reports = [name for name in TABLES if not name.startswith("paper-") and name not in UNPUBLISHED]
-    beyond = {(name, row.name) for name in reports for row in table(name).rows} - printed
-    sweep = {row for name, row in beyond if name == "000-cifar10"}
+    rows = {(study.name, row.name) for study in TABLES for row in study.rows}
+    assert set(printed()) <= rows
+    assert all(set(study.published) <= {row.name for row in study.rows} for study in TABLES)
+    reports = {name for name, _ in rows if not name.startswith("paper-")} - UNPUBLISHED
+    beyond = {(name, row) for name, row in rows if name in reports} - set(printed())
     assert {row for name, row in beyond if name != "000-cifar10"} == OURS
+    sweep = {row for name, row in beyond if name == "000-cifar10"}
     assert sweep == {"RF64 softmax", "RF128 softmax", "RF16 ReLU", *LONGER}
-    assert not {row.study for row in published()} & UNPUBLISHED
+    assert not set(all_published()) & UNPUBLISHED
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_study_says_what_it_is(name):
-    found = study(name)
-    text = " ".join((type(found).__doc__ or "").split())
-    assert re.fullmatch(r"00[0-4]", found.report)
-    assert found.title
-    assert all(re.fullmatch(r"M\d+", mistake) for mistake in found.mistakes)
-    if isinstance(found, NotHere):
-        assert found.why
-        assert not found.takes
+def test_a_plugin_has_its_published_numbers_in_its_own_file(plugin):
+    assert table("tiny").published["transformer"].accuracy == 0.915
+
+
+@pytest.mark.parametrize("study", SHIPPED, ids=lambda study: study.name)
+def test_a_study_says_what_it_is(study):
+    assert re.fullmatch(r"00[0-4]", study.report)
+    assert study.title
+    assert "\n" not in study.about
+    assert all(re.fullmatch(r"M\d+", mistake) for mistake in study.mistakes)
+    if isinstance(study, NotReproducible):
+        assert not study.durations
         return
-    assert f"linvit reproduce {name}" in text
-    assert "Expected" in text or "compared" in text or name.endswith("cifar100")
-    assert tuple(found.takes) == SCALES
-    assert found.gives_way("smoke")
-    for scale in SCALES:
-        assert isinstance(found.gives_way(scale), str)
+    assert re.search("Expected|No expectation", study.about)
+    assert tuple(study.durations) == SCALES
+    assert study.reduction("smoke")
+    assert isinstance(study.reduction("cpu"), str)
+    if isinstance(study, Figure):
+        assert tuple(study.scales) == SCALES
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_every_option_is_one(name):
+def test_a_name_is_registered_once():
+    study = table("002-vit")
+    register(study)  # the same again, as when a module is imported twice
+    other = NotReproducible("002-vit", title="Another", about="")
+    with pytest.raises(ValueError, match=r"study '002-vit' is registered twice: in '002-vit, Vision .* '002-vit, Ano"):
+        register(other)
+
+
+@pytest.mark.parametrize("study", TABLES, ids=lambda study: study.name)
+def test_every_option_exists(study):
     """Every row at every scale resolves to a model and a recipe, without images."""
-    found = table(name)
-    side, channels, classes = FACTS[found.data]
-    for scale in SCALES:
-        for column in COLUMNS:
-            for row in found.of(column):
-                own = found.sides.get(column)
-                size = row.data.get("image_size") if column == "literal" else None
-                facts = {"image_size": size or own or side, "channels": channels, "classes": classes}
-                spec = (row.literal if column == "literal" else None) or row.attention
-                options = found.options(column, scale) | found.options(column, scale, row)
-                model, recipe = resolve(found.data, facts, spec, 0, options, task=found.task)
+    side, channels, classes = SHAPES[study.data]
+    names = [row.name for row in study.rows]
+    assert len(set(names)) == len(names)
+    for column in study.columns:
+        for scale in SCALES:
+            for row in study.rows_of(column):
+                literal = column == "literal"
+                own = (row.literal_data.get("image_size") if literal else None) or study.rerun(column).image_size
+                spec = (row.literal if literal else None) or row.attention
+                options = study.options(column, scale) | study.row_options(column, scale, row)
+                shape = DataShape(study.data, own or side, channels, classes)
+                model, recipe = resolve(shape, spec, 0, options, task=study.task)
                 assert model.attention == spec
                 assert recipe.steps == (row.times if scale == "smoke" else None)
 
 
-@pytest.mark.parametrize("name", [name for name in TABLES if any(row.checkpoint for row in table(name).rows)])
-def test_beside_rows_from_a_checkpoint_stand_some_for_as_many_steps_from_nothing(name):
+@pytest.mark.parametrize(
+    "study", [study for study in TABLES if any(row.checkpoint for row in study.rows)], ids=lambda study: study.name
+)
+def test_rows_from_a_checkpoint_have_counterparts_from_scratch_with_as_many_steps(study):
     """Teacher and fine-tuning together, with whatever else the row from the checkpoint has; under report 000 all."""
-    found = table(name)
+    assert any(row.attention == "softmax" and not row.checkpoint for row in study.rows)
     for scale in ("full", "cpu"):
-        rows = [(row, (row.attention, str(row.fair))) for row in found.of("fair")]
-        options = {row.name: found.options("fair", scale) | found.options("fair", scale, row) for row, _ in rows}
-        began = {key: options[row.name] for row, key in rows if row.checkpoint}
-        alone = {key: options[row.name] for row, key in rows if row.times > 1}
-        teacher = found.options("fair", scale)["epochs"]
-        assert alone
-        assert set(alone) <= set(began)
-        assert name.startswith("paper-") or set(alone) == set(began)
-        for key, mine in alone.items():
-            assert mine == began[key] | {"epochs": began[key]["epochs"] + teacher}
-
-
-def systems() -> dict[str, list[dict[str, Any]]]:
-    """attention → the options that it appears with."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for row in [row for name in TABLES for row in table(name).rows]:
-        for text in filter(None, (row.attention, row.literal)):
-            spec = parse(text)
-            found.setdefault(spec.name, []).append(dict(spec.options))
-    return found
+        base = study.options("fair", scale)
+        started, scratch = {}, {}
+        for row in study.rows_of("fair"):
+            key, options = (row.attention, str(row.options)), base | study.row_options("fair", scale, row)
+            if row.checkpoint or row.times > 1:
+                (started if row.checkpoint else scratch)[key] = options
+        assert scratch
+        assert set(scratch) <= set(started)
+        assert study.report == "004" or set(scratch) == set(started)
+        for key, options in scratch.items():
+            assert options == started[key] | {"epochs": started[key]["epochs"] + base["epochs"]}
 
 
 def test_every_system_of_the_reports_is_in_some_study():
-    found = systems()
-    kernels = ("exp", "relu", "elu", "gelu", "gexp", "sigmoid", "abs", "cos", "tanh", "identity", "trig", "smreg",
-               "hyp", "elu1", "theta-linear", "theta-mixture", "theta-mlp", "theta")  # fmt: skip
-    assert {"softmax", "linformer", "identity", "uniform", *(f"performer-{kernel}" for kernel in kernels)} <= set(found)
-    features = {kernel: {options.get("m") for options in found[f"performer-{kernel}"]} for kernel in ("exp", "relu")}
-    assert {16, 32, 64, 128} <= features["exp"]
-    assert {16, 32, 64, 128, 256, 512} <= features["relu"]
+    found: dict[str, list[dict[str, Any]]] = {}
+    for spec in {spec for study in TABLES for row in study.rows for spec in (row.attention, row.literal) if spec}:
+        found.setdefault(parse(spec).name, []).append(dict(parse(spec).options))
+    kernels = """exp relu elu gelu gexp sigmoid abs cos tanh identity trig smreg hyp elu1 theta-linear theta-mixture
+        theta-mlp theta"""
+    assert {"softmax", "linformer", "identity", "uniform"} <= set(found)
+    assert {f"performer-{kernel}" for kernel in kernels.split()} <= set(found)
+    assert {16, 32, 64, 128} <= {options.get("m") for options in found["performer-exp"]}
+    assert {16, 32, 64, 128, 256, 512} <= {options.get("m") for options in found["performer-relu"]}
     for kernel in ("exp", "relu", "elu1"):  # deterministic
         assert {"projection": "none"} in found[f"performer-{kernel}"]
     assert {options.get("alpha") for options in found["performer-elu"]} >= {1.0, 0.5, 0.3, 0.25}
-    assert any(table(name).task == "next-pixel" for name in TABLES)  # unidirectional
+    assert any(study.task == "next-pixel" for study in TABLES)  # unidirectional
 
 
 def test_every_strategy_of_the_reports_is_in_some_study():
     used: dict[str, set[Any]] = {}
-    sizes = []
-    for name in TABLES:
-        found = table(name)
-        for column in COLUMNS:
-            sizes += [found.size(scale, column) for scale in SCALES if found.of(column)]
-            for scale, row in [(scale, row) for scale in SCALES for row in found.of(column)]:
-                options = found.options(column, scale) | found.options(column, scale, row)
-                for key, value in options.items():
+    for study, column in [(each, column) for each in TABLES for column in each.columns]:
+        for scale in SCALES:
+            used.setdefault("folds", set()).add(study.size(column, scale).folds)
+            for row in study.rows_of(column):
+                for key, value in (study.options(column, scale) | study.row_options(column, scale, row)).items():
                     used.setdefault(key, set()).add(value)
-    assert {"adam", "adamw", "sgd"} <= used["optimizer"]  # and muon, where nobody says
-    assert {"step", "cosine", "restarts", "constant"} <= used["schedule"]  # and onecycle
+    assert {"adam", "adamw", "sgd"} <= used["optimizer"]
+    assert {"step", "cosine", "restarts", "constant"} <= used["schedule"]
     assert {0.0, 1.0} <= used["clip_norm"]
     assert {0, 10} <= used["patience"]
     assert {0, 100} <= used["redraw"]
     assert {"fp16", "bf16"} <= used["amp"]
     assert any(0 < share < 1 for share in used["warmup"])
-    assert 5 in {size.folds for size in sizes}
-    assert any(row.checkpoint for name in TABLES for row in table(name).rows)
-    docs = " ".join(STUDIES[name].__doc__ or "" for name in NAMES)
-    assert "--sampler grid" in docs
-    assert "--space 002-exp-optuna" in docs
+    assert 5 in used["folds"]
+    texts = " ".join(study.about for study in SHIPPED)
+    assert "--sampler grid" in texts
+    assert "--space 002-exp-optuna" in texts
 
 
 def test_figures_of_the_paper():
     wanted = "1 2 3 4 5 6-7 8 9 10-11 13 14 15 16-17 18 19 20-21"
-    assert {f"paper-fig{number}" for number in wanted.split()} <= set(NAMES)
-    for name in NAMES:
-        found = study(name)
-        if isinstance(found, Figure):
-            assert set(found.scales) == set(SCALES)
-
-
-def test_the_report_has_only_rows_with_columns():
-    for name in TABLES:
-        for row in table(name).rows:
-            assert isinstance(row, Row)
-            assert row.columns
-            assert set(row.columns) <= set(COLUMNS)
-        assert len({row.name for row in table(name).rows}) == len(table(name).rows), name
-        if any(row.checkpoint for row in table(name).rows):
-            assert any(row.attention == "softmax" and not row.checkpoint for row in table(name).rows)
+    assert {f"paper-fig{number}" for number in wanted.split()} <= {study.name for study in SHIPPED}
 
 
 def test_the_keras_model_is_the_one_that_was_printed():
@@ -195,6 +197,23 @@ def test_the_keras_model_is_the_one_that_was_printed():
 
 
 def test_rows_are_judged_with_those_that_took_as_many_steps():
-    """In Fig. 5 most began with a trained model, and the Transformer itself stands beside them."""
-    assert {row.name for row in table("paper-fig5").of("fair") if row.lengths == 1} == {"Transformer"}
+    """In Fig. 5 most rows start from a trained model, and the Transformer itself is only shown."""
+    assert {row.name for row in table("paper-fig5").rows_of("fair") if row.length == 1} == {"Transformer"}
     assert (table("paper-fig5").length("fair"), table("000-cifar10").length("fair")) == (2, 1)
+
+
+def test_what_a_scale_changes(plugin):
+    tiny = table("tiny")
+    assert tiny.columns == list(COLUMNS)
+    assert tiny.reduction("cpu") == "epochs 1 (full: 9)"
+    assert tiny.reduction("smoke").startswith("one step")
+    assert table("000-mnist").reduction("cpu") == (
+        "literal: 3,000 images, epochs 1 (full: 20); fair: 10,000 images, epochs 3 (full: 20), layers 2, width 32"
+    )
+    smoke = tiny.options("fair", "smoke")
+    assert (smoke["steps"], smoke["dim"], "epochs" in smoke) == (1, 32, False)
+    assert tiny.options("literal", "cpu")["epochs"] == 1
+    assert tiny.row_options("literal", "smoke", tiny.rows[1]) == {"mlp_dim": 13}  # a row's own stay
+    assert tiny.row_options("fair", "smoke", tiny.rows[1]) == {}
+    assert tiny.row_options("fair", "smoke", tiny.rows[-1]) == {"steps": 2}
+    assert tiny.row_options("fair", "cpu", tiny.rows[-1]) == {"epochs": 2}

@@ -1,14 +1,42 @@
-import pytest
+"""One tiny study, finished once and shared: `finished` is to look at, `study` is a copy to extend."""
 
-from linvit.records import Record
+import shutil
+from pathlib import Path
+
+import pytest
+from studying import DATA, QUICK, shortened
+
+from linvit import data
 from linvit.report import page
-from linvit.study import measuring
+from linvit.study import compare
+
+
+@pytest.fixture(autouse=True)
+def short(tmp_path_factory: pytest.TempPathFactory):
+    with shortened() as patch:
+        patch.setenv("LINVIT_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        yield patch
 
 
 @pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is measured beside accuracy takes no time."""
-    monkeypatch.setattr(measuring, "LENGTHS", (16,))
-    monkeypatch.setattr(measuring, "ROUNDS", 1)
-    monkeypatch.setattr(page, "draw_files", lambda specs, folder: None)
-    monkeypatch.setattr(measuring, "peak_memory", lambda *_: Record("peak_memory", 7, "bytes", tags={"batch": 16}))
+def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result is computed, but not drawn."""
+    monkeypatch.setattr(page, "write", lambda result, figures=True: None)
+
+
+@pytest.fixture(scope="session")
+def dataset() -> data.Dataset:
+    return data.load_data(DATA)
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("finished") / "study"
+    with shortened() as patch:
+        patch.setenv("LINVIT_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        return compare(DATA, attentions=["softmax", "performer-relu:m=8"], seeds=2, epochs=2, out=out, **QUICK)
+
+
+@pytest.fixture
+def study(finished: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(finished, tmp_path / "study")

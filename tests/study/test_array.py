@@ -1,4 +1,4 @@
-"""A study's jobs done by a scheduler: one process each, told to leave, killed, requeued; assembled afterwards."""
+"""A study's jobs run by a scheduler: one process each, evicted, killed, requeued; assembled afterwards."""
 
 from __future__ import annotations
 
@@ -13,22 +13,16 @@ import time
 from pathlib import Path
 
 import pytest
+from studying import DATA, QUICK, SETS, SMALL
 from traces import weights
 
 from linvit import cli
 from linvit.records import Record, Records
-from linvit.study import Study, compare
-from linvit.study.array import read_job
+from linvit.study import compare
+from linvit.study.jobs import read_job
 
-DATA = "synthetic:classes=3,images=96,size=8,channels=1"
-SMALL = {"stem": "patch", "patch_size": 4, "dim": 16, "depth": 1, "heads": 2, "mlp_dim": 32, "batch_size": 16}
 WORDS = {"attentions": ["softmax"], "seeds": 2, "controls": False, **SMALL}
 SBATCH = Path(__file__).parents[2] / "docs" / "slurm"
-
-
-@pytest.fixture(autouse=True)
-def cache(short, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    monkeypatch.setenv("LINVIT_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
 class Slurm:
@@ -51,8 +45,13 @@ class Slurm:
         (self.bin / name).chmod(stat.S_IRWXU)
 
     def start(self, script: str, number: int, *words: object, tasks: int = 1, **variables: str) -> subprocess.Popen:
-        given = {"SLURM_JOB_ID": str(number), "SLURM_NTASKS": str(tasks), "SLURM_JOB_NODELIST": "localhost",
-                 "OMP_NUM_THREADS": "1", "PATH": f"{self.bin}:{os.environ['PATH']}"} | variables  # fmt: skip
+        given = {
+            "SLURM_JOB_ID": str(number),
+            "SLURM_NTASKS": str(tasks),
+            "SLURM_JOB_NODELIST": "localhost",
+            "OMP_NUM_THREADS": "1",
+            "PATH": f"{self.bin}:{os.environ['PATH']}",
+        } | variables
         call = ["bash", str(SBATCH / script), *map(str, words)]
         return subprocess.Popen(call, env=os.environ | given, start_new_session=True, stderr=subprocess.DEVNULL)
 
@@ -126,11 +125,10 @@ def test_an_array_that_is_killed_and_requeued_is_the_same_study(tmp_path: Path, 
 
 @pytest.mark.slow
 def test_a_shared_training_is_requeued(tmp_path: Path, slurm: Slurm) -> None:
-    words = [DATA, *(word for key, value in SMALL.items() for word in ("--set", f"{key}={value}"))]
-    words += ["--epochs", "60", "--out", str(tmp_path / "run"), "-q"]
+    words = [DATA, *SETS, "--epochs", "60", "--out", str(tmp_path / "run"), "-q"]
     process = slurm.start("train.sbatch", 7, *words, tasks=2)
     until(tmp_path / "run", "best/model.safetensors", process)
-    os.kill(slurm.tasks(process)[1], signal.SIGTERM)  # one hears of it, all leave
+    os.kill(slurm.tasks(process)[1], signal.SIGTERM)  # one is told, all leave
     assert process.wait(60) == 75
     assert slurm.requeued() == [7]
     assert not (tmp_path / "run" / "records.jsonl").exists()
@@ -138,71 +136,72 @@ def test_a_shared_training_is_requeued(tmp_path: Path, slurm: Slurm) -> None:
     assert any(r.metric == "test_accuracy" for r in Records(tmp_path / "run" / "records.jsonl"))
 
 
-def test_a_job_by_its_number(tmp_path: Path, monkeypatch, capsys) -> None:
-    out = compare(DATA, out=tmp_path / "x", jobs_file=True, threads=2, **WORDS | {"epochs": 1})
-    moved = out.rename(tmp_path / "moved")  # mounted elsewhere
+@pytest.fixture(scope="module")
+def jobs_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study of three jobs, none of them started."""
+    out = tmp_path_factory.mktemp("jobs") / "study"
+    return compare(DATA, out=out, jobs_file=True, threads=2, **WORDS | {"epochs": 1})
+
+
+def test_a_job_by_its_number(jobs_file: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    moved = shutil.copytree(jobs_file, tmp_path / "moved")  # mounted elsewhere
     job = read_job(moved, 2)
     assert (job.number, job.experiment.seed, job.threads) == (1, 1, 2)
     assert Path(job.folder).parent == moved
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "2")
     assert cli.main(["job", str(moved), "--dry-run"]) == 0
-    assert f"in {job.folder}: not begun" in capsys.readouterr().out
+    assert f"in {job.folder}: not started" in capsys.readouterr().out
     assert not Path(job.folder).exists()
     assert cli.main(["job", str(moved), "--threads", "1"]) == 0
     assert capsys.readouterr().out.startswith("job 2 of 3, softmax, seed 1: test accuracy 0.")
     assert cli.main(["job", str(moved), "2", "--dry-run"]) == 0
     assert f"in {job.folder}: finished" in capsys.readouterr().out
-    assert [r.experiment == job.experiment.id for r in job.finished()]
+    assert {r.experiment for r in job.finished()} == {job.experiment.id}
 
 
 @pytest.mark.parametrize(
-    ("number", "says"), [("0", "it has 1 to 3"), ("4", "it has 1 to 3"), ("x", "Invalid value for 'N'")]
+    ("number", "says"),
+    [("0", "has no job 0: it has 1 to 3"), ("4", "has no job 4: it has 1 to 3"), ("x", "number=x must be an integer")],
 )
-def test_a_job_that_is_not_there(tmp_path: Path, capsys, number: str, says: str) -> None:
-    out = compare(DATA, out=tmp_path / "x", jobs_file=True, **WORDS | {"epochs": 1})
-    assert cli.main(["job", str(out), number]) == 2
+def test_a_job_that_does_not_exist(jobs_file: Path, tmp_path: Path, capsys, number: str, says: str) -> None:
+    assert cli.main(["job", str(jobs_file), number]) == 2
     assert says in capsys.readouterr().err
     assert cli.main(["job", str(tmp_path), "1"]) == 2
     assert "holds no jobs.jsonl: write it with `linvit compare … --jobs-file`" in capsys.readouterr().err
 
 
-def test_the_jobs_of_a_budget_have_its_plan(tmp_path: Path) -> None:
-    out = compare(DATA, out=tmp_path / "x", jobs_file=True, budget="2m", **WORDS | {"seeds": 1})
-    plan = Study.read(out / "study.json").plan
-    assert plan is not None
-    assert read_job(out, 1).experiment.recipe.steps == plan.steps
-
-
-def test_jobs_need_images_that_others_can_find(tmp_path: Path) -> None:
-    from linvit import data
-
-    with pytest.raises(ValueError, match="jobs_file needs images that other processes can find"):
-        compare(data.load_data(DATA), out=tmp_path / "x", jobs_file=True, **WORDS | {"epochs": 1})
+def test_jobs_need_images_that_others_can_open(dataset, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="jobs_file needs images that other processes can open"):
+        compare(dataset, out=tmp_path / "x", jobs_file=True, **WORDS | {"epochs": 1})
     assert not (tmp_path / "x").exists()
 
 
-def test_a_dry_run_says_how_far_each_job_is(tmp_path: Path) -> None:
-    said: list[str] = []
-    words = WORDS | {"epochs": 1}
-    compare(DATA, out=tmp_path / "x", dry_run=True, say=said.append, **words)
-    assert said == ["job 1 of 3: softmax, seed 0: not begun", "job 2 of 3: softmax, seed 1: not begun",
-                    "job 3 of 3: softmax, seed 0, half of the steps: not begun"]  # fmt: skip
+def test_a_dry_run_shows_the_state_of_each_job(study: Path, dataset, tmp_path: Path) -> None:
+    lines: list[str] = []
+    compare(DATA, out=tmp_path / "x", dry_run=True, log=lines.append, **WORDS | {"epochs": 1})
+    assert lines == [
+        "job 1 of 3: softmax, seed 0: not started",
+        "job 2 of 3: softmax, seed 1: not started",
+        "job 3 of 3: softmax, seed 0, half of the steps: not started",
+    ]
     assert not (tmp_path / "x").exists()
-    compare(DATA, out=tmp_path / "x", jobs=1, threads=1, **words)
-    said.clear()
-    compare(DATA, out=tmp_path / "x", dry_run=True, say=said.append, **words | {"seeds": 3})
-    assert [line.rpartition(": ")[2] for line in said] == ["finished", "finished", "not begun", "finished"]
+    lines.clear()
+    words = QUICK | {"attentions": ["softmax"], "epochs": 2, "seeds": 3}
+    compare(dataset, out=study, dry_run=True, log=lines.append, **words)
+    assert [line.rpartition(": ")[2] for line in lines] == ["finished"] * 4 + ["not started"] + ["finished"] * 2
 
 
+@pytest.mark.usefixtures("no_page")
 def test_the_jobs_of_folds(tmp_path: Path, capsys) -> None:
-    """Each holds its own images out, and the page of what is there says of all images what the folds say of them."""
-    words = {"attentions": ["softmax"], "folds": 2, "controls": False, "epochs": 1, **SMALL}
-    said: list[str] = []
-    compare(DATA, out=tmp_path / "x", dry_run=True, say=said.append, **words)
-    assert [line.partition(": ")[2] for line in said] == [
-        "softmax, seed 0, fold 0: not begun", "softmax, seed 0, fold 1: not begun",
-        "softmax, seed 0, fold 0, half of the steps: not begun",
-    ]  # fmt: skip
+    """Each holds out its own images, and the report is over the images of all folds once there is a result of each."""
+    words = {"attentions": ["softmax"], "folds": 2, "controls": False, "epochs": 1, "measured": False, **SMALL}
+    lines: list[str] = []
+    compare(DATA, out=tmp_path / "x", dry_run=True, log=lines.append, **words)
+    assert [line.partition(": ")[2] for line in lines] == [
+        "softmax, seed 0, fold 0: not started",
+        "softmax, seed 0, fold 1: not started",
+        "softmax, seed 0, fold 0, half of the steps: not started",
+    ]
     out = compare(DATA, out=tmp_path / "x", jobs_file=True, **words)
     jobs = [read_job(out, number) for number in (1, 2, 3)]
     assert [(job.fold, job.half) for job in jobs] == [(0, False), (1, False), (0, True)]
@@ -219,20 +218,17 @@ def test_the_jobs_of_folds(tmp_path: Path, capsys) -> None:
     assert cli.main(["job", str(out), "2", "-q"]) == 0
     (record,) = whole()
     assert (record.n, record.experiment, record.artefact, record.tags["variant"]) == (96, "", "", "softmax")
-    folds = [
-        r for r in Records(out / "records.jsonl") if r.metric == "test_accuracy" and r.tags.get("fold") is not None
-    ]
+    folds = [r for r in Records(out / "records.jsonl") if r.metric == "test_accuracy" and "fold" in r.tags]
     assert sorted((r.tags["fold"], r.tags["selection"]) for r in folds) == [
-        (0, "best"), (0, "final"), (1, "best"), (1, "final"),
-    ]  # fmt: skip
+        (fold, selection) for fold in (0, 1) for selection in ("best", "final")
+    ]
     right = sum(round(r.value * r.n) for r in folds if r.tags["selection"] == "best")
     assert record.value == pytest.approx(right / 96)
-    assert "over 2 folds" in (out / "report.md").read_text()
-    assert cli.main(["job", str(out), "3", "-q"]) == 0
     compare(DATA, out=out, jobs=1, threads=1, **words)
     assert whole() == [record]  # nothing is copied twice
     alone = compare(DATA, out=tmp_path / "alone", jobs=1, threads=1, **words)
     assert weights(out) == weights(alone)
-    both = [[(r.metric, r.value) for r in Records(folder / "records.jsonl") if not r.experiment and r.metric in
-             ("test_accuracy", "macro_f1", "recall")] for folder in (out, alone)]  # fmt: skip
-    assert both[0] == both[1]
+    pooled = [
+        [(r.metric, r.value) for r in Records(folder / "records.jsonl") if not r.experiment] for folder in (out, alone)
+    ]
+    assert pooled[0] == pooled[1] != []

@@ -1,83 +1,96 @@
-"""`Measuring`: every kind of variant, the deadline, and chance in drawing features; without a comparison around it."""
+"""`Measuring`: every kind of variant, its models, the deadline, and redrawn features, without a comparison."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from cases import specs as every_spec
+from studying import SMALL
 
 from linvit import data, metrics
+from linvit.execute import DatasetCache
+from linvit.models import VisionTransformer, model_config
+from linvit.pipeline.design import Designer
 from linvit.progress import ignore, repeated
 from linvit.records import Record, Records
-from linvit.study import Variant, measuring
-from linvit.study.design import named
-from linvit.study.jobs import Job
-from linvit.study.measuring import Measuring
-from linvit.train import architecture, design, start_from
+from linvit.schemas.study import Study, Variant, name_variants
+from linvit.study import StudyJob, measuring
+from linvit.study.measuring import MeasureStudy, Measuring
+from linvit.training.checkpoint import load, load_into, save_config, save_model
+from linvit.training.start import start_from
 
-CPU = torch.device("cpu")
-SMALL = {"stem": "patch", "patch_size": 2, "dim": 16, "depth": 2, "heads": 2, "mlp_dim": 32, "batch_size": 16,
-         "pad_crop": 0, "epochs": 1}  # fmt: skip
-VARIANTS = named([
-    Variant(attention="softmax@1+performer-relu:m=4,dwc=3"),
-    Variant(attention="linformer:k=8"),
-    Variant(attention="performer-exp:m=4", options={"heads": 4, "pool": "cls"}),
-    Variant(attention="performer-theta:m=4", options={"patch_size": 4}),
-    Variant(attention="uniform"),
-])  # fmt: skip
+OPTIONS = SMALL | {"patch_size": 2, "depth": 2, "pad_crop": 0, "epochs": 1}
+VARIANTS = name_variants(
+    [
+        Variant(attention="softmax@1+performer-relu:m=4,dwc=3"),
+        Variant(attention="linformer:k=8"),
+        Variant(attention="performer-exp:m=4", options={"heads": 4, "pool": "cls"}),
+        Variant(attention="performer-theta:m=4", options={"patch_size": 4}),
+        Variant(attention="uniform"),
+    ]
+)
 RANDOM = {VARIANTS[0].id, VARIANTS[2].id}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def short():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measuring, "LENGTHS", (9, 25))
-        patch.setattr(measuring, "ROUNDS", 2)
-        patch.setattr(measuring, "peak_memory", lambda *_: Record("peak_memory", 7, "bytes", tags={"batch": 16}))
-        yield
+def make_study(folder: Path, dataset: data.Dataset, designer: Designer, variants: list[Variant]) -> None:
+    study = Study(
+        started=0.0,
+        dataset=designer.facts(dataset),
+        variants=variants,
+        seeds={v.id: [0] for v in variants},
+        model=designer.base.model,
+        recipe=designer.base.recipe,
+    )
+    study.save(folder)
+
+
+def trained_job(place: Path, dataset: data.Dataset, number: int, variant: Variant, designer: Designer) -> StudyJob:
+    cache = DatasetCache()
+    cache.add(dataset)
+    experiment = designer.experiment(variant)
+    job = StudyJob(number=number, jobs=1, variant=variant.id, folder=str(place), experiment=experiment)
+    job.run(cache, lambda event: None)
+    return job
 
 
 @pytest.fixture(scope="module")
-def dataset() -> data.Dataset:
-    return data.load_data("synthetic:classes=3,images=96,size=8,channels=1")
+def designer(dataset: data.Dataset) -> Designer:
+    return Designer(dataset, None, 0, OPTIONS, match=False)
 
 
 @pytest.fixture(scope="module")
-def jobs(dataset: data.Dataset, tmp_path_factory: pytest.TempPathFactory) -> list[Job]:
+def jobs(dataset: data.Dataset, designer: Designer, tmp_path_factory: pytest.TempPathFactory) -> list[StudyJob]:
     """A trained model of each variant."""
     place = tmp_path_factory.mktemp("jobs")
-    found = [
-        Job(number=i, jobs=len(VARIANTS), variant=v.id, folder=str(place / str(i)),
-            experiment=design(dataset, v.attention, 0, **SMALL | v.options))
-        for i, v in enumerate(VARIANTS)
-    ]  # fmt: skip
-    for job in found:
-        job.do(dataset, [])
-    return found
+    return [trained_job(place / str(i), dataset, i, v, designer) for i, v in enumerate(VARIANTS)]
 
 
 @pytest.fixture
-def measure(dataset: data.Dataset, jobs: list[Job], tmp_path: Path):
-    """measure(deadline) → what was said, and all records."""
+def measure(
+    dataset: data.Dataset, designer: Designer, jobs: list[StudyJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[list[str], list[Record]]]:
+    """measure(deadline) → the problems, and all records."""
+    monkeypatch.setattr(measuring, "LENGTHS", (9, 25))
+    make_study(tmp_path, dataset, designer, VARIANTS)
 
-    def work(deadline: float | None = None, progress: Any = ignore) -> tuple[list[str], list[Record]]:
-        base, records = design(dataset, "softmax", 0, **SMALL), Records(tmp_path / "records.jsonl")
-        study: Any = SimpleNamespace(variants=VARIANTS)
-        said = Measuring(tmp_path, records, dataset, study, jobs, base, CPU, progress, deadline=deadline).all()
-        return said, list(records)
+    def run(deadline: float | None = None) -> tuple[list[str], list[Record]]:
+        work = MeasureStudy(folder=str(tmp_path), jobs=tuple(jobs), experiment=designer.base)
+        problems = Measuring(work, dataset, ignore, deadline).run()
+        return problems, list(Records(tmp_path / "records.jsonl"))
 
-    return work
+    return run
 
 
 def test_every_variant_has_every_measurement_and_a_curve_of_its_own_shape(measure) -> None:
-    said, records = measure()
-    assert said == []
+    problems, records = measure()
+    assert problems == []
     assert [problem for r in records for problem in metrics.problems(r)] == []
     times = [r for r in records if r.metric == "attention_time"]
     lost = {(r.tags["variant"], r.tags["tokens"]): r.tags["refused"] for r in times if r.value is None}
@@ -89,14 +102,10 @@ def test_every_variant_has_every_measurement_and_a_curve_of_its_own_shape(measur
     assert lengths[VARIANTS[0].id] == {4, 9, 16, 25}
     assert lengths[VARIANTS[2].id] == {5, 10, 17, 26}  # with its class token
     assert {r.tags["variant"] for r in records if r.metric == "break_even_tokens"} == {v.id for v in VARIANTS}
-    count = len(records)
     assert measure() == ([], records)
-    assert len(records) == count
 
 
-def test_chance_in_drawing_features_is_measured_where_there_is_any(
-    measure, jobs: list[Job], dataset: data.Dataset
-) -> None:
+def test_redrawn_features_are_evaluated_where_there_are_any(measure, jobs: list[StudyJob], dataset) -> None:
     files = [file for job in jobs for file in Path(job.folder).rglob("*") if file.is_file()]
     before = [file.read_bytes() for file in files]
     _, records = measure()
@@ -109,23 +118,24 @@ def test_chance_in_drawing_features_is_measured_where_there_is_any(
 
 
 def test_models_that_started_see_images_as_their_start_did(dataset, jobs, tmp_path, monkeypatch) -> None:
-    """The data's statistics are others; records tell which were used."""
+    """The data's statistics are others."""
     other = replace(dataset, mean=(0.9,), std=(0.7,))
     start = start_from(jobs[2].folder)
-    experiment = design(other, "performer-exp:m=4", 0, start=start, like=architecture(start), epochs=1)
-    job = Job(number=0, jobs=1, variant="started", folder=str(tmp_path / "job"), experiment=experiment)
-    job.do(other, [])
+    variant = Variant(id="started", attention="performer-exp:m=4", start=start)
+    designer = Designer(other, None, 0, {"epochs": 1}, match=False, start=start)
+    job = trained_job(tmp_path / "job", other, 0, variant, designer)
+    make_study(tmp_path, other, designer, [variant])
     seen: list[Any] = []
     real = measuring.trained_error
     monkeypatch.setattr(measuring, "trained_error", lambda model, x: seen.append(x) or real(model, x))
     monkeypatch.setattr(measuring, "redrawn", lambda *args: seen.append(args[3:5]) or [0.5, 0.5])
     monkeypatch.setattr(measuring, "attention_maps", lambda model, x: seen.append(x))
-    study: Any = SimpleNamespace(variants=named([Variant(id="started", attention="performer-exp:m=4")]))
-    made = Measuring(tmp_path, Records(tmp_path / "records.jsonl"), other, study, [job], experiment, CPU, ignore)
+    work = MeasureStudy(folder=str(tmp_path), jobs=(job,), experiment=designer.base)
+    made = Measuring(work, other, ignore)
     made.errors()
-    made.draws()
+    made.redraws()
     made.examples()
-    assert made.failed == []
+    assert made.problems == []
     sample, statistics, shown = seen
     assert statistics == (list(dataset.mean), list(dataset.std))
     images = other.test.batch(other.test.order(0, 0)[: len(sample)])[0]
@@ -134,23 +144,47 @@ def test_models_that_started_see_images_as_their_start_did(dataset, jobs, tmp_pa
     torch.testing.assert_close(shown, data.normalise(pixels, dataset.mean, dataset.std))
 
 
-def test_what_a_deadline_leaves_out_is_said_and_made_up_for(measure) -> None:
-    said, records = measure(time.monotonic() - 1)
-    assert said == [
+@torch.no_grad()
+def test_a_built_model_takes_other_weights_as_if_it_were_new(dataset: data.Dataset, tmp_path: Path) -> None:
+    """Of whatever attention: features, random or learned, are those of the weights, and redraws those of their seed."""
+    x = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    for spec in every_spec():
+        shape = OPTIONS | {"image_size": 8, "channels": 1, "classes": 3, "depth": 1, "attention": spec}
+        shape = {key: value for key, value in shape.items() if key not in ("batch_size", "pad_crop", "epochs")}
+        old, new = (model_config(**shape, seed=seed) for seed in (0, 1))
+        save_config(tmp_path, new, dataset)
+        save_model(tmp_path, VisionTransformer(new))
+        model, fresh = VisionTransformer(old), load(tmp_path)
+        model(x)
+        assert load_into(model, tmp_path) is model
+        assert (model.config, model.about, model.training) == (fresh.config, fresh.about, False)
+        assert torch.equal(model(x), fresh(x)), spec
+        model.redraw(-1)
+        fresh.redraw(-1)
+        assert torch.equal(model(x), fresh(x)), spec
+    other = VisionTransformer(model_config(**shape | {"dim": 32}))
+    with pytest.raises(ValueError, match=r"model.safetensors does not fit its config.json"):
+        load_into(other, tmp_path)
+
+
+def test_what_a_deadline_leaves_out_is_a_limitation_and_is_measured_by_the_next_call(measure) -> None:
+    problems, records = measure(time.monotonic() - 1)
+    assert problems == [
         f"Memory of {', '.join(v.id for v in VARIANTS)} was left out to keep the budget.",
         "Speed at 4, 9, 16 and 25 tokens was left out to keep the budget.",
         "Distance from softmax of 5 models was left out to keep the budget.",
-        "Spread over draws of 2 models was left out to keep the budget.",
-        "A look at examples was left out to keep the budget.",
+        "Spread over redrawn features of 2 models was left out to keep the budget.",
+        "Selecting examples was left out to keep the budget.",
     ]
     assert {r.tags["variant"] for r in records if r.metric == "train_step"} == {v.id for v in VARIANTS}
-    assert not [r for r in records if r.metric in ("attention_time", "attention_error", "draw_spread", "examples")]
-    said, records = measure(time.monotonic() + 3600)
-    assert said == []
-    assert {"attention_time", "attention_error", "draw_spread", "examples"} <= {r.metric for r in records}
+    late = {"attention_time", "attention_error", "draw_spread", "examples"}
+    assert not [r for r in records if r.metric in late]
+    problems, records = measure(time.monotonic() + 3600)
+    assert problems == []
+    assert late <= {r.metric for r in records}
 
 
-def test_memory_that_is_not_begun_in_time_is_left_out(measure, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_is_not_started_in_time_is_left_out(measure, monkeypatch: pytest.MonkeyPatch) -> None:
     """The deadline passes while the first is measured."""
     now = [0.0]
 
@@ -162,27 +196,27 @@ def test_memory_that_is_not_begun_in_time_is_left_out(measure, monkeypatch: pyte
     monkeypatch.setattr(measuring, "peak_memory", slow)
     monkeypatch.setattr(measuring.os, "cpu_count", lambda: 1)
     monkeypatch.setattr(measuring.time, "monotonic", lambda: now[0])
-    said, records = measure(0.1)
-    assert said[0] == f"Memory of {', '.join(v.id for v in VARIANTS[1:])} was left out to keep the budget."
+    problems, records = measure(0.1)
+    assert problems[0] == f"Memory of {', '.join(v.id for v in VARIANTS[1:])} was left out to keep the budget."
     assert [r.tags["variant"] for r in records if r.metric == "peak_memory"] == [VARIANTS[0].id]
 
 
-def test_what_takes_long_is_told_again() -> None:
-    heard: list[tuple[int, int, str]] = []
-    with repeated(lambda *said: heard.append(said), every=0.02) as tell:
+def test_progress_of_long_work_is_repeated() -> None:
+    seen: list[tuple[int, int, str]] = []
+    with repeated(lambda *progress: seen.append(progress), every=0.02) as tell:
         time.sleep(0.1)
-        assert heard == []  # nothing to repeat
+        assert seen == []  # nothing to repeat
         tell(1, 2, "a")
-        while len(heard) < 4:
+        while len(seen) < 4:
             time.sleep(0.01)
         tell(2, 2, "b")
-    count = len(heard)
+    count = len(seen)
     time.sleep(0.1)
-    assert len(heard) == count
-    assert list(dict.fromkeys(heard)) == [(1, 2, "a"), (2, 2, "b")]
+    assert len(seen) == count
+    assert list(dict.fromkeys(seen)) == [(1, 2, "a"), (2, 2, "b")]
 
 
-def test_a_listener_that_fails_is_heard_by_who_tells_it() -> None:
+def test_an_error_of_a_progress_callback_is_the_callers() -> None:
     def broken(done: int, total: int, what: str) -> None:
         raise OSError("closed")
 

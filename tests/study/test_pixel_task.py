@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from linvit.records import Record, Records
-from linvit.report import page
-from linvit.study import compare, measuring
+from linvit.ledger import open_ledger
+from linvit.study import compare
 
 
 @pytest.mark.data
@@ -19,17 +18,10 @@ def test_grey_pixels_are_compared(tmp_path, monkeypatch):
     if not any((Path(root) / name).exists() for name in ("cifar10", "cifar-10-batches-bin") if root):
         pytest.skip("LINVIT_DATA has no cifar10")
     monkeypatch.setenv("LINVIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(measuring, "LENGTHS", (16, 36))
-    monkeypatch.setattr(measuring, "ROUNDS", 2)
-    monkeypatch.setattr(measuring, "peak_memory", lambda *_: Record("peak_memory", 7, "bytes", tags={"batch": 16}))
-    monkeypatch.setattr(page, "draw_files", lambda specs, folder: None)
     small = {"stem": "pixel", "dim": 8, "depth": 1, "heads": 2, "mlp_dim": 16, "batch_size": 8, "steps": 2}
-    out = compare(
-        "cifar10:grey=true", attentions=["softmax", "performer-relu:m=8"], controls=False, seeds=1, limit=40, threads=1,
-        out=tmp_path / "run", **small,
-    )  # fmt: skip
-    found = list(Records(out / "records.jsonl"))
+    words = small | {"controls": False, "seeds": 1, "limit": 40, "threads": 1, "out": tmp_path / "run"}
+    out = compare("cifar10:grey=true", attentions=["softmax", "performer-relu:m=8"], **words)
     layers = json.loads((out / "models.json").read_text())["performer-relu:m=8"]
     assert layers[0]["shape"] == [1024, 8]
-    assert len([r for r in found if r.metric == "test_accuracy" and r.tags["selection"] == "best"]) == 2
+    assert len(open_ledger(out).find("test_accuracy", selection="best")) == 2
     assert "values, one token each" in (out / "report.html").read_text()

@@ -19,20 +19,29 @@ import torch._dynamo
 import torch.nn.functional as F
 from torch import nn
 
-import linvit.train
 from linvit import ranks
-from linvit.errors import Evicted
 from linvit.measure import accuracy
-from linvit.train import loop
-from linvit.train.sharing import share_norms
-from linvit.train.tasks import TASKS
-from linvit.train.tasks.classification import Classification
+from linvit.pipeline import train as training
+from linvit.signals import Evicted
+from linvit.training import loop
+from linvit.training.sharing import share_norms
+from linvit.training.tasks import TASKS
+from linvit.training.tasks.classification import Classification
 
 DATA = "synthetic:images=72,size=8"
 TINY: dict[str, Any] = {
-    "stem": "patch", "patch_size": 4, "dim": 14, "depth": 2, "heads": 2, "mlp_dim": 19, "batch_size": 17, "epochs": 3,
-    "device": "cpu", "task": "double", "checkpoint_seconds": 0.0,
-}  # fmt: skip
+    "stem": "patch",
+    "patch_size": 4,
+    "dim": 14,
+    "depth": 2,
+    "heads": 2,
+    "mlp_dim": 19,
+    "batch_size": 17,
+    "epochs": 3,
+    "device": "cpu",
+    "task": "double",
+    "checkpoint_seconds": 0.0,
+}
 
 
 @TASKS.register("double")
@@ -75,7 +84,7 @@ def signalled(number: int, rank: int, step: int) -> None:
 
 
 def train(out: Path | str, **options: Any) -> Any:
-    return linvit.train(DATA, out=out, **TINY | options)
+    return training.train(DATA, out=out, **TINY | options)
 
 
 def norms(sizes: tuple[int, ...]) -> str:
@@ -113,8 +122,8 @@ def norms(sizes: tuple[int, ...]) -> str:
 
 
 def launch(count: int, cases: Mapping[str, Any], folder: Path) -> list[tuple[int, str]]:
-    """So many processes that do the cases together, from a server that has imported all of this; of each its exit code
-    and what it said last."""
+    """Processes that run the cases together, from a server that has imported all of this; the exit code and the last
+    line of standard error of each."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -126,7 +135,8 @@ def launch(count: int, cases: Mapping[str, Any], folder: Path) -> list[tuple[int
     common["LINVIT_CACHE"] = os.environ["LINVIT_CACHE"]
     each = [common | {"RANK": str(rank)} for rank in range(count)]
     started = [context.Process(target=child, args=(folder / "cases.json", variables)) for variables in each]
-    here = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
+    folders = (Path(__file__).parent, Path(__file__).parents[1], os.environ.get("PYTHONPATH", ""))
+    here = {"PYTHONPATH": os.pathsep.join(map(str, folders))}
     with mock.patch.dict(os.environ, here):
         for process in started:
             process.start()
@@ -143,8 +153,8 @@ def child(cases: Path, variables: dict[str, str]) -> None:
     with open(cases.parent / f"stderr.{variables['RANK']}", "w") as file, redirect_stderr(file):
         try:
             main(cases)
-        except Evicted as told:
-            print(told, file=sys.stderr)
+        except Evicted as notice:
+            print(notice, file=sys.stderr)
             sys.exit(75)
 
 

@@ -1,4 +1,4 @@
-"""Killed at any moment, the same command goes on and ends with the same bits."""
+"""Killed at any moment, the same command resumes and ends with the same bits."""
 
 from __future__ import annotations
 
@@ -14,9 +14,16 @@ import killable
 import pytest
 
 OPTIONS: dict[str, Any] = {
-    "epochs": 4, "attention": "performer-exp:m=8", "dropout": 0.1, "drop_path": 0.1, "ema": 0.9, "redraw": 5,
-    "pad_crop": 1, "mixup": 0.2, "checkpoint_seconds": 0.0,
-}  # fmt: skip
+    "epochs": 4,
+    "attention": "performer-exp:m=8",
+    "dropout": 0.1,
+    "drop_path": 0.1,
+    "ema": 0.9,
+    "redraw": 5,
+    "pad_crop": 1,
+    "mixup": 0.2,
+    "checkpoint_seconds": 0.0,
+}
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +31,7 @@ def start():
     """start(data, out, cache, kill_at=None, **options) → a process that trains."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["killable"])
-    old = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = str(Path(__file__).parent)
+    folders = (Path(__file__).parent, Path(__file__).parents[1], os.environ.get("PYTHONPATH", ""))
 
     def begin(data: Path | str, out: Path, cache: Path, kill_at: int | None = None, **options: Any) -> Any:
         arguments = (str(data), str(out), str(cache), kill_at, OPTIONS | options)
@@ -33,11 +39,9 @@ def start():
         process.start()
         return process
 
-    yield begin
-    if old is None:
-        del os.environ["PYTHONPATH"]
-    else:
-        os.environ["PYTHONPATH"] = old
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, folders)))
+        yield begin
 
 
 STAGES = ["caching", "training", "evaluation"]
@@ -87,7 +91,7 @@ def test_killed_at_random_moments(start, whole, tmp_path):
     deadline = time.monotonic() + 200
     while plan:
         assert time.monotonic() < deadline, f"only {len(kills)} kills: {kills}"
-        if STAGES.index(stage(home / "run", total)) > STAGES.index(plan[0]):  # too far: let it end, begin another
+        if STAGES.index(stage(home / "run", total)) > STAGES.index(plan[0]):  # too far: let it finish, start another
             finish(start, data, home, expected)
             home = next(folders)
         process = start(data, home / "run", home / "cache")
@@ -107,7 +111,7 @@ def test_killed_at_random_moments(start, whole, tmp_path):
 
 @pytest.mark.kills
 def test_killed_at_every_write(start, whole, tmp_path):
-    """One training that dies at its first write, its second, …, each time going on from what the last one left."""
+    """One training that dies at its first write, its second, …, each time resuming from what the last one left."""
     data, expected, *_ = whole
     for number in range(1, 400):
         process = start(data, tmp_path / "run", tmp_path / "cache", kill_at=number)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import shutil
 import socket
@@ -10,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -22,22 +21,32 @@ def _cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("LINVIT_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
-@pytest.fixture(scope="module")
-def begin():
-    """begin(out, options, steps, …) → a process that works on a search."""
-    import searching
+@pytest.fixture
+def invented(monkeypatch):
+    """`runner="invented"`: trainings that take no time, and no report."""
+    from searching import Invented
 
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["searching"])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
+    from linvit import report
+    from linvit.execute import EXECUTORS
 
-        def start(out: Path, options: dict[str, Any], steps: Path, **more: Any) -> Any:
-            process = context.Process(target=searching.search, args=(str(out), options, str(steps)), kwargs=more)
-            process.start()
-            return process
+    class Fresh(Invented):
+        jobs: ClassVar = []
 
-        yield start
+    EXECUTORS.discover()
+    monkeypatch.setattr(EXECUTORS, "_entries", EXECUTORS._entries | {"invented": Fresh})
+    monkeypatch.setattr(report, "build", lambda folder: None)
+    return Fresh
+
+
+@pytest.fixture(scope="session")
+def tuned(tmp_path_factory):
+    """A finished search of real trainings, to look at only."""
+    from searching import DATA, TINY, write_space
+
+    from linvit.tuning import tune
+
+    home = tmp_path_factory.mktemp("tuned")
+    return tune(DATA, trials=5, epochs=2, space=write_space(home), pruner="none", out=home / "x", jobs=1, **TINY)
 
 
 def postgres_programs() -> Path | None:

@@ -1,27 +1,33 @@
 """Attention: (q, k, v, mask) → out, all (batch, heads, tokens, head_dim); True in a mask means keep.
 
 `Attention.forward` checks its inputs and owns the switches that every attention has; a subclass implements `attend`.
+What others need to know of an attention it states itself, as class data or as class methods of a site and its options:
+its role, its cost, its random features, how its weights move to another grid.
 """
 
 from __future__ import annotations
 
-import bisect
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linvit.kernels.base import Site, tracing
+from linvit.kernels.base import tracing
 from linvit.randomness import generator
 from linvit.registry import Registry
+from linvit.site import Cost, Site
 
 PRECISE = (torch.float32, torch.float64)  # what is computed in
+
+# A comparison has candidates, the baseline that they are compared with, the limit that none can pass in speed, and the
+# control that mixes tokens without looking at them.
+Role = Literal["candidate", "baseline", "limit", "control"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,15 +39,28 @@ class Switches:
     exact_cls: bool = False  # softmax for the queries of the prefix tokens, O(Nd)
     debug: bool = os.environ.get("LINVIT_DEBUG", "") not in ("", "0")  # name the input that holds a NaN
 
+    def cost(self, site: Site) -> Cost:
+        """What they add to the attention's own."""
+        width = site.heads * site.head_dim
+        filters, exact = width * self.dwc**2, 2 * site.prefix * width if self.exact_cls else 0
+        return Cost(filters + 2 * site.head_dim * self.qk_norm, site.tokens * (filters + exact))
+
 
 class Attention(nn.Module, ABC):
-    """A subclass gives `formula` and `estimates` for the documentation, and implements `attend` and `macs`."""
+    """A subclass gives `formula` and `estimates` for the documentation, and implements `attend` and, so that it need
+    not be built to be counted, `own_cost`."""
 
     formula: ClassVar[str] = ""
     estimates: ClassVar[str] = ""
+    role: ClassVar[Role] = "candidate"
+    linear: ClassVar[bool] = True  # in the number of tokens
+    size_option: ClassVar[str | None] = None  # sets the number of projected keys; that of features is a kernel's
+    precision: ClassVar[Literal["float32", "input"]] = "float32"  # at least that, or as the inputs are
     can_be_causal: ClassVar[bool] = True
     why_not_causal: ClassVar[str] = ""
     without_effect: ClassVar[dict[str, str]] = {}  # switches that would change nothing, and why
+    layerwise: bool = False  # whether all such layers of a model have weights in common: `share` is then implemented
+    shared: Sequence[Attention] = ()  # the one whose weights this uses; inside a list it is no part of this module
 
     def __init__(self, site: Site, switches: Switches = Switches()):
         super().__init__()
@@ -64,16 +83,31 @@ class Attention(nn.Module, ABC):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """float32 or float64 (B, H, N, D), v of any width; mask bool (B, N) over keys."""
 
-    @abstractmethod
-    def macs(self, tokens: int) -> int:
-        """Multiply–accumulates of all heads for one sequence, projections of the model not included."""
+    @classmethod
+    def build(cls, site: Site, switches: Switches, **options: Any) -> Self:
+        """The attention with these options, of its constructor or its `Options`."""
+        return cls(site, switches, **options)
 
-    def break_even(self) -> int | None:
-        """The number of tokens above which this takes fewer MACs than softmax; None if never."""
-        softmax = 2 * self.site.head_dim * self.site.heads  # per pair of tokens
-        many = 1 << 23  # tokens; no attention here is asked for more
-        first = bisect.bisect_left(range(many), True, key=lambda n: self.macs(n) < softmax * n**2)
-        return None if first == many else max(1, first - 1)
+    @classmethod
+    def cost(cls, site: Site, switches: Switches = Switches(), **options: Any) -> Cost:
+        """For one sequence, all heads; the model's projections are not included. Nothing is built."""
+        return cls.own_cost(site, **options) + switches.cost(site)
+
+    @classmethod
+    def own_cost(cls, site: Site, **options: Any) -> Cost:
+        """Without the switches'. An attention that does not say is built and measured."""
+        from linvit.attention.measured import measured_cost
+
+        return measured_cost(cls, site, **options)
+
+    @classmethod
+    def regridded(cls, weights: Mapping[str, Tensor], old: Site, new: Site, **options: Any) -> dict[str, Tensor]:
+        """Its weights, by their names inside it, for another grid of image tokens. Most do not depend on the grid."""
+        return dict(weights)
+
+    def share(self, owner: Attention) -> None:
+        """Use the owner's weights instead of one's own; they are stored once, with the owner."""
+        raise NotImplementedError
 
     def redraw(self, step: int) -> None:
         """New random features, where there are any; called from the training loop, never from `forward`."""
@@ -84,17 +118,21 @@ class Attention(nn.Module, ABC):
         if self.dwc is not None:
             self.dwc.weight.zero_()
 
+    def kernel_parameters(self) -> list[nn.Parameter]:
+        """Those of a learned kernel, which a conversion fits to the teacher's attention before all others."""
+        return []
+
     def learned(self) -> dict[str, Tensor]:
         """Single numbers that are learned and mean something, by name: a training logs them."""
         return {}
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Computed in float32 or better, returned in v's dtype."""
-        usual, dtype = self._check(q, k, v, mask), v.dtype
-        if usual and self.bare and dtype in PRECISE and not torch.is_autocast_enabled(q.device.type):
+        """Computed in its `precision`, returned in v's dtype."""
+        usual, dtype, cast = self._check(q, k, v, mask), v.dtype, self.precision == "float32"
+        if usual and self.bare and (not cast or (dtype in PRECISE and not torch.is_autocast_enabled(q.device.type))):
             return self.attend(q, k, v, None)  # what stands below would change nothing, and takes as long as a product
-        with full_precision(q):
-            q, k, v = _kept(mask, *precise(q, k, v))
+        with full_precision(q) if cast else nullcontext():
+            q, k, v = _kept(mask, *(precise(q, k, v) if cast else (q, k, v)))
             out = self._mix(q, k, v, mask)
             if self.dwc is not None:
                 out = out + self.dwc(v)
@@ -217,6 +255,23 @@ class _DepthwiseConvolution(nn.Module):
         out = F.conv2d(image, weight, padding=self.size // 2, groups=h * d)
         out = out.permute(0, 2, 3, 1).reshape(b, rows * columns, h, d)[:, : rows * columns - missing].transpose(1, 2)
         return F.pad(out, (0, 0, self.site.prefix, 0)) if self.site.prefix else out
+
+
+def share_layerwise(attentions: Iterable[Attention]) -> None:
+    """Weights that layers have in common belong to the model: the first layer that has them owns them."""
+    common = [attention for attention in attentions if attention.layerwise]
+    for other in common[1:]:
+        other.share(common[0])
+
+
+def interpolated(value: Tensor, old: Site, new: Site, mode: str, scale: float = 1.0) -> Tensor:
+    """(…, prefix + image tokens) of one grid → the same of another, in float32; what belongs to the prefix stays."""
+    assert old.grid is not None
+    assert new.grid is not None
+    first, image = value[..., : old.prefix], value[..., old.prefix :].float()
+    plane = image.reshape(-1, 1, *old.grid)
+    moved = F.interpolate(plane, new.grid, mode=mode, align_corners=False, antialias=True) * scale
+    return torch.cat([first, moved.reshape(*image.shape[:-1], -1).to(value.dtype)], -1)
 
 
 def _kept(mask: Tensor | None, *tensors: Tensor) -> Sequence[Tensor]:

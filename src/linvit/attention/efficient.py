@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from linvit.attention.base import Attention, register
+from linvit.site import Cost, Site
 
 
 @register("efficient")
@@ -23,5 +24,6 @@ class Efficient(Attention):
             keys = keys.masked_fill(~mask[:, None, :, None], 0.0)  # also where every key is masked
         return torch.softmax(q, -1) @ (keys.transpose(2, 3) @ v)
 
-    def macs(self, tokens: int) -> int:
-        return 2 * tokens * self.site.head_dim**2 * self.site.heads
+    @classmethod
+    def own_cost(cls, site: Site) -> Cost:
+        return Cost(macs=2 * site.tokens * site.head_dim**2 * site.heads)

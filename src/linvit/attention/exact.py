@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from linvit.attention.base import Attention, register, softmax_attention
+from linvit.site import Cost, Site
 
 
 @register("softmax")
@@ -17,6 +18,8 @@ class Softmax(Attention):
 
     formula = "softmax(q·k/√d) v"
     estimates = "itself"
+    role = "baseline"
+    linear = False
     without_effect = {"exact_cls": "softmax is exact for every query"}  # noqa: RUF012
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -30,8 +33,9 @@ class Softmax(Attention):
         seen = torch.ones(new, every, dtype=torch.bool, device=q.device).tril(every - new)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=seen), (k, v)
 
-    def macs(self, tokens: int) -> int:
-        return 2 * tokens**2 * self.site.head_dim * self.site.heads
+    @classmethod
+    def own_cost(cls, site: Site) -> Cost:
+        return Cost(macs=2 * site.tokens**2 * site.head_dim * site.heads)
 
 
 @register("identity")
@@ -40,6 +44,7 @@ class Identity(Attention):
 
     formula = "v"
     estimates = "the speed limit"
+    role = "limit"
     without_effect = {"qk_norm": "q and k do not matter"}  # noqa: RUF012
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -48,8 +53,9 @@ class Identity(Attention):
     def decode(self, q: Tensor, k: Tensor, v: Tensor, state: Any) -> tuple[Tensor, Any]:
         return v, ()
 
-    def macs(self, tokens: int) -> int:
-        return 0
+    @classmethod
+    def own_cost(cls, site: Site) -> Cost:
+        return Cost()
 
 
 @register("uniform")
@@ -58,6 +64,7 @@ class Uniform(Attention):
 
     formula = "mean_j v_j"
     estimates = "the control"
+    role = "control"
     without_effect = Identity.without_effect
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -73,5 +80,6 @@ class Uniform(Attention):
         counts = count + torch.arange(1, v.shape[2] + 1, device=v.device).to(v)[:, None]
         return sums / counts, (sums[:, :, -1:], count + v.shape[2])
 
-    def macs(self, tokens: int) -> int:
-        return tokens * self.site.head_dim * self.site.heads
+    @classmethod
+    def own_cost(cls, site: Site) -> Cost:
+        return Cost(macs=site.tokens * site.head_dim * site.heads)

@@ -1,52 +1,61 @@
 """Linformer: softmax over k projected keys, softmax(q (E K)ᵀ/√d) (F V), with E, F of k × tokens.
 
 Prefix and image tokens are columns of E alike. Fewer tokens than the attention was built for use the first columns;
-another resolution is a new grid, to which `regrid` interpolates them.
+another resolution is a new grid, to which `regridded` interpolates them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import replace
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linvit.attention.base import Attention, Switches, register
-from linvit.kernels.base import Site, positive
+from linvit.attention.base import Attention, Switches, interpolated, register
+from linvit.kernels.base import positive
 from linvit.randomness import generator
-
-Sharing = Literal["none", "headwise", "key-value", "layerwise"]
+from linvit.site import Cost, Site
 
 
 @register("linformer")
 class Linformer(Attention):
-    """k: projected keys; without it 64, or all tokens where they are fewer.
-    sharing: none = E and F per head; headwise = one E and one F; key-value = E = F; layerwise = E = F in all layers.
+    """sharing: none = E and F per head; headwise = one E and one F; key-value = E = F; layerwise = E = F in all layers.
 
     kind: learned = free matrices; pool = fixed averages of neighbouring tokens; conv = a learned filter with stride.
     """
 
     formula = "softmax(q (E k)ᵀ/√d) (F v)"
     estimates = "softmax of rank k"
+    size_option = "k"
+    shared: Sequence[Linformer] = ()
     can_be_causal = False
     why_not_causal = "each projected key is a mixture of all tokens, later ones too"
 
-    def __init__(
-        self,
-        site: Site,
-        switches: Switches = Switches(),  # noqa: B008 (frozen)
-        *,
-        k: int | None = None,
-        sharing: Sharing = "headwise",
-        kind: Literal["learned", "pool", "conv"] = "learned",
-        init: Literal["normal", "pool", "identity"] | None = None,
-    ):
+    @dataclass(frozen=True, kw_only=True)
+    class Options:
+        k: int | None = None  # projected keys; without it 64, or all tokens where they are fewer
+        sharing: Literal["none", "headwise", "key-value", "layerwise"] = "headwise"
+        kind: Literal["learned", "pool", "conv"] = "learned"
+        init: Literal["normal", "pool", "identity"] | None = None
+
+        def shape(self, site: Site) -> tuple[int, int, int, int]:
+            """Of E and F as stored: (1 or 2, 1 or heads, k, tokens); of filters (1 or 2, 1 or heads, 1, taps)."""
+            heads = site.heads if self.sharing == "none" else 1
+            sides = 1 if self.sharing in ("key-value", "layerwise") else 2
+            k = self.keys(site)
+            return (sides, heads, 1, -(-site.tokens // k)) if self.kind == "conv" else (sides, heads, k, site.tokens)
+
+        def keys(self, site: Site) -> int:
+            return min(64, site.tokens) if self.k is None else self.k
+
+    def __init__(self, site: Site, switches: Switches = Switches(), **options: Any):  # noqa: B008 (frozen)
         super().__init__(site, switches)
-        k = min(64, site.tokens) if k is None else k
+        given = self.Options(**options)
+        k, sharing, kind, init = given.keys(site), given.sharing, given.kind, given.init
         positive("k", k, at_least=1)
         if k > site.tokens:
             raise ValueError(f"k={k} is more than the {site.tokens} tokens there are to project")
@@ -54,26 +63,45 @@ class Linformer(Attention):
             raise ValueError(f"init={init} has no effect: kind={kind} has a start of its own")
         if kind == "pool" and sharing not in ("headwise", "layerwise"):
             raise ValueError(f"sharing={sharing} has no effect: kind=pool takes the same averages everywhere")
-        self.k, self.sharing, self.kind, self.init = k, sharing, kind, init
-        self.stride = -(-site.tokens // k)
-        self.shared: list[Linformer] = []  # a list hides the owner of layerwise projections from this module's state
-        heads = site.heads if sharing == "none" else 1
-        sides = 1 if sharing in ("key-value", "layerwise") else 2
+        self.k, self.kind, self.init, self.layerwise = k, kind, init, sharing == "layerwise"
+        shape = given.shape(site)
         if kind == "pool":
-            self.register_buffer("projection", _pooling(k, site.tokens).expand(sides, heads, -1, -1).clone())
+            self.register_buffer("projection", _pooling(k, site.tokens).expand(shape).clone())
             return
-        shape = (sides, heads, k, site.tokens) if kind == "learned" else (sides, heads, 1, self.stride)
-        source = generator("linformer", site.seed, 0 if sharing == "layerwise" else site.layer)
+        source = generator("linformer", site.seed, 0 if self.layerwise else site.layer)
         value = torch.randn(shape, generator=source) / math.sqrt(k)
         if kind == "conv":
-            value = torch.full(shape, 1 / self.stride) + 0.02 * torch.randn(shape, generator=source)
+            value = torch.full(shape, 1 / shape[-1]) + 0.02 * torch.randn(shape, generator=source)
         elif init not in (None, "normal"):
             value = (_pooling(k, site.tokens) if init == "pool" else torch.eye(k, site.tokens)).expand(shape).clone()
         self.projection = nn.Parameter(value)
 
-    def share(self, owner: Linformer) -> None:
-        """Use the owner's projections instead of one's own; they are stored once, with the owner."""
-        if self.sharing != "layerwise" or owner.sharing != "layerwise" or owner.matrix().shape != self.matrix().shape:
+    @classmethod
+    def own_cost(cls, site: Site, **options: Any) -> Cost:
+        given, d = cls.Options(**options), site.head_dim
+        numbers, k = math.prod(given.shape(site)), given.keys(site)
+        learned = 0 if given.kind == "pool" else numbers
+        shared = learned if given.sharing == "layerwise" else 0
+        macs = 4 * site.tokens * k * d * site.heads
+        return Cost(learned, macs, 2 * numbers, numbers - learned, shared=shared, features=k)
+
+    @classmethod
+    def regridded(cls, weights: Mapping[str, Tensor], old: Site, new: Site, **options: Any) -> dict[str, Tensor]:
+        """Projections are interpolated, and filters, so that a constant row keeps its sum."""
+        given, value = cls.Options(**options), weights.get("projection")
+        if value is None or (given.kind != "conv" and value.shape[-1] != old.tokens):  # another layer's
+            return dict(weights)
+        if given.kind == "conv":
+            taps = given.shape(new)[-1]
+            longer = F.interpolate(value.float(), (1, taps), mode="bilinear", align_corners=False, antialias=True)
+            return {**weights, "projection": (longer * (value.shape[-1] / taps)).to(value.dtype)}
+        scale = (old.tokens - old.prefix) / (new.tokens - new.prefix)
+        return {**weights, "projection": interpolated(value, old, new, "bilinear", scale)}
+
+    def share(self, owner: Attention) -> None:
+        alike = isinstance(owner, Linformer) and owner.layerwise
+        theirs = owner.matrix().shape if alike else None  # type: ignore[operator]
+        if not self.layerwise or theirs != self.matrix().shape:
             raise ValueError("only linformers with sharing=layerwise, the same k and the same tokens share projections")
         if self in (owner, *owner.shared):
             raise ValueError("a linformer cannot share the projections of one that shares its own")
@@ -112,47 +140,18 @@ class Linformer(Attention):
         if self.kind == "learned" and self.init is None and not self.shared:
             self.pool()
 
-    @torch.no_grad()
-    def regrid(self, grid: tuple[int, int]) -> None:
-        """Interpolate projections to another grid of image tokens, scaled so that a constant row keeps its sum."""
-        old = self.site
-        if old.grid is None:
-            raise ValueError("regrid needs an attention built with grid=(rows, columns)")
-        if self.kind == "conv" or self.shared:
-            raise ValueError("only an attention with learned or pooled projections of its own can be regridded")
-        matrix = self.projection
-        prefix, image = matrix[..., : old.prefix], matrix[..., old.prefix :]
-        image = image.flatten(0, 1).unflatten(-1, old.grid)
-        scaled = F.interpolate(image, grid, mode="bilinear", align_corners=False, antialias=True)
-        scaled = scaled.flatten(-2).view(*matrix.shape[:3], -1) * (math.prod(old.grid) / math.prod(grid))
-        value = torch.cat([prefix, scaled], -1)
-        self.site = replace(old, tokens=value.shape[-1], grid=grid)
-        if self.dwc is not None:
-            self.dwc.site = self.site
-        self.projection = nn.Parameter(value) if isinstance(matrix, nn.Parameter) else value
-
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         n = k.shape[2]
         matrix = self.matrix().to(q)
         if n > matrix.shape[-1]:
             raise ValueError(
-                f"{n} tokens, but linformer's projections were made for {matrix.shape[-1]}: call regrid() first"
+                f"{n} tokens, but linformer's projections were made for {matrix.shape[-1]}: build it for {n} tokens, "
+                "with projections from linvit.attention.regridded"
             )
         if mask is not None:  # k is zero there already; v = I, for the attention's matrix, is not
             v = v.masked_fill(~mask[:, None, :, None], 0.0)
         project_k, project_v = matrix[0, ..., :n], matrix[-1, ..., :n]
         return F.scaled_dot_product_attention(q, project_k @ k, project_v @ v)
-
-    def macs(self, tokens: int) -> int:
-        return 4 * tokens * self.k * self.site.head_dim * self.site.heads
-
-
-def share_layerwise(attentions: Iterable[Attention]) -> None:
-    """Layerwise projections belong to the model: the first layer that has them owns them."""
-    linformers: list[Linformer] = [a for a in attentions if isinstance(a, Linformer)]
-    layerwise = [a for a in linformers if a.sharing == "layerwise"]
-    for other in layerwise[1:]:
-        other.share(layerwise[0])
 
 
 def _pooling(k: int, tokens: int) -> Tensor:

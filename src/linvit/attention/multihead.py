@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from linvit.attention import create_attention
+from linvit.attention import build_attention
 from linvit.attention.base import Attention
 from linvit.kernels.base import positive
 from linvit.registry import Spec
+from linvit.site import Site
 
 
 class MultiHead(nn.Module):
@@ -53,10 +54,8 @@ class MultiHead(nn.Module):
         if isinstance(attention, Attention):
             self.attention = attention
         else:
-            self.attention = create_attention(
-                attention, heads=heads, head_dim=head_dim, tokens=tokens, grid=grid, prefix=prefix, layer=layer,
-                seed=seed, causal=causal,
-            )  # fmt: skip
+            site = Site(heads, head_dim, tokens, grid, prefix, layer, seed, causal)
+            self.attention = build_attention(attention, site)
         self.proj = nn.Linear(heads * head_dim, dim)
         self.dropout = nn.Dropout(dropout)
 

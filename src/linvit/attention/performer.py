@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Switches
 from linvit.attention.causal import causal_attention
 from linvit.attention.linear import FEW_FEATURES, linear_attention, short
 from linvit.attention.plain import State, plain_attention, plain_causal
-from linvit.kernels.base import FeatureMap, Prepared, Site, tracing
+from linvit.kernels.base import FeatureMap, Prepared, tracing
+from linvit.site import Cost, Site
 
 
 class Performer(Attention):
@@ -25,6 +26,17 @@ class Performer(Attention):
         super().__init__(site, switches)
         self.kernel = kernel
         self._at_once = kernel.direct and not site.causal
+
+    @classmethod
+    def build(cls, site: Site, switches: Switches, *, kernel: type[FeatureMap], **options: Any) -> Self:
+        return cls(site, kernel(site, **options), switches)
+
+    @classmethod
+    def own_cost(cls, site: Site, *, kernel: type[FeatureMap], **options: Any) -> Cost:
+        if (size := kernel.size(site, kernel.Options(**options))) is None:
+            return super().own_cost(site, kernel=kernel, **options)
+        macs = 2 * site.heads * site.tokens * (size.macs + size.width * site.head_dim)
+        return Cost(size.parameters, macs, 2 * size.parameters, size.drawn, size.drawn, features=size.width)
 
     def prepare(self, q: Tensor, k: Tensor, mask: Tensor | None = None) -> Prepared:
         """(B, H, N, D) → what the kernel makes of them, (G, N, ·); a masked key gets the log-weight −∞."""
@@ -84,9 +96,8 @@ class Performer(Attention):
     def redraw(self, step: int) -> None:
         self.kernel.redraw(step)
 
+    def kernel_parameters(self) -> list[nn.Parameter]:
+        return list(self.kernel.parameters())
+
     def learned(self) -> dict[str, Tensor]:
         return self.kernel.learned()
-
-    def macs(self, tokens: int) -> int:
-        d = self.site.head_dim
-        return self.site.heads * tokens * (2 * self.kernel.rows * d + 2 * self.kernel.width * d)

@@ -7,12 +7,16 @@ gathered for every query would take size² times the memory. A grid no larger th
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from linvit.attention.base import Attention, Switches, register, softmax_attention
-from linvit.kernels.base import Site
+from linvit.site import Cost, Site
+
+WIDE = 7  # the side of a neighbourhood, where the grid is as wide
 
 
 @register("window")
@@ -34,7 +38,7 @@ class Window(Attention):
         if site.grid is None:
             raise ValueError("a window is a neighbourhood of image tokens: give grid=(rows, columns)")
         most = 2 * max(site.grid) - 1
-        size = min(7, most) if size is None else size
+        size = min(WIDE, most) if size is None else size
         if size < 1 or size % 2 == 0:
             raise ValueError(f"size={size} must be an odd size, e.g. size=7")
         if size > most:
@@ -49,6 +53,15 @@ class Window(Attention):
         )
         near = (rows[:, None, :, None] & columns[None, :, None, :]).flatten(2).flatten(0, 1)
         self.register_buffer("near", F.pad(near, (site.prefix, 0), value=True), persistent=False)
+
+    @classmethod
+    def own_cost(cls, site: Site, *, size: int | None = None) -> Cost:
+        """Of all keys of a tile, masked ones too; queries of the prefix count as those of the image do, and more.
+        Without a grid, as on one that is larger than a tile."""
+        grid = site.grid or (2 * (size or WIDE),) * 2
+        size = min(WIDE, 2 * max(grid) - 1) if size is None else size
+        keys = math.prod(min(side, 2 * size) for side in grid)  # of a tile and its borders
+        return Cost(macs=2 * site.tokens * (keys + 2 * site.prefix) * site.head_dim * site.heads)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         (_, h, n, _), first, (rows, columns) = q.shape, self.site.prefix, self.grid
@@ -85,7 +98,3 @@ class Window(Attention):
         (rows, columns), ((tall, _), (wide, _)) = self.grid, self.tiles
         x = tiles.unflatten(1, (-1, -(-columns // wide))).unflatten(3, (tall, wide)).transpose(2, 3)
         return x.flatten(3, 4).flatten(1, 2)[:, :rows, :columns].flatten(1, 2)
-
-    def macs(self, tokens: int) -> int:
-        """Of all keys of a tile, masked ones too; queries of the prefix count as those of the image do, and more."""
-        return 2 * tokens * (self.near.shape[1] + self.site.prefix) * self.site.head_dim * self.site.heads

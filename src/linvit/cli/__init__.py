@@ -1,57 +1,38 @@
 """The command line: `linvit VERB …`, where a verb is one library call.
 
-To add a verb, write one file `cli/<verb>.py` with a function `run`; nothing else changes:
+A verb is a file `cli/<verb>.py` with a function `run(request)`, and a request class with that verb in
+`linvit.requests`, from which its options and help text derive. A verb with verbs of its own (`bench speed`) has
+functions of their names instead of `run`. A file whose name starts with `_` is not a verb: `_parser.py` makes options,
+`_display.py` shows progress, `_output.py` prints tables and JSON. Heavy imports go inside `run`: help must not load
+torch.
 
-    from typing import Annotated
-    import typer
-    from linvit.cli import _options as options
-
-    def run(
-        data: Annotated[str, typer.Argument(help="A data set's name or a path.")] = "digits",
-        seed: options.Seed = 0,
-        quiet: options.Quiet = False,
-    ) -> None:
-        '''One line for `linvit --help`.
-
-        Examples:
-
-            linvit verb digits --seed 1
-        '''
-        from linvit.train import train      # heavy imports go inside: help must not load torch
-
-        train(data, seed=seed)
-
-A verb with verbs of its own defines `app = typer.Typer()` instead of `run` (see bench.py). A hyphen in a verb's name is
-an underscore in its file's. A file whose name starts with `_` is no verb: `_options.py` has the options that verbs
-share, `_output.py` progress, tables and JSON.
-
-Errors: a verb lets ValueError (and its kin) and OSError with a file name rise; `main` prints one line,
-`linvit: error: …`, and returns 2. LINVIT_TRACEBACK=1 shows where it came from. A KeyboardInterrupt becomes one line and
-130, SIGTERM and SIGUSR1 become one line and 75, which tells a scheduler to start the same command again; the message,
-if there is one, says how to go on. Anything else is a bug and keeps its traceback.
+Errors: a verb lets ValueError and OSError with a file name rise; `main` prints one line, `linvit: error: …`, and
+returns 2. LINVIT_TRACEBACK=1 shows where it came from. A KeyboardInterrupt becomes one line and 130; SIGTERM and
+SIGUSR1 become one line and 75, which tells a scheduler to start the same command again. Anything else is a bug and
+keeps its traceback.
 """
 
 from __future__ import annotations
 
 import importlib
-import inspect
 import os
 import pkgutil
-import re
 import signal
 import sys
 import threading
-import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-from typer.core import TyperGroup
+from linvit.errors import choices
+from linvit.signals import REQUEUE, Evicted
 
-from linvit.errors import REQUEUE, Evicted, choices
+if TYPE_CHECKING:
+    from linvit.requests import Request
 
-HELP = """Which attention should my vision transformer use? Train, measure and compare softmax, Performers, Linformers.
+HELP = """usage: linvit VERB [OPTIONS]
+
+Which attention should my vision transformer use? Train, convert, measure and compare them on your images.
 
 Examples:
 
@@ -62,94 +43,32 @@ Examples:
     linvit bench speed --tokens 1024 --attention performer-exp:m=128
 
 A spec is name[:key=value,…], e.g. performer-relu:m=64,projection=none; `linvit list attentions` shows them all.
+
+Verbs:
 """
 
 
-class Verbs(TyperGroup):
-    """The verbs are the modules beside this one. A module is imported when its verb runs, or for help."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        found = [module.name for module in pkgutil.iter_modules(__path__)]
-        return sorted(name.replace("_", "-") for name in found if not name.startswith("_"))
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in self.list_commands(ctx):
-            return None
-        module = importlib.import_module(f"{__name__}.{cmd_name.replace('-', '_')}")
-        return verb(cmd_name, module)
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and not args[0].startswith("-") and args[0] not in self.list_commands(ctx):
-            raise ValueError(f"unknown verb '{args[0]}'" + choices(args[0], self.list_commands(ctx)))
-        if args[:1] != ["train"] and (others := os.environ.get("WORLD_SIZE", "1")) != "1":
-            raise ValueError(f"WORLD_SIZE={others}: only `linvit train` is shared by processes that torchrun starts")
-        return super().resolve_command(ctx, args)
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt as stop:  # before typer turns it into a silent exit
-            raise _Interrupted(str(stop)) from stop
-
-
-class _Interrupted(Exception):
-    pass
-
-
-def verb(name: str, module: types.ModuleType) -> Any:
-    """A verb's module → its command."""
-    if (inner := getattr(module, "app", None)) is None:
-        inner = typer.Typer(add_completion=False, rich_markup_mode=None)
-        inner.command(name)(module.run)
-    command = typer.main.get_command(inner)
-    command.name = name
-    return _keep_examples(command)
-
-
-def _keep_examples(command: Any) -> Any:
-    """Mark the indented paragraphs of help texts, so that their lines are not joined."""
-    if command.help:
-        command.help = re.sub(r"\n\n(?= )", "\n\n\b\n", inspect.cleandoc(command.help))
-    for inner in getattr(command, "commands", {}).values():
-        _keep_examples(inner)
-    return command
-
-
-app = typer.Typer(cls=Verbs, add_completion=False, rich_markup_mode=None)
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        from linvit import __version__
-
-        print(f"linvit {__version__}")
-        raise typer.Exit
-
-
-@app.callback(help=HELP)
-def _linvit(
-    version: Annotated[bool, typer.Option(
-        "--version", help="Show the version and exit.", callback=_print_version, is_eager=True)] = False,
-) -> None: ...  # fmt: skip
-
-
-_UsageError: Any = typer.BadParameter.__base__  # click's, which typer carries under names of its own
-
-
 def main(args: Sequence[str] | None = None) -> int:
-    """Run one command line and return its exit code: 0, 2 for a user's error, 130 when interrupted, 75 when told to
-    leave."""
-    words = [*(sys.argv[1:] if args is None else args)] or ["--help"]  # `list` is a verb here
+    """Run one command line and return its exit code: 0, 1 if a training diverged, 2 for a user's error, 130 when
+    interrupted, 75 when evicted."""
+    words = [*(sys.argv[1:] if args is None else args)]
+    command = ""
     try:
         with _heeding_schedulers():
-            code = _keep_examples(typer.main.get_command(app)).main(words, prog_name="linvit", standalone_mode=False)
+            if not words or words[0] in ("-h", "--help"):
+                code = _print_help()
+            elif words[0] == "--version":
+                code = _print_version()
+            else:
+                request, run = parse(words)
+                command = request.command()
+                code = run(request)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
-    except (_Interrupted, KeyboardInterrupt) as stop:
-        return _fail("interrupted" + (f": {stop}" if str(stop) else ""), REQUEUE if _was_evicted(stop) else 130)
-    except _UsageError as error:
-        where = error.ctx.command_path if error.ctx else "linvit"
-        return _fail(f"error: {error.format_message().rstrip('.')} (see {where} --help)", 2)
+    except SystemExit as done:  # argparse's --help
+        return int(done.code or 0)
+    except KeyboardInterrupt as stop:
+        return _interrupted(stop, command)
     except BrokenPipeError:  # the reader of our output has gone, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
@@ -161,9 +80,57 @@ def main(args: Sequence[str] | None = None) -> int:
         return _fail(f"error: {text or type(error).__name__}", 2)
 
 
+def verbs() -> list[str]:
+    found = [module.name for module in pkgutil.iter_modules(__path__)]
+    return sorted(name for name in found if not name.startswith("_"))
+
+
+def parse(words: Sequence[str]) -> tuple[Request, Callable[[Any], Any]]:
+    """The request that the words make, and the function that carries it out."""
+    verb, rest = words[0], [*words[1:]]  # `list` is a verb here
+    if verb not in verbs():
+        raise ValueError(f"unknown verb '{verb}'" + choices(verb, verbs()))
+    if verb != "train" and (others := os.environ.get("WORLD_SIZE", "1")) != "1":
+        raise ValueError(f"WORLD_SIZE={others}: only `linvit train` can be shared by processes that torchrun starts")
+    module = importlib.import_module(f"{__name__}.{verb}")
+    from linvit.cli._parser import parse_request, print_group_help
+    from linvit.requests import BY_VERB
+
+    if verb in BY_VERB:
+        return parse_request(BY_VERB[verb], rest), module.run
+    inner = [name.partition(" ")[2] for name in BY_VERB if name.startswith(f"{verb} ")]
+    if not rest or rest[0] in ("-h", "--help"):
+        print_group_help(verb, module.__doc__ or "", inner)
+        raise SystemExit(0)
+    if rest[0] not in inner:
+        raise ValueError(f"unknown verb '{verb} {rest[0]}'" + choices(rest[0], inner))
+    return parse_request(BY_VERB[f"{verb} {rest[0]}"], rest[1:]), getattr(module, rest[0])
+
+
+def _print_help() -> int:
+    from linvit.cli._parser import first_lines
+
+    print(HELP + "\n".join(f"    {verb:<10} {line}" for verb, line in first_lines(verbs()).items()))
+    print("\n`linvit VERB --help` shows the options of a verb.")
+    return 0
+
+
+def _print_version() -> int:
+    from linvit import __version__
+
+    print(f"linvit {__version__}")
+    return 0
+
+
+def _interrupted(stop: BaseException, command: str) -> int:
+    what = f": {stop}" if str(stop) else ""
+    resume = f"; resume with: {command}" if what and command else ""
+    return _fail(f"interrupted{what}{resume}", REQUEUE if isinstance(stop, Evicted) else 130)
+
+
 @contextmanager
 def _heeding_schedulers() -> Iterator[None]:
-    """SIGTERM and SIGUSR1 are an Evicted, wherever they come; a training holds them back until its step is whole."""
+    """SIGTERM and SIGUSR1 raise Evicted wherever they arrive; a training defers them until its step is complete."""
 
     def leave(number: int, frame: Any) -> None:
         raise Evicted
@@ -182,19 +149,15 @@ def _heeding_schedulers() -> Iterator[None]:
 
 
 def _interrupt(number: int, frame: Any) -> None:
-    """Ctrl-C. Not every package survives one in the middle of its import, or lets it through: there it ends at once."""
+    """Ctrl-C. Not every package survives one in the middle of its import, or lets it through: there, exit at once."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
-            if os.isatty(2):  # a progress bar had hidden the cursor
+            if os.isatty(2):  # a progress bar may have hidden the cursor
                 os.write(2, b"\r\x1b[2K\x1b[?25h")
             os.write(2, b"linvit: interrupted\n")
             os._exit(130)
         frame = frame.f_back
     raise KeyboardInterrupt
-
-
-def _was_evicted(stop: BaseException | None) -> bool:
-    return stop is not None and (isinstance(stop, Evicted) or _was_evicted(stop.__cause__))
 
 
 def _fail(message: str, code: int) -> int:

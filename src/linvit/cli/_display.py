@@ -1,7 +1,7 @@
-"""What is shown while work goes on: live rows on a terminal, plain lines in a pipe, nothing if quiet.
+"""What is shown during work: live rows on a terminal, plain lines in a pipe, nothing if quiet.
 
-One display serves every verb. `progress` takes (done, total, what), `listen` the events of one training, `hear` those
-of a study's jobs. Nothing is shown of what takes less than two seconds.
+One display serves every verb. `progress` takes (done, total, what), `on_event` the events of one training,
+`on_job_event` those of a study's jobs. Nothing is shown for work of less than two seconds.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from linvit.progress import duration
+from linvit.durations import duration
 
 if TYPE_CHECKING:
-    from linvit.study import Job
+    from linvit.study import StudyJob
 
-PATIENCE = 2.0  # seconds before the first sign of life
+PATIENCE = 2.0  # seconds before the first line
 INTERVAL = 10.0  # seconds between plain lines
 
 
 class Display:
     def __init__(self, quiet: bool = False):
-        self.quiet, self.live, self.heard = quiet, None, 0
+        self.quiet, self.live, self.events = quiet, None, 0
         self.rows: dict[str, Any] = {}  # name → its row on a terminal
-        self.begun = self.spoke = time.monotonic()
-        self.clocks: dict[str, tuple[float, float, float]] = {}  # name → when first heard of, how far then, how far now
-        self.left: dict[int, float] = {}  # number of a job that spoke → what is left of it, as a share of the study
+        self.begun = self.last_line = time.monotonic()
+        self.clocks: dict[str, tuple[float, float, float]] = {}  # name → time and share at its first event, share now
+        self.left: dict[int, float] = {}  # job → what is left of it, as a share of the study
         self.reached = 0.0  # where the last of them ends
         self.validation: dict[str, str] = {}
 
@@ -35,8 +35,12 @@ class Display:
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn
 
-            self.live = Progress(BarColumn(8), TextColumn("{task.description}", markup=False),
-                                 console=Console(stderr=True), transient=True)  # fmt: skip
+            self.live = Progress(
+                BarColumn(8),
+                TextColumn("{task.description}", markup=False),
+                console=Console(stderr=True),
+                transient=True,
+            )
             self.live.start()
         return self
 
@@ -48,34 +52,37 @@ class Display:
         left = self._left(f"work of {total}", done / total if total else 0.0)
         self._show("progress", done, total, f"{what} ({done:,}/{total:,}{left})", ends=done >= total)
 
-    def listen(self, event: Any) -> None:
+    def on_event(self, event: Any) -> None:
         """One training."""
-        self.heard += 1
+        self.events += 1
         kind = type(event).__name__
         if kind in ("Began", "Noted"):
-            self.say(f"linvit: {event.text}")
+            self.log(f"linvit: {event.text}")
         elif kind in ("Stepped", "Validated"):
             if row := getattr(event, "row", None):
                 self.validation[""] = f", val {row.get('validation_accuracy', row['validation_loss']):.3f}"
             epoch = f"{event.epoch:.4g}" if row else f"{int(event.epoch) + 1}"
             learned = f"loss {event.loss:.3f}, acc {event.accuracy:.3f}" if math.isfinite(event.loss) else ""
             parts = (  # fit 80 columns
-                f"epoch {epoch}/{event.epochs:.4g}" if event.epochs >= 1 else "", f"{event.step}/{event.total}",
-                f"{duration(event.seconds_left)} left", learned, self.validation.get("", ""),
+                f"epoch {epoch}/{event.epochs:.4g}" if event.epochs >= 1 else "",
+                f"{event.step}/{event.total}",
+                f"{duration(event.seconds_left)} left",
+                learned,
+                self.validation.get("", ""),
                 f"{event.images_per_second:.0f} img/s",
-            )  # fmt: skip
+            )
             text = ", ".join(part.removeprefix(", ") for part in parts if part)
             self._show("training", event.step, event.total, text, always=bool(row))
 
-    def hear(self, job: Job, event: Any) -> None:
+    def on_job_event(self, job: StudyJob, event: Any) -> None:
         """One of a study's trainings."""
-        self.heard += 1
+        self.events += 1
         name, kind = job.experiment.label, type(event).__name__
         who = f"{name} seed {job.experiment.seed}" + ("" if job.fold is None else f" fold {job.fold}")
         if kind == "Noted":
-            self.say(f"{who}: {event.text}")
+            self.log(f"{who}: {event.text}")
         elif kind == "Diverged":
-            self.say(f"{who}: diverged at step {event.step}, in {event.layer}")
+            self.log(f"{who}: diverged at step {event.step}, in {event.layer}")
         elif kind in ("Stepped", "Validated"):
             step, total = event.step, event.total
             if row := getattr(event, "row", None):
@@ -83,24 +90,24 @@ class Display:
             begins, ends = job.part
             self.left[job.number] = (1 - step / total) * (ends - begins)
             self.reached = max(self.reached, ends)
-            done = self.reached - sum(self.left.values())  # a job that never spoke was finished by an earlier call
+            done = self.reached - sum(self.left.values())  # a job without events was finished by an earlier call
             place = f"run {job.number + 1} of {job.jobs}{self._left('training', done)}"
             text = f"{who}: {step}/{total}{self.validation.get(name, '')}, {event.images_per_second:,.0f} img/s"
             self._show(name, step, total, f"{text} ({place})", always=bool(row) and step == total)
 
-    def say(self, text: str) -> None:
-        """A line that stays."""
+    def log(self, text: str) -> None:
+        """Print a permanent line."""
         if self.live is not None:
             self.live.console.print(text, markup=False, highlight=False)
         elif not self.quiet:
-            self.spoke = time.monotonic()
+            self.last_line = time.monotonic()
             print(text, file=sys.stderr, flush=True)
 
     def _left(self, name: str, share: float) -> str:
-        """Time left, from what was done since the first word of it: the rest was another day's."""
+        """Time left, from what was done since its first event: the rest was done by an earlier call."""
         now = time.monotonic()
         since, first, last = self.clocks.get(name, (now, share, share))
-        if share < last:  # begun again
+        if share < last:  # started again
             since, first = now, share
         self.clocks[name] = since, first, share
         if share - first < 0.005 or share >= 1:
@@ -113,6 +120,6 @@ class Display:
                 self.rows[name] = self.live.add_task("")
             self.live.update(self.rows[name], completed=done, total=total or None, description=text, visible=not ends)
             return
-        wait = PATIENCE if self.spoke == self.begun else INTERVAL
-        if always or (time.monotonic() - self.spoke >= wait and not ends):
-            self.say(text)
+        wait = PATIENCE if self.last_line == self.begun else INTERVAL
+        if always or (time.monotonic() - self.last_line >= wait and not ends):
+            self.log(text)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from linvit.records import Record
+    from linvit.report import Result
 
 
 def rows(records: Iterable[Record]) -> list[dict[str, Any]]:
@@ -32,9 +33,14 @@ def print_table(
 
     live = sys.stdout.isatty()
     table = Table(
-        box=box.SIMPLE_HEAD if live else None, title=title or None, title_justify="left", title_style="bold",
-        show_lines=False, pad_edge=live, padding=(0, 1) if live else (0, 2, 0, 0),
-    )  # fmt: skip
+        box=box.SIMPLE_HEAD if live else None,
+        title=title or None,
+        title_justify="left",
+        title_style="bold",
+        show_lines=False,
+        pad_edge=live,
+        padding=(0, 1) if live else (0, 2, 0, 0),
+    )
     for i, name in enumerate(rows[0] if rows else ()):
         whole = i == 0 or name in right  # names and numbers are never broken
         table.add_column(name, justify="right" if name in right else "left", no_wrap=whole or not live, overflow="fold")
@@ -72,3 +78,34 @@ def warnings_in_one_line() -> Iterator[None]:
         warnings.filterwarnings("always", category=UserWarning)
         warnings.showwarning = print_line
         yield
+
+
+@contextmanager
+def nothing_lost() -> Iterator[None]:
+    """An interrupt says so; `main` adds the command that resumes."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        stop.args = ("nothing that was trained is lost",)
+        raise
+
+
+def use_threads(threads: int | None) -> None:
+    """CPU threads of PyTorch for this process; None leaves its choice."""
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def show(result: Result, as_json: bool, quiet: bool) -> None:
+    """What a study, search or conversion shows, as its page does; `quiet` leaves the table out."""
+    if as_json:
+        print_json(result.json())
+        return
+    if not quiet:
+        print_table(result.table.texts, right=result.table.right)
+    print(f"{result.headline}. {' '.join(result.sentences)}")
+    for command in result.suggested:
+        print(f"  {command}")
+    print(f"Report: {result.page}")

@@ -4,68 +4,76 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+from linvit.requests import ListRequest
 
-from linvit.cli import _options as options
-
-HEADS, HEAD_DIM, TOKENS, GRID = 8, 64, 1024, (32, 32)  # the site for which costs are stated
 COSTS = (
-    f"MACs: all heads, for heads={HEADS}, head_dim={HEAD_DIM}, N={TOKENS} and the default options. break-even: tokens "
-    "above which it takes fewer MACs than softmax (for time, see linvit bench speed)."
+    "MACs: all heads, for heads=8, head_dim=64, N=1024 and the default options. break-even: tokens above which it "
+    "takes fewer MACs than softmax (for time, see linvit bench speed)."
 )
 AUTOMATIC = "Options in brackets choose for themselves."
+# per head, the powers of N tokens, d head_dim, and m features (or k projected keys)
+TERMS = {"N²d": (2, 1, 0), "Nmd": (1, 1, 1), "Nd²": (1, 2, 0), "Nm²": (1, 0, 2), "Nd": (1, 1, 0)}
+POINTS = [(64, 16, 16), (64, 32, 16), (128, 16, 32), (96, 64, 64), (128, 32, 64), (64, 16, 32), (128, 64, 32)]
 
 
-def run(
-    what: Annotated[
-        str, typer.Argument(metavar="WHAT", help="attentions, kernels, datasets, formats, sizes, spaces or metrics.")
-    ],
-    json: options.Json = False,
-) -> None:
-    """Show what there is: attentions, kernels, datasets, formats, sizes, spaces, metrics.
-
-    Examples:
-
-        linvit list attentions
-        linvit list kernels --json
-        linvit list datasets
-    """
+def run(request: ListRequest) -> None:
     from linvit.cli._output import print_json, print_table
     from linvit.errors import choices
 
-    if what not in KINDS:
-        raise ValueError(f"nothing to list under '{what}'" + choices(what, KINDS))
-    rows, notes = KINDS[what]()
-    if json:
+    if request.what not in KINDS:
+        raise ValueError(f"nothing to list under '{request.what}'" + choices(request.what, KINDS))
+    rows, notes = KINDS[request.what]()
+    if request.as_json:
         print_json(rows)
     else:
         shown = [{key.replace("_", " "): _cell(value) for key, value in row.items()} for row in rows]
         print_table(shown, notes=notes, right=("MACs", "break-even"))
 
 
+def _costs(name: str) -> dict[str, Any]:
+    """By arithmetic: nothing is built."""
+    from linvit.attention import attention_cost, break_even
+    from linvit.site import Site
+
+    site = Site(8, 64, 1024, (32, 32))
+    macs = attention_cost(name, site).macs
+    return {"MACs/head": macs_formula(name), "MACs": macs, "break-even": break_even(name, site)}
+
+
+def macs_formula(name: str) -> str:
+    """MACs per head, found by counting at a few sizes: `4Nmd`. Empty if it is no sum of the terms above."""
+    import numpy as np
+
+    from linvit.attention import attention_cost, size_option, with_size
+    from linvit.site import Site
+
+    counted = [attention_cost(with_size(name, m), Site(1, d, n)).macs for n, d, m in POINTS]
+    terms = np.prod(np.array(POINTS)[:, None] ** np.array([*TERMS.values()]), axis=-1)  # (points, terms)
+    found = np.linalg.lstsq(terms.astype(float), np.array(counted, float), rcond=None)[0].round().astype(int)
+    if (terms @ found != counted).any():
+        return ""
+    parts = [("" if c == 1 else str(c)) + term for c, term in zip(found, TERMS, strict=True) if c]
+    return " + ".join(parts).replace("m", size_option(name) or "m") or "0"
+
+
 def attentions() -> tuple[list[dict[str, Any]], list[str]]:
-    from linvit.attention import ATTENTIONS, PERFORMER, Switches, attention_names, attention_options, create_attention
-    from linvit.kernels import KERNELS
-    from linvit.measure.cost import macs_formula
+    from linvit.attention import Switches, attention_names, attention_options, resolve
     from linvit.registry import signature_options
 
     switches = signature_options(Switches)
     rows = []
     for name in attention_names():
-        kernel = KERNELS[name.removeprefix(PERFORMER)] if name.startswith(PERFORMER) else None
-        what = ATTENTIONS[name] if kernel is None else kernel
-        attention = create_attention(name, heads=HEADS, head_dim=HEAD_DIM, tokens=TOKENS, grid=GRID)
+        kind, _, options = resolve(name)
+        kernel = options.get("kernel")
         own = {key: value for key, value in attention_options(name).items() if key not in switches}
         rows.append(
             {
                 "name": name,
-                "formula": what.formula if kernel is None else f"φ(x) = {what.formula}",
-                "estimates": what.estimates,
-                "MACs/head": macs_formula(name),
-                "MACs": attention.macs(TOKENS),
-                "break-even": attention.break_even(),
+                "formula": kind.formula if kernel is None else f"φ(x) = {kernel.formula}",
+                "estimates": (kernel or kind).estimates,
+                **_costs(name),
                 "options": _defaults(own),
             }
         )
@@ -78,26 +86,22 @@ def attentions() -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def kernels() -> tuple[list[dict[str, Any]], list[str]]:
-    from linvit.attention import PERFORMER, create_attention
+    from linvit.attention import PERFORMER, attention_cost
     from linvit.kernels import KERNELS
-    from linvit.measure.cost import macs_formula
     from linvit.registry import signature_options
+    from linvit.site import Site
 
-    rows = []
-    for name, kernel in KERNELS.items():
-        performer = create_attention(PERFORMER + name, heads=HEADS, head_dim=HEAD_DIM, tokens=TOKENS)
-        rows.append(
-            {
-                "name": name,
-                "φ(x)": kernel.formula,
-                "φ(x)·φ(y) estimates": kernel.estimates,
-                "features": performer.get_submodule("kernel").width,
-                "MACs/head": macs_formula(PERFORMER + name),
-                "MACs": performer.macs(TOKENS),
-                "break-even": performer.break_even(),
-                "options": _defaults(signature_options(kernel)),
-            }
-        )
+    rows = [
+        {
+            "name": name,
+            "φ(x)": kernel.formula,
+            "φ(x)·φ(y) estimates": kernel.estimates,
+            "features": attention_cost(PERFORMER + name, Site(8, 64, 1024)).features,
+            **_costs(PERFORMER + name),
+            "options": _defaults(signature_options(kernel)),
+        }
+        for name, kernel in KERNELS.items()
+    ]
     return rows, ["Use one as performer-<name>, with x = q·d^-¼ and y = k·d^-¼.", COSTS, AUTOMATIC]
 
 
@@ -126,7 +130,8 @@ def sizes() -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def spaces() -> tuple[list[dict[str, Any]], list[str]]:
-    from linvit.tune.space import Range, Space, shipped
+    from linvit.schemas.search import Range
+    from linvit.tuning.space import read_space, shipped_spaces
 
     def words(values: Any) -> str:
         if isinstance(values, Range):
@@ -134,8 +139,8 @@ def spaces() -> tuple[list[dict[str, Any]], list[str]]:
         return " ".join(map(str, values))
 
     rows = []
-    for name in shipped():
-        space = Space.read(name)
+    for name in shipped_spaces():
+        space = read_space(name)
         searched = space.options | {f"attention.{key}": values for key, values in space.attention.items()}
         rows.append({"name": name, "what": "; ".join(f"{key} {words(values)}" for key, values in searched.items())})
     return rows, ["Names with numbers are the source reports'. Use one, or a TOML file of your own, with tune --space."]
@@ -145,17 +150,27 @@ def metrics() -> tuple[list[dict[str, Any]], list[str]]:
     from linvit.metrics import TABLE
 
     rows = [
-        {"name": metric.name, "unit": metric.unit or None, "per": " ".join(dict.fromkeys(metric.per)) or "study",
-         "what": metric.what, "column": metric.column or None}
+        {
+            "name": metric.name,
+            "unit": metric.unit or None,
+            "per": " ".join(dict.fromkeys(metric.per)) or "study",
+            "what": metric.what,
+            "column": metric.column or None,
+        }
         for metric in TABLE
-    ]  # fmt: skip
+    ]
     return rows, ["per: the tags that tell one measurement from another. column: of results.csv, where it has its own."]
 
 
 KINDS = {
-    "attentions": attentions, "kernels": kernels, "datasets": datasets, "formats": formats, "sizes": sizes,
-    "spaces": spaces, "metrics": metrics,
-}  # fmt: skip
+    "attentions": attentions,
+    "kernels": kernels,
+    "datasets": datasets,
+    "formats": formats,
+    "sizes": sizes,
+    "spaces": spaces,
+    "metrics": metrics,
+}
 
 
 def _first_line(thing: Any) -> str:

@@ -2,42 +2,28 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
-from linvit.cli import _options as options
+from linvit.cli._output import use_threads, warnings_in_one_line
+from linvit.requests import SampleRequest
 
 
-def run(
-    model: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run, or of a model (…/best).")],
-    images: Annotated[int, typer.Option(min=1, help="How many.")] = 16,
-    temperature: Annotated[float, typer.Option(help="Below 1 likelier values are preferred.")] = 1.0,
-    seed: options.Seed = 0,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="One PNG with all of them.")] = Path("samples.png"),
-    threads: options.Threads = 0,
-    device: options.Device = "auto",
-    quiet: options.Quiet = False,
-) -> None:
-    """Draw images, pixel by pixel, from a model trained with --task next-pixel.
-
-    With linear attention each pixel costs the same: what is remembered of those before it has a fixed size.
-
-    Examples:
-
-        linvit train mnist --task next-pixel -a performer-relu:m=64 --out runs/pixels
-        linvit sample runs/pixels --images 16 --out samples.png
-    """
-    from linvit.cli import _output
+def run(request: SampleRequest) -> None:
     from linvit.cli._display import Display
-    from linvit.train import load, pick_device
-    from linvit.train.use import draw_images
+    from linvit.measure.devices import pick_device
+    from linvit.models.sampling import draw_images
+    from linvit.training.checkpoint import load
 
-    if out.suffix.lower() != ".png":
-        raise ValueError(f"out={out} must end in .png")
-    with Display(quiet) as display, _output.warnings_in_one_line():
-        ready = load(model).to(pick_device(device))
-        draw_images(ready, out, images, seed=seed, temperature=temperature, progress=display.progress)
-    if not quiet:
-        print(f"{out}: {images} images of {ready.config.attention}, seed {seed}")
+    if request.out.suffix.lower() != ".png":
+        raise ValueError(f"--out {request.out} must end in .png")
+    use_threads(request.threads)
+    with Display(request.quiet) as display, warnings_in_one_line():
+        model = load(request.model).to(pick_device(request.device))
+        draw_images(
+            model,
+            request.out,
+            request.images,
+            seed=request.seed,
+            temperature=request.temperature,
+            progress=display.progress,
+        )
+    if not request.quiet:
+        print(f"{request.out}: {request.images} images of {model.config.attention}, seed {request.seed}")

@@ -2,107 +2,156 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+import sys
+from typing import TYPE_CHECKING, Any
 
-import typer
+from linvit.cli._output import print_json, rows, warnings_in_one_line
+from linvit.durations import duration
+from linvit.requests import TrainRequest
 
-from linvit.cli import _options as options
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from linvit.data import Dataset
+    from linvit.pipeline.train import Trained
+    from linvit.schemas.experiment import Experiment
 
 
-def run(
-    ctx: typer.Context,
-    data: options.Data = "digits",
-    attention: Annotated[str | None, typer.Option(
-        "--attention", "-a", metavar="SPEC", help="One spec, or one per layer: a@2+b@4.")] = None,
-    config: options.Config = None,
-    start: options.From = None,
-    task: options.Task = "classification",
-    epochs: Annotated[float | None, typer.Option(help="Passes over the training images.")] = None,
-    steps: options.Steps = None,
-    size: options.Size = None,
-    stem: Annotated[str | None, typer.Option(help="patch, conv, resnet or pixel.")] = None,
-    patch_size: options.PatchSize = None,
-    dim: Annotated[int | None, typer.Option(help="Width of the tokens.")] = None,
-    depth: Annotated[int | None, typer.Option(help="Layers; 0 is the stem alone.")] = None,
-    heads: Annotated[int | None, typer.Option(help="Attention heads.")] = None,
-    batch_size: options.BatchSize = None,
-    optimizer: options.Optimizer = None,
-    lr: options.Rate = None,
-    schedule: Annotated[str | None, typer.Option(help="cosine, onecycle, restarts, step or constant.")] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="Of matrices and filters.")] = None,
-    ema: Annotated[float | None, typer.Option(help="Decay of averaged weights; 0: none.")] = None,
-    patience: Annotated[int | None, typer.Option(help="Stop after so many epochs without a lower loss.")] = None,
-    amp: options.Amp = None,
-    compile: Annotated[bool, typer.Option("--compile", help="torch.compile: slow to start, then faster.")] = False,
-    settings: options.Settings = None,
-    image_size: options.ImageSize = None,
-    limit: options.Limit = None,
-    skip_bad: options.SkipBad = False,
-    folds: options.Folds = None,
-    data_root: options.DataRoot = None,
-    out: Annotated[Path | None, typer.Option(
-        metavar="DIR", help="Folder of this experiment. [default: runs/DATA-id]")] = None,
-    seed: options.Seed = 0,
-    threads: options.Threads = 0,
-    device: options.Device = "auto",
-    save_every: options.SaveEvery = 30.0,
-    dry_run: options.DryRun = False,
-    print_config: options.PrintConfig = False,
-    track: options.Track = None,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-) -> None:  # fmt: skip
-    """Train a vision transformer on a data set or a folder of images.
-
-    What is not said is chosen for the data. The same command again goes on where it was stopped, at any moment. The
-    test images are used once, at the end; the model kept in DIR/best is the last of those that validation images cannot
-    tell apart from the best.
-
-    Examples:
-
-        linvit train digits
-        linvit train photos/ --attention performer-exp:m=64 --epochs 20 --out runs/photos
-        linvit train cifar10 -a softmax@2+performer-relu:m=32@2 --depth 4 --lr 1e-3 --set mixup=0.2
-        linvit train mnist --limit 12000 --epochs 2 --json
-        linvit train photos/ --from runs/pretrained -a performer-relu:m=32 --epochs 5
-        linvit train digits --folds 5
-        torchrun --nproc-per-node 2 -m linvit train photos/ --out runs/photos
-        linvit train mnist --config runs/tune-mnist/best.toml --epochs 4
-        linvit train mnist --task next-pixel -a performer-relu:m=64 --set levels=16
-    """
-    from linvit.cli import _output, _training, _tuning
-    from linvit.cli._display import Display
-
-    chosen = _training.settings(
-        settings, attention=attention, epochs=epochs, steps=steps, size=size, stem=stem, patch_size=patch_size, dim=dim,
-        depth=depth, heads=heads, batch_size=batch_size, optimizer=optimizer, lr=lr, schedule=schedule,
-        weight_decay=weight_decay, ema=ema, patience=patience, amp=amp, compile=compile or None,
-    )  # fmt: skip
-    if "steps" in chosen and "epochs" in chosen:
-        raise ValueError("give --epochs or --steps, not both")
-
-    asked = _tuning.trained(config, attention, start, chosen)
-
+def run(request: TrainRequest) -> int:
     from linvit import ranks
-    from linvit.train import train  # takes seconds: what is wrong above is said at once
+    from linvit.cli._display import Display
+    from linvit.pipeline import train as training
 
-    with Display(quiet) as display, _output.warnings_in_one_line(), options.resumable(ctx):
-        trained = train(
-            data, out=out, seed=seed, device=device, data_root=data_root, image_size=image_size, limit=limit,
-            skip_bad=skip_bad, folds=folds, task=task, dry_run=dry_run or print_config, listeners=[display.listen],
-            track=track or (), progress=display.progress, checkpoint_seconds=save_every, **asked,
-        )  # fmt: skip
-    if ranks.number() > 0:  # what there is to say, the first rank says
-        return
-    if print_config:
-        _training.print_config(trained)
-    elif dry_run:
+    with Display(request.quiet) as display, warnings_in_one_line():
+        trained = training.run(request, on_event=display.on_event, progress=display.progress)
+    if ranks.number() > 0:  # the first rank prints
+        return 0
+    if request.print_config:
+        print_config(request, trained)
+    elif request.dry_run:
         for one in trained.folds or [trained]:
-            _training.print_outlook(one.experiment, one.data, one.folder)
-    elif json:
-        _output.print_json(_training.summary(trained))
-    elif not quiet:
-        _training.print_summary(trained, already=not display.heard)
-    if trained.diverged:
-        raise typer.Exit(_training.explain_divergence(trained))
+            print_outlook(one.experiment, one.data, one.folder)
+    elif request.as_json:
+        print_json(summary(trained))
+    elif not request.quiet:
+        print_summary(trained, already=not display.events)
+    return explain_divergence(trained) if trained.diverged else 0
+
+
+def summary(trained: Trained) -> dict[str, Any]:
+    if trained.experiment.model.causal:
+        scores: dict[str, Any] = {
+            "bits_per_dim": trained.value("bits_per_dim", "best"),
+            "bits_per_dim_final": trained.value("bits_per_dim", "final"),
+            "validation_bits_per_dim": trained.value("validation_bits_per_dim"),
+        }
+    elif trained.folds:
+        scores = {
+            "test_accuracy": trained.test_accuracy,
+            "test_accuracy_interval": fold_interval(trained),
+            "folds": [one.test_accuracy for one in trained.folds],
+        }
+    else:
+        scores = {
+            "test_accuracy": trained.test_accuracy,
+            "test_accuracy_final": trained.value("test_accuracy", "final"),
+            "validation_accuracy": trained.value("validation_accuracy"),
+        }
+    outcome = {"diverged": trained.diverged or None, "skipped": trained.data.skipped}
+    return {"folder": str(trained.folder)} | scores | outcome | {"records": rows(trained.records)}
+
+
+def print_summary(trained: Trained, already: bool) -> None:
+    from linvit.measure.accuracy import wilson
+
+    folder = trained.folder
+    if already:
+        print(f"{folder}: this experiment was already finished")
+    if trained.data.skipped:
+        print(f"skipped        {trained.data.skipped} unreadable images")
+    if trained.folds:
+        print_folds(trained)
+        return
+    causal = trained.experiment.model.causal
+    best, final = (trained.find("bits_per_dim" if causal else "test_accuracy", which) for which in ("best", "final"))
+    if best is None or final is None or best.value is None:
+        return
+    if causal:
+        print(f"bits per dim   {best.value:.4f}, {best.n} test images, one seed: selected on validation images")
+    else:
+        low, high = wilson(best.value, best.n)
+        interval = f"{best.value:.4f} [{low:.4f}, {high:.4f}], n = {best.n}"
+        print(f"test accuracy  {interval}, one seed: selected on validation images")
+    print(f"               {final.value:.4f}: after the last step")
+    seconds = duration(trained.value("train_seconds") or 0)
+    print(f"model          {best.tags['attention']}, {trained.value('parameters'):,} parameters, trained in {seconds}")
+    print(f"folder         {folder} (the model: {folder / 'best'})")
+    print(f"use it         linvit {f'sample {folder}' if causal else f'predict IMAGE --model {folder}'}")
+    print(f"               linvit evaluate {folder} · linvit.load('{folder}') in Python")
+
+
+def fold_interval(trained: Trained) -> tuple[float, float] | None:
+    """Of the accuracy over all images, corrected for the images that folds share; None if a fold diverged."""
+    from linvit.report.statistics import interval
+
+    found = [one.test_accuracy for one in trained.folds]
+    whole, spread = trained.test_accuracy, interval((x for x in found if x is not None), 1 / max(1, len(found) - 1))
+    if whole is None or spread is None or spread.low is None:
+        return None
+    half = spread.mean - spread.low
+    return max(0.0, whole - half), min(1.0, whole + half)
+
+
+def print_folds(trained: Trained) -> None:
+    whole, ends = trained.find("test_accuracy", "best"), fold_interval(trained)
+    if whole is None or ends is None:
+        return
+    interval = f"{whole.value:.4f} [{ends[0]:.4f}, {ends[1]:.4f}], n = {whole.n} in {len(trained.folds)} folds"
+    print(f"out of fold    {interval}, one seed: corrected resampled t")
+    names = {"precision": "macro_precision", "recall": "macro_recall", "F1": "macro_f1"}
+    scores = [f"{name} {trained.value(metric):.4f}" for name, metric in names.items()]
+    print(f"               {', '.join(scores)}: means over classes")
+    seconds = duration(sum(one.value("train_seconds") or 0 for one in trained.folds))
+    print(f"model          {whole.tags['attention']}, {trained.value('parameters'):,} parameters, trained in {seconds}")
+    print(f"folder         {trained.folder} (one model per fold: {trained.folder / 'fold-0' / 'best'}, …)")
+    print("use it         train again without --folds for one model from all images but a test split")
+
+
+def print_outlook(experiment: Experiment, data: Dataset, folder: Path) -> None:
+    """What a training is and how far it is."""
+    from linvit.models import estimate
+    from linvit.training.run import status
+
+    cost, config, recipe = estimate(experiment.model), experiment.model, experiment.recipe
+    batch, per_epoch, steps = experiment.length(len(data.train))
+    counts = f"{len(data.train):,} train, {len(data.validation):,} validate, {len(data.test):,} test"
+    size = f"{data.channels} × {data.image_size} × {data.image_size}"
+    print(f"experiment {experiment.id} in {folder}: {status(experiment, folder)}")
+    print(f"  images   {counts}; {len(data.classes)} classes, {size}")
+    counts = f"{cost.parameters:,} parameters, {config.tokens} tokens, {cost.macs:,} MACs per image"
+    print(f"  model    {config.attention}, {counts}")
+    print(f"  start    {f'from {experiment.start.name}' if experiment.start else 'from scratch'}")
+    length = f"{steps:,} of {batch} images ({steps / per_epoch:.4g} epochs)"
+    print(f"  steps    {length}, {recipe.optimizer}, lr {recipe.lr:g}")
+
+
+def print_config(request: TrainRequest, trained: Trained) -> None:
+    from linvit.toml import to_toml
+
+    every = [one.experiment for one in trained.folds or [trained]]
+    tables = [{"id": one.id} | one.model_dump(mode="json", exclude={"format"}) for one in every]
+    resolved = {"folds": tables} if trained.folds else tables[0]
+    print(to_toml({"request": request.stored()} | resolved), end="")
+
+
+def explain_divergence(trained: Trained) -> int:
+    """What to try, and the exit code."""
+    step = trained.value("diverged")
+    kept = f"the best model until then is in {trained.folder / 'best'}" if trained.model else "no epoch was finished"
+    kept = f"the other folds are in {trained.folder}" if trained.folds else kept
+    print(
+        f"linvit: diverged at step {step:.0f}: {trained.diverged} is not finite; {kept}. Try a lower --lr, "
+        "--set warmup=0.3, --set clip_norm=0.5 or an attention with qk_norm=true, and another --out",
+        file=sys.stderr,
+    )
+    return 1

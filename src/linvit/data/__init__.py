@@ -19,6 +19,23 @@ from linvit.data.splits import Fold
 from linvit.data.surveys import Survey, survey
 
 __all__ = [
-    "DATASETS", "FORMATS", "Arrays", "Augment", "BadImage", "Dataset", "Fold", "Missing", "Pictures", "Split",
-    "Survey", "alike", "folded", "folder_of", "load_data", "normalise", "read_image", "repeats", "survey",
-]  # fmt: skip
+    "DATASETS",
+    "FORMATS",
+    "Arrays",
+    "Augment",
+    "BadImage",
+    "Dataset",
+    "Fold",
+    "Missing",
+    "Pictures",
+    "Split",
+    "Survey",
+    "alike",
+    "folded",
+    "folder_of",
+    "load_data",
+    "normalise",
+    "read_image",
+    "repeats",
+    "survey",
+]

@@ -45,22 +45,36 @@ class Batches:
 @DATASETS.register("cifar10")
 def cifar10(root: Path, *, grey: bool = False) -> Arrays:
     layout = Batches(
-        stem="cifar-10", folders={"binary": "cifar-10-batches-bin", "python": "cifar-10-batches-py"},
-        train=tuple(f"data_batch_{i}" for i in range(1, 6)), test="test_batch", classes_file="batches.meta.txt",
-        meta="batches.meta", classes_key="label_names", labels_key="labels", label_bytes=1, label_at=0,
+        stem="cifar-10",
+        folders={"binary": "cifar-10-batches-bin", "python": "cifar-10-batches-py"},
+        train=tuple(f"data_batch_{i}" for i in range(1, 6)),
+        test="test_batch",
+        classes_file="batches.meta.txt",
+        meta="batches.meta",
+        classes_key="label_names",
+        labels_key="labels",
+        label_bytes=1,
+        label_at=0,
         md5_binary="c32a1d4ab5d03f1284b67883e8d87530",
-    )  # fmt: skip
+    )
     return _load("cifar10", layout, [*homes(root, "cifar10", "cifar-10", "CIFAR10"), root], grey)
 
 
 @DATASETS.register("cifar100")
 def cifar100(root: Path, *, labels: Literal["fine", "coarse"] = "fine", grey: bool = False) -> Arrays:
     layout = Batches(
-        stem="cifar-100", folders={"binary": "cifar-100-binary", "python": "cifar-100-python"}, train=("train",),
-        test="test", classes_file=f"{labels}_label_names.txt", meta="meta", classes_key=f"{labels}_label_names",
-        labels_key=f"{labels}_labels", label_bytes=2, label_at=int(labels == "fine"),
+        stem="cifar-100",
+        folders={"binary": "cifar-100-binary", "python": "cifar-100-python"},
+        train=("train",),
+        test="test",
+        classes_file=f"{labels}_label_names.txt",
+        meta="meta",
+        classes_key=f"{labels}_label_names",
+        labels_key=f"{labels}_labels",
+        label_bytes=2,
+        label_at=int(labels == "fine"),
         md5_binary="03b5dce01913d631647c71ecec9e9cb8",
-    )  # fmt: skip
+    )
     return _load("cifar100", layout, [*homes(root, "cifar100", "cifar-100", "CIFAR100"), root], grey)
 
 

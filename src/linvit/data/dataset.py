@@ -29,6 +29,8 @@ from linvit.registry import check_options, parse, signature_options
 CHUNK = 1024  # images looked at together
 ALIKE, CONTRAST = 16, 10  # grey values, of 256: the most that thumbnails of one picture differ by; their spread
 
+Listing = tuple[str, Arrays | Pictures]  # the name of a data set, and what its reader found
+
 
 @dataclass(frozen=True)
 class Split:
@@ -141,11 +143,21 @@ def _thumbnails(images: torch.Tensor) -> torch.Tensor:
 
 
 def load_data(
-    source: str | Path = "digits", *, root: str | Path | None = None, image_size: int | None = None,
-    multiple_of: int = 1, channels: int | None = None, validation: float = 0.1, seed: int = 0,
-    limit: int | None = None, skip_bad: bool = False, cache: str | Path | None = None,
-    split_file: str | Path | None = None, progress: Progress = ignore,
-) -> Dataset:  # fmt: skip
+    source: str | Path = "digits",
+    *,
+    root: str | Path | None = None,
+    image_size: int | None = None,
+    multiple_of: int = 1,
+    channels: int | None = None,
+    validation: float = 0.1,
+    seed: int = 0,
+    limit: int | None = None,
+    skip_bad: bool = False,
+    cache: str | Path | None = None,
+    split_file: str | Path | None = None,
+    listing: Listing | None = None,
+    progress: Progress = ignore,
+) -> Dataset:
     """A registered name (with options: `cifar100:labels=coarse`) or the path of a folder, `.npz` or `.parquet`.
 
     root: where the original files of named sets lie (else LINVIT_DATA, else the cache).
@@ -153,21 +165,24 @@ def load_data(
         `multiple_of`. channels: 1 or 3; by default 3 if any image has colour.
     validation: the fraction of train held out, stratified, unless the set brings its own; chosen by `seed` and
         stored in `split_file` (default: in the cache).
-    limit: at most so many images in each split. skip_bad: leave unreadable images out and count them.
+    limit: at most this many images in each split. skip_bad: leave unreadable images out and count them.
+    listing: what `read_source` has found of this source already, as a survey has.
     progress(done, total, what) is called while images are decoded.
     """
     for right, message in (
-        (image_size is None or SMALLEST <= image_size <= LARGEST,
-         f"image_size={image_size} must be between {SMALLEST} and {LARGEST}"),
+        (
+            image_size is None or SMALLEST <= image_size <= LARGEST,
+            f"image_size={image_size} must be between {SMALLEST} and {LARGEST}",
+        ),
         (1 <= multiple_of <= LARGEST, f"multiple_of={multiple_of} must be between 1 and {LARGEST}"),
         (channels in (None, 1, 3), f"channels={channels} must be 1 (grey) or 3 (colour)"),
         (0 <= validation < 1, f"validation={validation} must be a fraction of the training images, e.g. 0.1"),
         (limit is None or limit >= 1, f"limit={limit} must be at least 1"),
-    ):  # fmt: skip
+    ):
         if not right:
             raise ValueError(message)
     store = cache_root(cache)
-    name, found = read_source(source, root, store)
+    name, found = listing or read_source(source, root, store)
     where = name if isinstance(source, str) and name in DATASETS else str(source)
     classes = list(found.classes)
     wanted = Wanted(image_size, multiple_of, channels, skip_bad)
@@ -190,10 +205,15 @@ def load_data(
     for part in rows:
         identity.update(len(part).to_bytes(8, "little") + part.tobytes())
     return Dataset(
-        name, classes, *(Split(pixels.images, part, pixels.labels[part]) for part in rows), mean=tuple(stored["mean"]),
-        std=tuple(stored["std"]), identity=identity.hexdigest()[:32], skipped=pixels.skipped,
+        name,
+        classes,
+        *(Split(pixels.images, part, pixels.labels[part]) for part in rows),
+        mean=tuple(stored["mean"]),
+        std=tuple(stored["std"]),
+        identity=identity.hexdigest()[:32],
+        skipped=pixels.skipped,
         own_test="test" in pixels.counts,
-    )  # fmt: skip
+    )
 
 
 def folded(data: Dataset, which: Fold) -> Dataset:
@@ -220,7 +240,7 @@ def folder_of(source: Any) -> Path | None:
     return path if path is not None and path.is_dir() else None
 
 
-def read_source(source: str | Path, root: str | Path | None, store: Path) -> tuple[str, Arrays | Pictures]:
+def read_source(source: str | Path, root: str | Path | None, store: Path) -> Listing:
     """Registered names win over files of the same name; write ./digits for a folder called digits."""
     if isinstance(source, str) and source.partition(":")[0] in DATASETS:
         spec = parse(source)

@@ -65,6 +65,22 @@ def images_under(folder: Path, above: tuple[str, ...] = ()) -> list[Path]:
     return sorted(images)
 
 
+def find_images(paths: Sequence[str | Path]) -> list[Path]:
+    """The files among these paths, and every image below the folders among them."""
+    found: list[Path] = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            inside = images_under(path)
+            if not inside:
+                raise ValueError(f"{path}: there are no images in this folder")
+            found += inside
+        elif not path.exists():
+            raise ValueError(f"{path}: there is no such file or folder: check the path")
+        else:
+            found.append(path)
+    return found
+
+
 def _labelled(folder: Path, classes: list[str]) -> list[tuple[str, int]]:
     """Names rather than paths: there may be a million, and a path takes ten times the memory."""
     subfolders = _subfolders(folder)

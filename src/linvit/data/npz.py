@@ -11,8 +11,16 @@ import numpy as np
 from linvit.data.sources import FORMATS, Arrays, check_labels, check_memory, stack
 
 UNREADABLE = (
-    TypeError, OSError, EOFError, ValueError, AttributeError, KeyError, MemoryError, zipfile.BadZipFile, zlib.error
-)  # fmt: skip
+    TypeError,
+    OSError,
+    EOFError,
+    ValueError,
+    AttributeError,
+    KeyError,
+    MemoryError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 KEYS = {"train": "train", "validation": "val", "test": "test"}
 
 

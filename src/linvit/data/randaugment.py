@@ -131,6 +131,18 @@ def equalize(x: Tensor, sign: Tensor, strength: float) -> Tensor:
 
 # None is the identity
 OPERATIONS: tuple[Callable[[Tensor, Tensor, float], Tensor] | None, ...] = (
-    None, shear_x, shear_y, translate_x, translate_y, rotate, brightness, colour, contrast, sharpness, posterize,
-    solarize, autocontrast, equalize,
-)  # fmt: skip
+    None,
+    shear_x,
+    shear_y,
+    translate_x,
+    translate_y,
+    rotate,
+    brightness,
+    colour,
+    contrast,
+    sharpness,
+    posterize,
+    solarize,
+    autocontrast,
+    equalize,
+)

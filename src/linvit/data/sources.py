@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from linvit.errors import MEMORY
+from linvit.machine import MEMORY
 from linvit.registry import Registry
 
 SPLITS = ("train", "validation", "test")

@@ -8,24 +8,14 @@ content alone, never on the seed: five seeds are scored on one test set. Folds a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from linvit.data.sources import check_labels
 from linvit.randomness import permutation
+from linvit.schemas.experiment import Fold
 
 TEST_FRACTION, VALIDATION_FRACTION = 0.2, 0.1
-
-
-@dataclass(frozen=True)
-class Fold:
-    """One of so many parts of the images, each of which is held out once."""
-
-    index: int  # from 0
-    of: int
-    seed: int = 0  # by which images are dealt out
-    spare_test: bool = False  # test images are not dealt out, also where the set brought none of its own
 
 
 def choose(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
@@ -10,12 +10,12 @@ import numpy as np
 
 from linvit.data import splits
 from linvit.data.cache import cache_root
-from linvit.data.dataset import Dataset, read_source
+from linvit.data.dataset import Dataset, Listing, read_source
 from linvit.data.decode import BadImage, read_header
 from linvit.data.sources import SPLITS, Arrays
 from linvit.data.splits import Fold
 
-SAMPLE, AMONG = 256, 8192  # headers that are read, evenly among the first so many images
+SAMPLE, AMONG = 256, 8192  # headers that are read, evenly among the first images
 
 
 @dataclass(frozen=True)
@@ -27,17 +27,22 @@ class Survey:
     train: int
     validation: int
     test: int
+    listing: Listing | None = field(default=None, compare=False, repr=False)  # so that nothing is listed twice
 
     @classmethod
     def of(cls, data: Dataset) -> Survey:
-        counts = {part: len(getattr(data, part)) for part in SPLITS}
-        return cls(data.name, len(data.classes), data.channels, data.image_size, **counts)
+        train, validation, test = (len(getattr(data, part)) for part in SPLITS)
+        return cls(data.name, len(data.classes), data.channels, data.image_size, train, validation, test)
 
 
 def survey(
-    source: str | Path, root: str | Path | None = None, limit: int | None = None, cache: str | Path | None = None,
-    folds: int | None = None, spare_test: bool = False,
-) -> Survey:  # fmt: skip
+    source: str | Path,
+    root: str | Path | None = None,
+    limit: int | None = None,
+    cache: str | Path | None = None,
+    folds: int | None = None,
+    spare_test: bool = False,
+) -> Survey:
     """Of what `load_data` would load, or of one of its folds; what is wrong with the images is left for it to say."""
     name, found = read_source(source, root, cache_root(cache))
     splits.check(str(source), found.labels, found.counts, list(found.classes), 0.1, limit)
@@ -60,4 +65,5 @@ def survey(
         parts = ["train", "validation", *([] if "test" in found.counts or spare_test else ["test"])]
         pool = np.concatenate([rows[part] for part in parts])
         rows = splits.fold(found.labels[pool], found.classes, Fold(0, folds))
-    return Survey(name, len(found.classes), channels, side, **{part: len(rows[part]) for part in SPLITS})
+    counts = {part: len(rows[part]) for part in SPLITS}
+    return Survey(name, len(found.classes), channels, side, **counts, listing=(name, found))

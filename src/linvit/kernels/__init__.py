@@ -1,9 +1,10 @@
 """Kernels: what distinguishes one Performer from another. A new one is one file here or in LINVIT_PLUGINS."""
 
-from linvit.kernels.base import KERNELS, FeatureMap, Features, Prepared, Site, register
+from linvit.kernels.base import KERNELS, FeatureMap, Features, Prepared, Size, register
 from linvit.registry import Spec, check_options, parse, signature_options
+from linvit.site import Site
 
-__all__ = ["KERNELS", "FeatureMap", "Features", "Prepared", "Site", "create_kernel", "register"]
+__all__ = ["KERNELS", "FeatureMap", "Features", "Prepared", "Site", "Size", "create_kernel", "register"]
 
 
 def create_kernel(

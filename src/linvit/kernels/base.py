@@ -17,33 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.registry import Registry
-
-
-@dataclass(frozen=True)
-class Site:
-    """Where an attention sits in a model; all it may know of its surroundings."""
-
-    heads: int
-    head_dim: int
-    tokens: int
-    grid: tuple[int, int] | None = None  # the image tokens as rows × columns
-    prefix: int = 0  # tokens before them (CLS)
-    layer: int = 0
-    seed: int = 0
-    causal: bool = False
-
-    def __post_init__(self) -> None:
-        for name, least in {"heads": 1, "head_dim": 1, "tokens": 1, "prefix": 0, "layer": 0, "seed": 0}.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"{name}={value!r} must be a whole number of at least {least}")
-        if self.grid is not None:
-            object.__setattr__(self, "grid", tuple(self.grid))
-            if len(self.grid) != 2 or min(self.grid) < 1 or self.prefix + math.prod(self.grid) != self.tokens:
-                raise ValueError(
-                    f"grid={self.grid} with prefix={self.prefix} does not make tokens={self.tokens}:"
-                    " tokens must be prefix + rows × columns"
-                )
+from linvit.site import Site
 
 
 class Features(NamedTuple):
@@ -74,6 +48,15 @@ class Prepared(NamedTuple):
     bias: Tensor | None = None  # (G or 1, 1, F) log-constants of exponential features, both sides together
 
 
+class Size(NamedTuple):
+    """How large a kernel is."""
+
+    width: int  # features of a token
+    macs: int  # multiply–accumulates that make them, for one token of one head
+    parameters: int = 0
+    drawn: int = 0  # random numbers, in Ω
+
+
 class FeatureMap(nn.Module, ABC):
     """Base of all kernels. A subclass registers a name, gives `formula` and `estimates`, and implements `prepare`.
 
@@ -82,7 +65,8 @@ class FeatureMap(nn.Module, ABC):
 
     formula: ClassVar[str] = ""
     estimates: ClassVar[str] = ""
-    rows: int  # of Ω: what projecting one token costs, in units of head_dim
+    estimates_softmax: ClassVar[bool] = False  # whether it tends to softmax with the number of random features
+    size_option: ClassVar[str | None] = None  # the option that sets the number of features
     width: int  # features
     direct: bool = False  # whether `prepare` leaves q and k as they are, and all it adds is `features(q)`
 
@@ -98,6 +82,14 @@ class FeatureMap(nn.Module, ABC):
         for name, least in {"m": 1, "eps": 0, "clamp": None, "alpha": None, "tau": None}.items():
             if (value := getattr(self.options, name, None)) is not None:
                 positive(name, value, at_least=least)
+        if (size := self.size(site, self.options)) is not None:
+            self.width = size.width
+
+    @classmethod
+    def size(cls, site: Site, options: Any) -> Size | None:
+        """Known without building it, from an instance of `Options`. None: a Performer of it is built and measured, and
+        the constructor sets `width`."""
+        return None
 
     def no_effect(self, why: str, *names: str) -> None:
         """Refuse options that differ from their defaults where they change nothing."""

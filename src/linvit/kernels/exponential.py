@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from scipy.special import hyp0f1
 from torch import Tensor
 
-from linvit.kernels.base import Features, Prepared, Site, centred, clamped, masked_mean, register, square_norm
+from linvit.kernels.base import Features, Prepared, Size, centred, clamped, masked_mean, register, square_norm
 from linvit.kernels.projections import Norms, Projected
+from linvit.site import Site
 
 
 class Exponential(Projected):
@@ -35,8 +35,11 @@ class Exponential(Projected):
         self.center = self.symmetric and not site.causal if self.options.center is None else self.options.center
         if self.options.shrink and not (self.center and self.omega is not None):
             raise ValueError("shrink=true shortens what center=true leaves of q and k, and needs a random Ω")
-        self.rows *= 2 if self.symmetric else 1
-        self.width = self.rows or site.head_dim
+
+    @classmethod
+    def size(cls, site: Site, options: Options) -> Size:
+        one = super().size(site, options)
+        return one._replace(width=2 * one.width, macs=2 * one.macs) if cls.symmetric else one
 
     def matrix(self) -> Tensor | None:
         rows = super().matrix()
@@ -55,7 +58,7 @@ class Exponential(Projected):
             weight = scale**2 * weight
         if self.options.shrink:
             q, k = self._shortened(q, k, keep)
-        if not self.rows:  # φ(x) = exp(x)
+        if self.omega is None:  # φ(x) = exp(x)
             return Prepared(q * scale, k * scale, Features(), weight)
         return Prepared(q, k, self.features(q), weight)
 
@@ -80,6 +83,8 @@ class Exponential(Projected):
         log, d = -0.5 * (x.square() + y.square()).sum(-1), x.shape[-1]
         if self.omega.norms == "chi":
             return (log + 0.5 * z.square().sum(-1)).exp()
+        from scipy.special import hyp0f1  # takes a tenth of a second to import
+
         sphere = hyp0f1(d / 2, (d * z.square().sum(-1) / 4).double().cpu().numpy())
         return torch.as_tensor(sphere).to(x) * log.exp()
 
@@ -134,6 +139,7 @@ class Exp(Favor):
 
     formula = "m^-½ exp(Ωx − ‖x‖²/2)"
     estimates = "softmax e^{x·y}"
+    estimates_softmax = True
     deterministic = True
 
 
@@ -143,6 +149,7 @@ class Hyp(Favor):
 
     formula = "(2m)^-½ exp(±Ωx − ‖x‖²/2)"
     estimates = "softmax e^{x·y}"
+    estimates_softmax = True
     symmetric = True
 
 
@@ -164,6 +171,7 @@ class Oprf(Exponential):
 
     formula = "(1−4A)^{d/4} m^-½ exp(A‖ω‖² + √(1−4A) Ωx − ‖x‖²/2)"
     estimates = "softmax e^{x·y}"
+    estimates_softmax = True
     spread: Tensor
 
     def __init__(self, site: Site, **options):

@@ -12,11 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from linvit.kernels.base import FeatureMap, Features, Prepared, Site, centred, register, square_norm
+from linvit.kernels.base import FeatureMap, Features, Prepared, Size, centred, register, square_norm
 from linvit.kernels.exponential import Exponential
 from linvit.kernels.pointwise import LEAST
 from linvit.kernels.projections import Projected
 from linvit.randomness import generator
+from linvit.site import Site
 
 
 def _linear(source: torch.Generator, inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
@@ -57,7 +58,11 @@ class ThetaLinear(Learned, Projected):
         super().__init__(site, **options)
         self.affordable(self.width**2, f"W ({self.width} × {self.width})")
         self.weight = nn.Parameter(torch.randn(self.width, self.width, generator=generator("w", site.seed, site.layer)))
-        self.rows = self.width + self.rows**2 // site.head_dim
+
+    @classmethod
+    def size(cls, site: Site, options: Options) -> Size:
+        one = super().size(site, options)
+        return one._replace(macs=one.macs + one.width**2, parameters=one.width**2)
 
     def phi(self, x: Tensor) -> Tensor:
         u = x if self.omega is None else x @ self.omega.rows.to(x).t()
@@ -83,7 +88,11 @@ class ThetaMixture(Learned):
         o, d, source = self.options, site.head_dim, generator("mixture", site.seed, site.layer)
         self.mlp = nn.Sequential(_linear(source, d, 2 * d), nn.LayerNorm(2 * d), nn.ReLU(), _linear(source, 2 * d, d))
         self.alpha, self.tau, self.eps = (nn.Parameter(torch.tensor(float(x))) for x in (o.alpha, o.tau, o.eps))
-        self.width, self.rows = d, 4 * d
+
+    @classmethod
+    def size(cls, site: Site, options: Options) -> Size:
+        d = site.head_dim
+        return Size(d, 4 * d**2, 4 * d**2 + 7 * d + 3)  # the MLP's weights, biases and layer norm, and α, τ, ε
 
     def phi(self, x: Tensor) -> Tensor:
         u = (_run(self.mlp, x) / self.tau).clamp(-self.options.clamp, self.options.clamp)
@@ -100,6 +109,7 @@ class ThetaMlp(Learned):
     formula = "W₂ relu(W₁x + b₁) + b₂"
     estimates = "learned"
     least = LEAST
+    size_option = "m"
 
     @dataclass(frozen=True, kw_only=True)
     class Options(FeatureMap.Options):
@@ -110,7 +120,11 @@ class ThetaMlp(Learned):
         m, source = self.options.m, generator("mlp", site.seed, site.layer)
         self.affordable(m * max(m, site.head_dim), f"W₂ ({m} × {m})")
         self.mlp = nn.Sequential(_linear(source, site.head_dim, m), nn.ReLU(), _linear(source, m, m))
-        self.width, self.rows = m, m + m * m // site.head_dim
+
+    @classmethod
+    def size(cls, site: Site, options: Options) -> Size:
+        m, weights = options.m, options.m * (site.head_dim + options.m)
+        return Size(m, weights, weights + 2 * m)
 
     def phi(self, x: Tensor) -> Tensor:
         return _run(self.mlp, x)
@@ -126,7 +140,11 @@ class Hedgehog(FeatureMap):
     def __init__(self, site: Site, **options):
         super().__init__(site, **options)
         self.weight = nn.Parameter(torch.eye(site.head_dim).repeat(site.heads, 1, 1))
-        self.width, self.rows = 2 * site.head_dim, site.head_dim
+
+    @classmethod
+    def size(cls, site: Site, options: FeatureMap.Options) -> Size:
+        d = site.head_dim
+        return Size(2 * d, d**2, site.heads * d**2)
 
     def log_features(self, x: Tensor) -> Tensor:
         """±Wx of x (…, heads, N, d), or of any (…, d) if there is one head."""
@@ -162,7 +180,12 @@ class Theta(Exponential):
         self.gate = nn.Parameter(torch.zeros(()))
         self.mix = nn.Parameter(torch.zeros(m))  # α = sigmoid(mix)
         self.temperature = nn.Parameter(torch.tensor(math.log(math.expm1(1 - 1e-3))))  # τ = softplus(·) + 10⁻³
-        self.width, self.rows = 2 * m, m + 2 * d + 2 * m
+
+    @classmethod
+    def size(cls, site: Site, options: Exponential.Options) -> Size:
+        m, d = options.m, site.head_dim
+        weights = m * d + 2 * d * (d + m)  # Ω's, and the MLP's
+        return Size(2 * m, weights, weights + 2 * d + 2 * m + 2)  # biases, mix, gate and temperature
 
     @property
     def tau(self) -> Tensor:

@@ -17,8 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linvit.kernels.base import Features, Prepared, Site, clamped, register, square_norm
+from linvit.kernels.base import Features, Prepared, Size, clamped, register, square_norm
 from linvit.kernels.projections import Norms, Projected
+from linvit.site import Site
 
 Negative = Literal["auto", "shift", "clamp", "rms", "literal"]
 LEAST = 1e-3  # least |denominator| per key and feature under negative=clamp: as much as the default ε adds to f = 1
@@ -59,7 +60,7 @@ class Pointwise(Projected):
     def phi(self, x: Tensor) -> Tensor:
         if self.omega is None:
             return self.f(x.clone()) + self.floor
-        return (self.f(x @ self.omega.rows.to(x).t()) + self.floor) / math.sqrt(self.rows)
+        return (self.f(x @ self.omega.rows.to(x).t()) + self.floor) / math.sqrt(len(self.omega.rows))
 
     def make_features(self, x: Tensor) -> Features:
         return Features(
@@ -74,7 +75,7 @@ class Pointwise(Projected):
         )
 
     def prepare(self, q: Tensor, k: Tensor, keep: Tensor | None) -> Prepared:
-        if not self.rows:  # no Ω to scale
+        if self.omega is None:  # no Ω to scale
             q, k = q * self.scale, k * self.scale
         prepared = Prepared(q, k, self.features(q))
         return prepared if self.clamp is None else clamped(prepared, self.clamp)
@@ -241,6 +242,7 @@ class Trig(Pointwise):
 
     formula = "m^-½ e^{‖x‖²/2} [sin Ωx; cos Ωx]"
     estimates = "softmax e^{x·y}"
+    estimates_softmax = True
     minimum = None
     norm = 0.5
     deterministic = False
@@ -249,9 +251,10 @@ class Trig(Pointwise):
     class Options(Pointwise.Options):
         eps: float = 0.0
 
-    def __init__(self, site: Site, **options):
-        super().__init__(site, **options)
-        self.width = 2 * self.rows
+    @classmethod
+    def size(cls, site: Site, options: Pointwise.Options) -> Size:
+        one = super().size(site, options)
+        return one._replace(width=2 * one.width)
 
     def f(self, u: Tensor) -> Tensor:
         return torch.cat([u.sin(), u.cos()], -1)

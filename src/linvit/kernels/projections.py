@@ -14,8 +14,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from linvit.kernels.base import FeatureMap, Features, Site, tracing
+from linvit.kernels.base import FeatureMap, Features, Size, tracing
 from linvit.randomness import generator
+from linvit.site import Site
 
 Projection = Literal["orthogonal", "iid", "hadamard", "none"]
 Norms = Literal["chi", "sqrt"]
@@ -77,6 +78,7 @@ class Omega(nn.Module):
 class Projected(FeatureMap):
     """A kernel of Ωx or, with projection=none, of x itself."""
 
+    size_option = "m"
     deterministic: ClassVar[bool] = True  # whether projection=none makes sense
     _made: tuple | None = None  # for which Ω and inputs, and what
 
@@ -97,8 +99,11 @@ class Projected(FeatureMap):
             raise ValueError(f"projection=none is not defined for {type(self).__name__.lower()}: its Ω must be random")
         else:
             self.no_effect("projection=none has no Ω", "m", "norms")
-        self.rows = 0 if self.omega is None else m
-        self.width = self.rows or d
+
+    @classmethod
+    def size(cls, site: Site, options: Options) -> Size:
+        rows, d = 0 if options.projection == "none" else options.m, site.head_dim
+        return Size(rows or d, rows * d, drawn=rows * d)
 
     def matrix(self) -> Tensor | None:
         """Ω as the features use it."""

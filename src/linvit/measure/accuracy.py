@@ -47,9 +47,15 @@ class Evaluation:
 
 @torch.inference_mode()
 def evaluate(
-    model: nn.Module, split: Split, classes: list[str], mean, std, device: torch.device | str = "cpu", batch: int = 256,
+    model: nn.Module,
+    split: Split,
+    classes: list[str],
+    mean,
+    std,
+    device: torch.device | str = "cpu",
+    batch: int = 256,
     progress: Progress = ignore,
-) -> Evaluation:  # fmt: skip
+) -> Evaluation:
     """One pass over a split, unaugmented, in evaluation mode; the model's mode is left as it was."""
     was_training = model.training
     model.eval()

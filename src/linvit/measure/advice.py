@@ -1,7 +1,7 @@
 """Seconds of attention at shapes that were never measured, from a few that were: what `linvit advise` stands on.
 
 How much a layer does is known by arithmetic; what a machine takes for it is not. With G = batch·heads, N tokens,
-d = head_dim and M the layer's multiply–accumulates (`Attention.macs` of the whole batch), a `Forecast` is
+d = head_dim and M the layer's multiply–accumulates (`attention_cost`, of the whole batch), a `Forecast` is
 
     seconds = c₀ + c₁·G + c₂·G·N + c₃·G·N·d + c₄·M/d + c₅·M        with all c ≥ 0
 
@@ -31,96 +31,91 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from scipy.optimize import nnls
 from torch import Tensor
 
-from linvit.attention import Attention, attention_options
+from linvit.attention import (
+    BASELINE,
+    LIMIT,
+    Attention,
+    attention_cost,
+    build_attention,
+    resolve,
+    size_option,
+    with_size,
+)
 from linvit.data.cache import cache_root
 from linvit.files import write_atomically
+from linvit.measure.gate import wrong
 from linvit.measure.memory import bounded, free_memory, is_out_of_memory
-from linvit.measure.models import model_calls
+from linvit.measure.models import side_by_side
 from linvit.measure.provenance import Provenance, machine, provenance
 from linvit.measure.race import BASELINES, Call, over_rounds, race
-from linvit.measure.speed import MODES, Setting, break_even, wrong
+from linvit.measure.speed import break_even
+from linvit.measure.timing import MODES
 from linvit.metrics import size as in_bytes
 from linvit.models import ModelConfig
-from linvit.models.cost import frame, grid
+from linvit.models.cost import frame
 from linvit.progress import Progress, ignore
 from linvit.randomness import generator
 from linvit.records import Record, Records, Tag, commit, versions
 from linvit.registry import Spec, parse
+from linvit.site import Site
 
-FORMAT = 1  # of what is cached; raise it when something else is measured
-SIZES = ("m", "k")  # the options that a kind leaves open
-POINTS, FEWEST = 28, 14  # shapes that are measured; so many even where that takes longer than it should
+FORMAT = 2  # of what is cached; raise it when something else is measured
+POINTS, MIN_POINTS = 28, 14  # places that are measured; the least number even where that takes longer than it should
 ROUNDS = 3
 SECONDS, LAYER_SECONDS = 16.0, 4.0  # for the points, and for the layers of a model
 SIDES, HEAD_DIMS, WIDTHS, HEADS = (6, 72), (16, 96), (8, 256), (1, 16)  # of the points: from, to
-MOST_GROUPS, MOST_MACS = 512, 6e8  # heads of a whole batch; the work of softmax or a Performer
+MAX_GROUPS, MAX_MACS = 512, 6e8  # heads of a whole batch; the work of softmax or a Performer
 STEPS = 20  # lengths at which a forecast is asked for where it crosses another
 PREFIX = 1  # tokens before the grid's, so that every switch of an attention can be timed
 IMAGES_MACS = 6e9  # of a batch that a model without attention is measured with, forward
-LARGEST_BATCH = 64
+MAX_BATCH = 64
 TASKS = ("latency", "inference", "training")  # one image; a batch; a step of a batch
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Where an attention works: all that its time depends on but the attention itself."""
+class Workload(NamedTuple):
+    """All that the time of a layer depends on, but the attention itself."""
 
-    tokens: int
-    heads: int
-    head_dim: int
+    site: Site
     batch: int = 1
     mode: str = "forward"  # or both: forward and backward
-    prefix: int = 0
 
-    def attention(self, spec: str, device: torch.device | str = "cpu") -> Attention:
-        where = Setting(heads=self.heads, head_dim=self.head_dim, prefix=self.prefix, device=device)
-        return where.attention(spec, self.tokens)
+    def at(self, tokens: int) -> Workload:
+        return self._replace(site=self.site.at(tokens))
 
     def tags(self) -> dict[str, Tag]:
-        return {name: getattr(self, name) for name in _OF_SHAPE}
+        own: dict[str, Tag] = {name: getattr(self.site, name) for name in ("tokens", "heads", "head_dim", "prefix")}
+        return own | {"batch": self.batch, "mode": self.mode}
 
     @classmethod
-    def of(cls, record: Record) -> Shape:
-        return cls(**{name: record.tags[name] for name in _OF_SHAPE})  # type: ignore[arg-type]
-
-
-_OF_SHAPE = tuple(Shape.__dataclass_fields__)
+    def of(cls, record: Record) -> Workload:
+        tags: dict[str, Any] = dict(record.tags)
+        site = Site(tags["heads"], tags["head_dim"], tags["tokens"], prefix=tags["prefix"])
+        return cls(site.at(site.tokens), tags["batch"], tags["mode"])
 
 
 def kind_of(spec: str) -> str:
     """The spec without its number of features or projected keys."""
-    parsed = parse(spec)
-    return str(Spec(parsed.name, {key: value for key, value in parsed.options.items() if key not in SIZES}))
+    parsed, open_ = parse(spec), size_option(spec)
+    return str(Spec(parsed.name, {key: value for key, value in parsed.options.items() if key != open_}))
 
 
-def sized(kind: str, size: int, tokens: int) -> str:
-    """The kind with so many features or projected keys, if it has any."""
-    parsed = parse(kind)
-    option = next((name for name in SIZES if name in attention_options(parsed.name)), None)
-    if option is None or parsed.options.get("projection") == "none":
-        return kind
-    return str(Spec(parsed.name, {option: min(size, tokens) if option == "k" else size, **parsed.options}))
-
-
-def work(spec: str, shape: Shape) -> list[float]:
+def terms(spec: str, load: Workload) -> list[float]:
     """What a layer has to do, by kind of work: the terms of a forecast."""
-    groups = shape.batch * shape.heads
-    rows, macs = groups * shape.tokens, shape.batch * _macs(spec, replace(shape, batch=1, mode="forward"))
-    return [1.0, groups, rows, rows * shape.head_dim, macs / shape.head_dim, macs]
+    groups, d = load.batch * load.site.heads, load.site.head_dim
+    rows, macs = groups * load.site.tokens, load.batch * _macs(spec, load.site)
+    return [1.0, groups, rows, rows * d, macs / d, macs]
 
 
-@cache
-def _macs(spec: str, shape: Shape) -> int:
-    return shape.attention(spec).macs(shape.tokens)
+_macs = cache(lambda spec, site: attention_cost(spec, site).macs)
 
 
 class Forecast:
@@ -130,10 +125,10 @@ class Forecast:
         self.records = [record for record in records if record.metric == "attention_time"]
         points: dict[tuple[str, str], list[tuple[list[float], float]]] = defaultdict(list)
         for record in self.records:
-            shape, spec = Shape.of(record), str(record.tags["attention"])
-            points[kind_of(spec), shape.mode].append((work(spec, shape), quick(record)))
+            load, spec = Workload.of(record), str(record.tags["attention"])
+            points[kind_of(spec), load.mode].append((terms(spec, load), quick(record)))
         self.points = {
-            key: (np.array([terms for terms, _ in found]), np.array([seconds for _, seconds in found]))
+            key: (np.array([each for each, _ in found]), np.array([seconds for _, seconds in found]))
             for key, found in points.items()
         }
         self.rates = {key: fit(*found) for key, found in self.points.items()}
@@ -141,17 +136,17 @@ class Forecast:
     @cached_property
     def lengths(self) -> tuple[int, int]:
         """The fewest and the most tokens that were measured."""
-        tokens = [Shape.of(record).tokens for record in self.records]
+        tokens = [int(record.tags["tokens"] or 0) for record in self.records]
         return min(tokens), max(tokens)
 
-    def seconds(self, spec: str, shape: Shape) -> float:
-        return float(np.dot(work(spec, shape), self.rates[kind_of(spec), shape.mode]))
+    def seconds(self, spec: str, load: Workload) -> float:
+        return float(np.dot(terms(spec, load), self.rates[kind_of(spec), load.mode]))
 
     def squares(self, spec: str, prefix: int) -> list[int]:
-        """Lengths of square grids behind a prefix, evenly from the fewest to the most tokens that were measured; a
-        Linformer's begin with as many tokens as it has projected keys."""
-        fewest, most = self.lengths
-        fewest = max(fewest, int(parse(spec).options.get("k") or 1))
+        """Lengths of square grids behind a prefix, evenly from the fewest to the most tokens that were measured; where
+        keys are projected, from as many tokens on."""
+        (fewest, most), (kind, _, options) = self.lengths, resolve(spec)
+        fewest = max(fewest, options.get(kind.size_option or "") or 1)
         first, last = (math.sqrt(max(1, n - prefix)) for n in (fewest, most))
         sides = {round(side) for side in np.geomspace(math.ceil(first), max(math.floor(last), math.ceil(first)), STEPS)}
         return [side**2 + prefix for side in sorted(sides)]
@@ -161,10 +156,10 @@ class Forecast:
         """The median of |forecast / measured − 1| over all that was measured, each forecast without its own point: at
         points that it was fitted to, a forecast looks better than it is."""
         found = []
-        for terms, seconds in self.points.values():
-            for i, own in enumerate(terms):
-                others = np.arange(len(terms)) != i
-                found.append(np.dot(own, fit(terms[others], seconds[others])) / seconds[i] - 1)
+        for every, seconds in self.points.values():
+            for i, own in enumerate(every):
+                others = np.arange(len(every)) != i
+                found.append(np.dot(own, fit(every[others], seconds[others])) / seconds[i] - 1)
         return float(np.median(np.abs(found)))
 
     @property
@@ -178,15 +173,17 @@ def quick(record: Record) -> float:
     return float(record.tags.get("low") or record.value or math.nan)
 
 
-def fit(terms: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+def fit(every: np.ndarray, seconds: np.ndarray) -> np.ndarray:
     """The c ≥ 0 with the least Σ (c·terms / seconds − 1)²."""
-    relative = terms / seconds[:, None]
+    from scipy.optimize import nnls
+
+    relative = every / seconds[:, None]
     scale = np.linalg.norm(relative, axis=0)
     scale[scale == 0] = 1.0
     return nnls(relative / scale, np.ones(len(seconds)))[0] / scale
 
 
-def points() -> list[tuple[Shape, int]]:
+def points() -> list[tuple[Workload, int]]:
     """Where attentions are measured, with how many features: even in the logarithm of everything, however many of the
     list are taken. Multiples of the powers of 1/g, with g⁶ = g + 1, are spread so (the golden ratio's, in five
     dimensions)."""
@@ -194,9 +191,9 @@ def points() -> list[tuple[Shape, int]]:
     for side, head_dim, width, heads, groups in (0.5 + np.outer(np.arange(POINTS), g ** -np.arange(1.0, 6.0))) % 1:
         n, d = round(_geometric(*SIDES, side)) ** 2 + PREFIX, 8 * round(_geometric(*HEAD_DIMS, head_dim) / 8)
         m = 8 * round(_geometric(*WIDTHS, width) / 8)
-        together = _geometric(1, max(1.0, min(MOST_GROUPS, MOST_MACS / (2 * n * d * max(n, 2 * m)))), groups)
+        together = _geometric(1, max(1.0, min(MAX_GROUPS, MAX_MACS / (2 * n * d * max(n, 2 * m)))), groups)
         h = max(1, min(round(together), round(_geometric(*HEADS, heads))))
-        found.append((Shape(n, h, d, max(1, round(together / h)), prefix=PREFIX), m))
+        found.append((Workload(Site(h, d, n, prefix=PREFIX).at(n), max(1, round(together / h))), m))
     return found
 
 
@@ -205,9 +202,14 @@ def _geometric(low: float, high: float, share: float) -> float:
 
 
 def forecast(
-    specs: Iterable[str], *, device: torch.device, fresh: bool = False, cache: str | Path | None = None,
-    seconds: float = SECONDS, progress: Progress = ignore,
-) -> Forecast:  # fmt: skip
+    specs: Iterable[str],
+    *,
+    device: torch.device,
+    fresh: bool = False,
+    cache: str | Path | None = None,
+    seconds: float = SECONDS,
+    progress: Progress = ignore,
+) -> Forecast:
     """For these kinds of attention and the baselines: as measured on this machine with these versions, now or before.
 
     cache: the folder in which it is kept, by default the user's; fresh: measured again.
@@ -216,65 +218,63 @@ def forecast(
     key = [kinds, seconds, [str(point) for point in points()]]
 
     def make() -> list[Record]:
-        return list(measure(kinds, device, seconds, progress))
+        return list(_timed_points(kinds, device, seconds, progress))
 
     return Forecast(cached(key, make, device=device, fresh=fresh, cache=cache))
 
 
-def measure(kinds: Sequence[str], device: torch.device, seconds: float, progress: Progress) -> Iterator[Record]:
+def _timed_points(kinds: Sequence[str], device: torch.device, seconds: float, progress: Progress) -> Iterator[Record]:
     """One layer of each kind, in both modes, side by side at each of the points that the time is enough for."""
-    for kind in kinds:
-        _check(kind)
+    small = Site(2, 16, 50, (7, 7), PREFIX)
+    for kind in kinds:  # nothing is timed that computes something else than it says
+        given = torch.randn(4, 1, 2, 50, 16, generator=generator("advice", 0))
+        if why := wrong(build_attention(with_size(kind, 8, small.tokens), small), *given):
+            raise ValueError(f"{kind} is not timed: {why}")
     begun, where = time.monotonic(), provenance(device, torch.float32)
-    for i, (shape, size) in enumerate(points()):
+    for i, (load, size) in enumerate(points()):
         spent = (time.monotonic() - begun) / seconds
-        if i >= FEWEST and spent >= 1:
+        if i >= MIN_POINTS and spent >= 1:
             break
-        done = max(i / POINTS, min(spent, i / FEWEST))  # whichever ends it
-        progress(int(100 * done), 100, f"timing attention at {shape.tokens} tokens, {shape.heads} × {shape.head_dim}")
-        specs = [sized(kind, size, shape.tokens) for kind in kinds]
-        yield from _raced(specs, [replace(shape, mode=mode) for mode in MODES], device, where)
+        done, site = max(i / POINTS, min(spent, i / MIN_POINTS)), load.site  # whichever ends it
+        progress(int(100 * done), 100, f"timing attention at {site.tokens} tokens, {site.heads} × {site.head_dim}")
+        specs = [with_size(kind, size, site.tokens) for kind in kinds]
+        yield from _timed(specs, [load._replace(mode=mode) for mode in MODES], device, where)
     progress(100, 100, "timing attention")
 
 
-def _raced(specs: Iterable[str], shapes: Sequence[Shape], device: torch.device, where: Provenance) -> Iterator[Record]:
-    """`attention_time` of every spec at every shape, all side by side."""
-    given = {shape: inputs(shape, device) for shape in shapes}
+def _timed(
+    specs: Iterable[str], loads: Sequence[Workload], device: torch.device, where: Provenance
+) -> Iterator[Record]:
+    """`attention_time` of every spec at every workload, all side by side."""
+    given = {load: inputs(load, device) for load in loads}
     calls = {
-        (spec, shape): layer_call(shape.attention(spec, device), shape, *given[shape])
-        for spec in specs for shape in shapes
-    }  # fmt: skip
+        (spec, load): layer_call(build_attention(spec, load.site).to(device), load, *given[load])
+        for spec in specs
+        for load in loads
+    }
     times = race(calls, device=device, rounds=ROUNDS)
-    for spec, shape in calls:
-        tags: dict[str, Tag] = {"attention": spec, **shape.tags(), "seed": 0, "clock": times.clock}
-        yield over_rounds("attention_time", times.of((spec, shape)), "s", where, tags)
+    for spec, load in calls:
+        tags: dict[str, Tag] = {"attention": spec, **load.tags(), "seed": 0, "clock": times.clock}
+        yield over_rounds("attention_time", times.of((spec, load)), "s", where, tags)
 
 
-def _check(kind: str) -> None:
-    """Nothing is timed that computes something else than it says."""
-    shape = Shape(50, 2, 16, prefix=PREFIX)
-    attention = shape.attention(sized(kind, 8, shape.tokens))
-    if why := wrong(attention, *torch.randn(4, 1, 2, 50, 16, generator=generator("advice", 0))):
-        raise ValueError(f"{kind} is not timed: {why}")
-
-
-def inputs(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor]:
+def inputs(load: Workload, device: torch.device) -> tuple[Tensor, Tensor]:
     """A projection (B, N, 3·H·D) and the gradient of what becomes of it (B, N, H·D)."""
-    size = shape.heads * shape.head_dim
-    made = torch.randn(shape.batch, shape.tokens, 4 * size, generator=generator("advice", shape.tokens)).to(device)
+    size, tokens = load.site.heads * load.site.head_dim, load.site.tokens
+    made = torch.randn(load.batch, tokens, 4 * size, generator=generator("advice", tokens)).to(device)
     return made[..., : 3 * size].clone(), made[..., 3 * size :].clone()
 
 
-def layer_call(attention: Attention, shape: Shape, projection: Tensor, gradient: Tensor) -> Call:
+def layer_call(attention: Attention, load: Workload, projection: Tensor, gradient: Tensor) -> Call:
     """The attention as a model's layer calls it: from one projection to the joined heads, in training and back."""
-    if shape.mode == "both":
+    if load.mode == "both":
         projection = projection.detach().requires_grad_()
 
     def joined() -> Tensor:
-        q, k, v = projection.unflatten(-1, (3, shape.heads, shape.head_dim)).permute(2, 0, 3, 1, 4).unbind()
+        q, k, v = projection.unflatten(-1, (3, load.site.heads, load.site.head_dim)).permute(2, 0, 3, 1, 4).unbind()
         return attention(q, k, v).transpose(1, 2).flatten(2)
 
-    if shape.mode == "forward":
+    if load.mode == "forward":
         return torch.no_grad()(joined)
     weights = [projection, *(weight for weight in attention.parameters() if weight.requires_grad)]
     return lambda: torch.autograd.grad(joined(), weights, gradient, allow_unused=True)
@@ -300,52 +300,47 @@ def cached(
 
 def suitable_batch(config: ModelConfig) -> int:
     """As many images as a few tenths of a second are enough for."""
-    return max(1, min(LARGEST_BATCH, int(IMAGES_MACS / max(1, frame(config).macs))))
+    return max(1, min(MAX_BATCH, int(IMAGES_MACS / max(1, frame(config).macs))))
 
 
-def shapes_of(config: ModelConfig, batch: int) -> dict[str, Shape]:
-    """The shape of the model's attention layers in each of the tasks."""
-    prefix = config.prefix_tokens
-    one = Shape(
-        prefix + math.prod(grid(config)), config.heads, config.head_dim or config.dim // config.heads, prefix=prefix
-    )
-    many = replace(one, batch=batch)
-    return {"latency": one, "inference": many, "training": replace(many, mode="both")}
+def workloads(config: ModelConfig, batch: int) -> dict[str, Workload]:
+    """Those of the model's attention layers, by task."""
+    site = Site(config.heads, config.site.head_dim, config.tokens, prefix=config.prefix_tokens).at(config.tokens)
+    loads = Workload(site), Workload(site, batch), Workload(site, batch, "both")
+    return dict(zip(TASKS, loads, strict=True))
 
 
 def step_bytes(config: ModelConfig, batch: int) -> int:
     """What a training step takes at least: the images, and what the blocks keep for the gradients."""
-    inner = config.heads * (config.head_dim or config.dim // config.heads)
-    tokens = shapes_of(config, batch)["training"].tokens
-    kept = config.depth * tokens * (5 * config.dim + 4 * inner + 2 * config.mlp_dim)
+    inner = config.heads * config.site.head_dim
+    kept = config.depth * config.tokens * (5 * config.dim + 4 * inner + 2 * config.mlp_dim)
     return 4 * batch * (config.channels * config.image_size**2 + kept)
 
 
 def measure_model(
-    config: ModelConfig, specs: Sequence[str], known: Forecast, *, batch: int, device: torch.device,
-    fresh: bool = False, cache: str | Path | None = None, seconds: float = LAYER_SECONDS, progress: Progress = ignore,
-) -> Model:  # fmt: skip
+    config: ModelConfig,
+    specs: Sequence[str],
+    known: Forecast,
+    *,
+    batch: int,
+    device: torch.device,
+    fresh: bool = False,
+    cache: str | Path | None = None,
+    seconds: float = LAYER_SECONDS,
+    progress: Progress = ignore,
+) -> Model:
     """The model with `identity` for its attention, and its layers with each spec, where the time is enough for them."""
-    shapes, specs = shapes_of(config, batch), list(dict.fromkeys([*BASELINES, *specs]))
-    wanted = list(dict.fromkeys(shapes.values()))
-    each = sum(known.seconds(spec, shape) for spec in specs for shape in wanted)
+    specs, loads = list(dict.fromkeys([*BASELINES, *specs])), list(dict.fromkeys(workloads(config, batch).values()))
+    each = sum(known.seconds(spec, load) for spec in specs for load in loads)
 
     def make() -> list[Record]:
-        where = provenance(device, torch.float32)
-        still = config.model_copy(update={"attention": "identity"})
+        still = {LIMIT: config.model_copy(update={"attention": LIMIT})}
         progress(0, 2, "timing the model without attention")
         rounds = ROUNDS if batch * frame(config).macs <= IMAGES_MACS else 1
-        times = race(model_calls(still, device, batch), device=device, rounds=rounds)
-        tags: dict[str, Tag] = {"attention": "identity", "clock": times.clock}
-        found = [
-            over_rounds("train_step", times.of("train_step"), "s", where, tags | {"batch": batch}),
-            over_rounds("inference_throughput", [batch / t for t in times.of("inference")], "images/s", where,
-                        tags | {"batch": batch}),
-            over_rounds("inference_latency", times.of("latency"), "s", where, tags | {"batch": 1}),
-        ]  # fmt: skip
+        found = list(side_by_side(still, baselines={}, device=device, batch=batch, rounds=rounds))
         progress(1, 2, "timing its attention layers")
         if each * (ROUNDS + 2) <= seconds:
-            found += _raced(specs, wanted, device, where)
+            found += _timed(specs, loads, device, provenance(device, torch.float32))
         progress(2, 2, "timing its attention layers")
         return found
 
@@ -371,8 +366,8 @@ class Model:
     records: Sequence[Record]
 
     @cached_property
-    def shapes(self) -> dict[str, Shape]:
-        return shapes_of(self.config, self.batch)
+    def loads(self) -> dict[str, Workload]:
+        return workloads(self.config, self.batch)
 
     @cached_property
     def without(self) -> dict[str, float]:
@@ -380,40 +375,42 @@ class Model:
         found = {record.metric: record for record in self.records}
         rate = found["inference_throughput"]
         return {
-            "latency": quick(found["inference_latency"]), "training": quick(found["train_step"]),
+            "latency": quick(found["inference_latency"]),
+            "training": quick(found["train_step"]),
             "inference": self.batch / float(rate.tags.get("high") or rate.value or math.nan),
-        }  # fmt: skip
+        }
 
     @cached_property
-    def measured(self) -> Mapping[tuple[str, Shape], float]:
+    def measured(self) -> Mapping[tuple[str, Workload], float]:
         return {
-            (str(record.tags["attention"]), Shape.of(record)): quick(record)
-            for record in self.records if record.metric == "attention_time"
-        }  # fmt: skip
+            (str(record.tags["attention"]), Workload.of(record)): quick(record)
+            for record in self.records
+            if record.metric == "attention_time"
+        }
 
     @property
     def tokens(self) -> int:
-        return self.shapes["latency"].tokens
+        return self.config.tokens
 
     def layer(self, spec: str, task: str, tokens: int | None = None) -> float:
         """Seconds of one layer: the forecast, in proportion to what was measured with the model's own tokens. Fewer
         than any of the forecast's take the time of the calls, which is out of proportion to that of many."""
-        shape = self.shapes[task] if tokens is None else replace(self.shapes[task], tokens=tokens)
-        comparable = shape.tokens == self.tokens or self.tokens >= self.known.lengths[0]
-        return self.known.seconds(spec, shape) * (self._correction(spec, task) if comparable else 1.0)
+        load = self.loads[task] if tokens is None else self.loads[task].at(tokens)
+        comparable = load.site.tokens == self.tokens or self.tokens >= self.known.lengths[0]
+        return self.known.seconds(spec, load) * (self._correction(spec, task) if comparable else 1.0)
 
     def _correction(self, spec: str, task: str) -> float:
         """Measured over forecast, of the spec or of the one that is nearest to it in work, of those of its kind."""
-        own = self.shapes[task]
-        alike = [one for one, shape in self.measured if shape == own and kind_of(one) == kind_of(spec)]
+        own = self.loads[task]
+        alike = [one for one, load in self.measured if load == own and kind_of(one) == kind_of(spec)]
         if not alike:
             return 1.0
-        near = min(alike, key=lambda one: abs(work(one, own)[-1] - work(spec, own)[-1]))
+        near = min(alike, key=lambda one: abs(terms(one, own)[-1] - terms(spec, own)[-1]))
         return self.measured[near, own] / self.known.seconds(near, own)
 
     def ratio(self, spec: str, task: str, tokens: int | None = None) -> float:
         """How many times faster than softmax a layer is."""
-        return self.layer("softmax", task, tokens) / self.layer(spec, task, tokens)
+        return self.layer(BASELINE, task, tokens) / self.layer(spec, task, tokens)
 
     def lengths(self, spec: str) -> list[int]:
         """At which it is compared with softmax, in order: those of the forecast, and the model's own among them."""
@@ -437,17 +434,17 @@ class Model:
 
     def seconds(self, spec: str, task: str, tokens: int | None = None) -> float:
         """Of the whole model; with another number of tokens all but the attention is in proportion to it."""
-        rest = self.without[task] - self.config.depth * self.layer("identity", task)
+        rest = self.without[task] - self.config.depth * self.layer(LIMIT, task)
         share = 1.0 if tokens is None else tokens / self.tokens
         return max(rest, 0.0) * share + self.config.depth * self.layer(spec, task, tokens)
 
     def speed(self, spec: str, task: str, tokens: int | None = None) -> float:
         """How many times faster than with softmax the whole model is."""
-        return self.seconds("softmax", task, tokens) / self.seconds(spec, task, tokens)
+        return self.seconds(BASELINE, task, tokens) / self.seconds(spec, task, tokens)
 
     def share(self, task: str) -> float:
         """Of the time with softmax, what attention takes: all that can be gained."""
-        return max(0.0, 1 - self.seconds("identity", task) / self.seconds("softmax", task))
+        return max(0.0, 1 - self.seconds(LIMIT, task) / self.seconds(BASELINE, task))
 
     def pays_from(self, spec: str, task: str, gain: float) -> float | None:
         """About the tokens from which on the whole model is `gain` times as fast as with softmax, as `break_even`."""

@@ -22,7 +22,7 @@ from linvit.measure.provenance import provenance
 from linvit.progress import Progress, ignore
 from linvit.records import Record, Tag
 
-FARTHEST = 2.0  # ‖x + y‖² beyond which a few thousand draws do not tell a mean squared error: its tail is too heavy
+MAX_SQUARE = 2.0  # of ‖x + y‖²: beyond, a few thousand draws do not tell a mean squared error, its tail is too heavy
 LENGTHS = tuple(i / 10 for i in range(1, 21))
 PARTS = 16  # of the draws, whose spread is the estimate's own
 
@@ -34,10 +34,15 @@ def ratio(angle: float, length: float) -> float:
     return 0.5 * math.exp(-4 * square * cosine) * far**2 / close if close > 0 else math.inf
 
 
-def measure(
-    *, lengths: Sequence[float] = LENGTHS, angles: int = 64, slices: Sequence[float] = (0.5, 1.0, 1.5, 2.0),
-    rows: int = 2**18, seed: int = 0, progress: Progress = ignore,
-) -> Iterator[Record]:  # fmt: skip
+def mse_ratios(
+    *,
+    lengths: Sequence[float] = LENGTHS,
+    angles: int = 64,
+    slices: Sequence[float] = (0.5, 1.0, 1.5, 2.0),
+    rows: int = 2**18,
+    seed: int = 0,
+    progress: Progress = ignore,
+) -> Iterator[Record]:
     """`mse_ratio` at so many angles from 0 to π (that one left out) and each length, by the closed form; and, of the
     lengths in `slices`, at about eight of these angles where it can be, by Monte Carlo over so many rows, through the
     kernels themselves.
@@ -57,7 +62,7 @@ def measure(
             angle = math.pi * j / angles
             tags: dict[str, Tag] = {"angle": angle, "length": length}
             yield Record("mse_ratio", ratio(angle, length), "×", **common, tags=tags | {"by": "closed form"})
-            if length in slices and j and j % every == 0 and 2 * length**2 * (1 + math.cos(angle)) <= FARTHEST:
+            if length in slices and j and j % every == 0 and 2 * length**2 * (1 + math.cos(angle)) <= MAX_SQUARE:
                 value, half = _estimate(angle, length, rows, seed + j)
                 spread = {"low": value - half, "high": value + half, "seed": seed}
                 yield Record("mse_ratio", value, "×", rows, **common, tags=tags | spread | {"by": "Monte Carlo"})

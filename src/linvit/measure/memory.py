@@ -1,7 +1,7 @@
 """Memory that one call needs: of anything (`extra_memory`), and of attentions at each length, in fresh processes.
 
-Nothing here may exhaust the machine. What a call will take is forecast from shorter lengths before it is made, and what
-a forecast has missed fails at a limit of the process's own instead of the system's.
+Nothing here may exhaust the machine. What a call will take is extrapolated from shorter lengths before it is made, and
+what that has missed fails at a limit of the process's own instead of the system's.
 """
 
 from __future__ import annotations
@@ -14,31 +14,40 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from linvit.attention import Attention
-from linvit.errors import MEMORY
+from linvit.attention import BASELINE
+from linvit.machine import MEMORY
 from linvit.measure.gate import both, wrong
 from linvit.measure.provenance import provenance
-from linvit.measure.setting import MODES, Setting
+from linvit.measure.timing import CPU, MODES, Timing
 from linvit.metrics import size
 from linvit.progress import Progress, ignore, repeated
 from linvit.records import Record, Tag
+from linvit.site import Site
 
-LEAST = 2**16  # bytes: less is the measurement's own
-SLACK = 2**30  # of addresses that a process takes beside what it fills: stacks of threads, pools of libraries
-LONGEST = 2**22  # tokens to which lengths are doubled
+NOISE = 2**16  # bytes: less is the measurement's own
+SLACK = 2**30  # of addresses that a process takes besides what it fills: stacks of threads, pools of libraries
+MAX_TOKENS = 2**22  # to which lengths are doubled
 
 
-def extra_memory(call: Callable[[], object]) -> int:
-    """Bytes by which this process's peak memory during the call exceeds what it held before."""
+def extra_memory(call: Callable[[], object], device: torch.device = CPU) -> int:
+    """Bytes by which the peak during the call exceeds what was held before: on CUDA as allocated there, else by this
+    process."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        call()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
     status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
     if reset.exists():  # getrusage's peak would include what the parent held when it forked
         release = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -53,19 +62,7 @@ def extra_memory(call: Callable[[], object]) -> int:
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * (1 if sys.platform == "darwin" else 1024)
 
 
-def extra_memory_on(device: torch.device, call: Callable[[], object]) -> int:
-    """The same on any device: on CUDA as allocated there, else of this process."""
-    if device.type != "cuda":
-        return extra_memory(call)
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    call()
-    torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device) - before
-
-
-def free_memory(device: torch.device) -> int:
+def free_memory(device: torch.device = CPU) -> int:
     """Bytes that nobody uses now."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
@@ -77,7 +74,7 @@ def free_memory(device: torch.device) -> int:
 
 @contextmanager
 def bounded(limit: int, device: torch.device) -> Iterator[None]:
-    """A call inside that asks for more than so many bytes fails by itself (`is_out_of_memory`), where a process can
+    """A call inside that asks for more than this many bytes fails by itself (`is_out_of_memory`), where a process can
     be limited so; other devices do that anyway."""
     status = Path("/proc/self/status")
     if device.type != "cpu" or not status.exists():
@@ -106,9 +103,26 @@ def read_size(text: str) -> int:
     return int(float(found[1]) * (1024 if found[3] else 1000) ** " KMGT".index(found[2].upper() or " "))
 
 
+def in_fresh_process(module: str, told: Mapping[str, Any], timeout: float | None = None) -> Any:
+    """What `python -m module JSON` prints last, as JSON. A process that fails is a ValueError with its last line."""
+    paths = {"PYTHONPATH": os.pathsep.join(sys.path)}  # what can be imported here can be there
+    call = [sys.executable, "-P", "-m", module, json.dumps(told)]
+    try:
+        done = subprocess.run(
+            call, env=os.environ | paths, capture_output=True, text=True, timeout=timeout, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise ValueError(f"it took more than {timeout:.0f} s") from None
+    except OSError as error:
+        raise ValueError(str(error)) from None
+    if done.returncode:
+        raise ValueError((done.stderr.strip() or f"its process ended with {done.returncode}").splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 @dataclass
-class Forecast:
-    """What a cost will be at a greater length, from those that were measured."""
+class Growth:
+    """How a cost grows with the number of tokens, from the lengths that were measured."""
 
     found: list[tuple[int, float]] = field(default_factory=list)
 
@@ -128,128 +142,142 @@ class Forecast:
         return (cost / last - quadratic * last) * tokens + quadratic * tokens**2
 
 
-def doubled(tokens: Sequence[int], until_limit: bool) -> list[int]:
-    """The lengths in order; if they go on to the limit, the greatest of them doubled again and again."""
-    lengths = sorted(set(tokens))
-    if min(lengths, default=0) < 1:
-        raise ValueError(f"tokens={list(tokens)} must be at least 1")
-    while until_limit and 2 * lengths[-1] <= LONGEST:
-        lengths.append(2 * lengths[-1])
-    return lengths
+@dataclass(frozen=True)
+class Limits:
+    """Beyond which an attention is not tried."""
+
+    memory: int | None = None  # bytes; without it half of what is free
+    seconds: float = 60.0
+    double: bool = False  # the greatest length again and again, until nothing is within the limits
+
+    def bytes(self, device: torch.device) -> int:
+        return free_memory(device) // 2 if self.memory is None else self.memory
+
+    def lengths(self, tokens: Sequence[int]) -> list[int]:
+        """In order, with the doubled ones."""
+        found = sorted(set(tokens))
+        if min(found, default=0) < 1:
+            raise ValueError(f"tokens={list(tokens)} must be at least 1")
+        while self.double and 2 * found[-1] <= MAX_TOKENS:
+            found.append(2 * found[-1])
+        return found
+
+    def refusal(self, memory: float, seconds: float) -> str:
+        """Why a call that takes this much is not made; empty if it may be."""
+        if self.memory is not None and memory > self.memory:
+            return f"it would take about {size(memory)}, more than {size(self.memory)}"
+        if seconds > self.seconds:
+            return f"it would take about {seconds:.2g} s, more than {self.seconds:g} s"
+        return ""
 
 
-def measure(
-    specs: Iterable[str], *, tokens: Sequence[int] = (256, 1024, 4096), until_limit: bool = False,
-    most_memory: int | None = None, most_seconds: float = 60.0, progress: Progress = ignore, **where: Any,
-) -> Iterator[Record]:  # fmt: skip
-    """Peak memory of one call of each attention beside its inputs, forward and with its backward pass, each length in a
-    fresh process; as a ratio to fused softmax's; and, from two lengths on, the most tokens that fit `most_memory` bytes
-    (half of what is free without it).
+def attention_memory(
+    specs: Iterable[str],
+    site: Site,
+    *,
+    tokens: Sequence[int] = (256, 1024, 4096),
+    timing: Timing = Timing(),  # noqa: B008 (frozen)
+    limits: Limits = Limits(),
+    progress: Progress = ignore,
+) -> Iterator[Record]:
+    """Peak memory of one call of each attention besides its inputs, forward and with its backward pass, each length in
+    a fresh process; as a ratio to fused softmax's; and, from two lengths on, the most tokens that fit the limit.
 
-    `until_limit` doubles the lengths until nothing fits. What would not fit, or take more than `most_seconds`, is not
-    tried: its record has no value, and the tag `refused` says why. `where` are the fields of a Setting.
+    What would not fit, or take longer than the limit, is not tried: its record has no value, and the tag `refused` says
+    why. Of the site, only the tokens are replaced.
     """
-    setting = Setting(**where)
-    device = torch.device(setting.device)
-    limit = free_memory(device) // 2 if most_memory is None else most_memory
-    specs = list(dict.fromkeys(["softmax", *specs]))
-    lengths = doubled(tokens, until_limit)
+    limits = replace(limits, memory=limits.bytes(timing.device))
+    specs, lengths = list(dict.fromkeys([BASELINE, *specs])), limits.lengths(tokens)
     for spec in specs:
-        setting.attention(spec, max(tokens))  # a bad spec is an error before anything is measured
-    common = provenance(device, setting.dtype)
-    forecasts = {(spec, what): Forecast() for spec in specs for what in (*MODES, "seconds")}
-    softmax: dict[tuple[int, str], int] = {}
-    ended: dict[str, str] = {}  # spec → why it is not tried at a greater length
+        timing.attention(spec, site.at(max(tokens)))  # a bad spec is an error before anything is measured
+    common = provenance(timing.device, timing.dtype)
+    weighed, softmax = {spec: _Weighed(spec, timing, limits) for spec in specs}, {}
     with repeated(progress) as tell:
         for i, n in enumerate(lengths):
-            for j, spec in enumerate(specs):
+            for j, (spec, one) in enumerate(weighed.items()):
                 tell(i * len(specs) + j, len(lengths) * len(specs), f"{spec} at N = {n:,}")
-                memory = setting.input_bytes(n) + forecasts[spec, "both"].at(n)
-                found: dict[str, Any] = {}
-                why = ended.get(spec) or refusal(memory, forecasts[spec, "seconds"].at(n), limit, most_seconds)
-                if why:
-                    ended[spec] = why
-                else:
-                    found, why = _in_a_fresh_process(spec, n, setting, limit, most_seconds)
-                    if found.pop("ended", False):
-                        ended[spec] = why
-                if why and i == 0 and spec == "softmax":
-                    raise ValueError(f"nothing to compare with at N = {n}: softmax is refused ({why})")
+                found, why = one.at(site.at(n))
+                if spec == BASELINE:
+                    softmax = found
+                    if why and i == 0:
+                        raise ValueError(f"nothing to compare with at N = {n}: {spec} is refused ({why})")
                 for mode in MODES:
-                    tags: dict[str, Tag] = {"attention": spec, "mode": mode, "tokens": n, **setting.shape()}
+                    tags: dict[str, Tag] = {"attention": spec, "mode": mode, "tokens": n, **timing.tags(site)}
                     if why:
                         yield Record("attention_memory", None, "bytes", 0, **common, tags=tags | {"refused": why})
                         continue
                     yield Record("attention_memory", found[mode], "bytes", **common, tags=tags)
-                    if spec == "softmax":
-                        softmax[n, mode] = found[mode]
-                    if base := softmax.get((n, mode)):
+                    if base := softmax.get(mode):
                         yield Record("memory_vs_softmax", found[mode] / base, "×", **common, tags=tags)
-                for what, cost in found.items():
-                    forecasts[spec, what].add(n, max(cost, LEAST) if what in MODES else cost)
-            if until_limit and len(ended) == len(specs):
+            if limits.double and all(one.ended for one in weighed.values()):
                 break
-    for (spec, mode), forecast in forecasts.items():
-        if mode in MODES and len(forecast.found) > 1:  # one length does not tell how it grows
-            tags = {"attention": spec, "mode": mode, **setting.shape(), "limit": limit, "to": forecast.found[-1][0]}
-            yield Record("largest_tokens", _most_tokens(forecast, setting, limit), "tokens", **common, tags=tags)
+    for spec, one in weighed.items():
+        for mode in MODES:
+            if len(one.growth[mode].found) > 1:  # one length does not tell how it grows
+                told = {"limit": limits.memory, "to": one.growth[mode].found[-1][0]}
+                tags = {"attention": spec, "mode": mode, **timing.tags(site), **told}
+                yield Record("largest_tokens", one.most_tokens(mode, site), "tokens", **common, tags=tags)
     progress(1, 1, "done")
 
 
-def refusal(memory: float, seconds: float, limit: int, most_seconds: float) -> str:
-    """Why a call is not made; empty if it may be."""
-    if memory > limit:
-        return f"it would take about {size(memory)}, more than {size(limit)}"
-    if seconds > most_seconds:
-        return f"it would take about {seconds:.2g} s, more than {most_seconds:g} s"
-    return ""
+class _Weighed:
+    """One attention at one length after the other."""
+
+    def __init__(self, spec: str, timing: Timing, limits: Limits):
+        self.spec, self.timing, self.limits = spec, timing, limits
+        self.growth = {what: Growth() for what in (*MODES, "seconds")}
+        self.ended = ""  # why it is not tried at a greater length
+
+    def at(self, site: Site) -> tuple[dict[str, float], str]:
+        """Bytes by mode and the seconds that both took; or why there are none."""
+        expected = self.timing.input_bytes(site) + self.growth["both"].at(site.tokens)
+        self.ended = self.ended or self.limits.refusal(expected, self.growth["seconds"].at(site.tokens))
+        if self.ended:
+            return {}, self.ended
+        found = weigh(self.spec, site, self.timing, self.limits)
+        why, ends = found.pop("refused", ""), found.pop("ended", False)
+        self.ended = why if ends else ""
+        for what, cost in found.items():
+            self.growth[what].add(site.tokens, max(cost, NOISE) if what in MODES else cost)
+        return found, why
+
+    def most_tokens(self, mode: str, site: Site) -> int:
+        """The greatest length whose inputs and cost are within the limit, if costs grow as they last did."""
+        low, high, limit = 1, 2**40, self.limits.bytes(self.timing.device)
+        while high - low > 1:
+            middle = (low + high) // 2
+            taken = self.timing.input_bytes(replace(site, tokens=middle, grid=None)) + self.growth[mode].at(middle)
+            low, high = (middle, high) if taken <= limit else (low, middle)
+        return low
 
 
-def _most_tokens(forecast: Forecast, setting: Setting, limit: int) -> int:
-    """The greatest length whose inputs and cost are within the limit, if costs grow as they last did."""
-    low, high = 1, 2**40
-    while high - low > 1:
-        middle = (low + high) // 2
-        fits = setting.input_bytes(middle) + forecast.at(middle) <= limit
-        low, high = (middle, high) if fits else (low, middle)
-    return low
-
-
-def _in_a_fresh_process(
-    spec: str, tokens: int, setting: Setting, limit: int, seconds: float
-) -> tuple[dict[str, Any], str]:
-    """Bytes by mode and the seconds that both took; or why there are none, `ended` if a greater length has none."""
-    told = {"spec": spec, "tokens": tokens, "limit": limit, "threads": torch.get_num_threads(), **setting.as_text()}
-    paths = {"PYTHONPATH": os.pathsep.join(sys.path)}  # what can be imported here can be there
-    call, wait = [sys.executable, "-P", "-m", "linvit.measure.memory", json.dumps(told)], 60 + 10 * seconds
+def weigh(spec: str, site: Site, timing: Timing, limits: Limits) -> dict[str, Any]:
+    """Bytes by mode and seconds, of a fresh process; or why there are none (`refused`), and whether a greater length
+    has none either (`ended`)."""
+    told = {"spec": spec, "site": asdict(site), "limit": limits.memory, "threads": torch.get_num_threads()}
+    told |= {"batch": timing.batch, "device": str(timing.device), "dtype": str(timing.dtype).removeprefix("torch.")}
     try:
-        done = subprocess.run(call, env=os.environ | paths, capture_output=True, text=True, timeout=wait, check=False)
-    except subprocess.TimeoutExpired:
-        return {"ended": True}, f"it took more than {wait:.0f} s"
-    except OSError as error:
-        raise ValueError(str(error)) from None
-    if done.returncode:
-        why = (done.stderr.strip() or f"its process ended with {done.returncode}").splitlines()[-1]
-        return {"ended": True}, why
-    found = json.loads(done.stdout.splitlines()[-1])
-    return found, found.pop("refused", "")
+        return in_fresh_process("linvit.measure.memory", told, 60 + 10 * limits.seconds)
+    except ValueError as error:
+        return {"refused": str(error), "ended": True}
 
 
-def _weighed(spec: str, tokens: int, limit: int, threads: int, **where: Any) -> dict[str, Any]:
-    """What the process says."""
+def _weigh_here(
+    spec: str, site: Mapping[str, Any], limit: int, threads: int, batch: int, device: str, dtype: str
+) -> dict[str, Any]:
     torch.set_num_threads(threads)
-    setting = Setting.of_text(where)
-    device = torch.device(setting.device)
+    timing, here = Timing(batch=batch, device=torch.device(device), dtype=getattr(torch, dtype)), Site(**site)
     found: dict[str, Any] = {}
     try:
-        with bounded(limit, device):
-            small, few = _small(spec, tokens, setting)
-            if why := wrong(small, *few):  # libraries take their own memory here
+        with bounded(limit, timing.device):
+            small = _small(spec, here, timing)
+            if why := wrong(timing.attention(spec, small), *timing.inputs(small)):  # libraries take their own memory
                 return {"refused": why, "ended": True}
-            attention, inputs = setting.attention(spec, tokens), setting.inputs(tokens)
-            found["forward"] = max(0, extra_memory_on(device, torch.no_grad()(partial(attention, *inputs[:3]))))
+            attention, inputs = timing.attention(spec, here), timing.inputs(here)
+            forward = torch.no_grad()(partial(attention, *inputs[:3]))
+            found["forward"] = max(0, extra_memory(forward, timing.device))
             begun = time.monotonic()
-            found["both"] = max(0, extra_memory_on(device, partial(both, attention, *inputs)))
+            found["both"] = max(0, extra_memory(partial(both, attention, *inputs), timing.device))
             found["seconds"] = time.monotonic() - begun
     except ValueError as error:
         return {"refused": str(error)}
@@ -260,14 +288,15 @@ def _weighed(spec: str, tokens: int, limit: int, threads: int, **where: Any) -> 
     return found
 
 
-def _small(spec: str, tokens: int, setting: Setting) -> tuple[Attention, torch.Tensor]:
-    """The attention at the least length, of a few, for which it can be built, and its inputs there."""
+def _small(spec: str, site: Site, timing: Timing) -> Site:
+    """The least length, of a few, for which the attention can be built."""
     for n in (64, 256, 1024):
-        if n < tokens:
+        if n < site.tokens:
             with suppress(ValueError):
-                return setting.attention(spec, n), setting.inputs(n)
-    return setting.attention(spec, tokens), setting.inputs(tokens)
+                timing.attention(spec, site.at(n))
+                return site.at(n)
+    return site
 
 
 if __name__ == "__main__":
-    print(json.dumps(_weighed(**json.loads(sys.argv[1]))))
+    print(json.dumps(_weigh_here(**json.loads(sys.argv[1]))))

@@ -19,10 +19,13 @@ from linvit.records import Record, Tag
 
 RACES = ("train_step", "inference", "latency")
 SPEEDS = (
-    "train_step", "inference_throughput", "inference_latency",
+    "train_step",
+    "inference_throughput",
+    "inference_latency",
     *(f"{task}_vs_{base}" for task, base in itertools.product(RACES, BASELINES)),
-)  # fmt: skip
+)
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
+Build = Callable[[ModelConfig], VisionTransformer]
 
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
@@ -30,16 +33,24 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def side_by_side(
-    configs: Mapping[str, ModelConfig], *, baselines: Mapping[str, ModelConfig], device: torch.device, batch: int = 64,
-    rounds: int = ROUNDS, optimizer: MakeOptimizer = adamw, others: Mapping[str, MakeOptimizer] | None = None,
-    by: str | None = None, progress: Progress = ignore, deadline: float | None = None,
-) -> Iterator[Record]:  # fmt: skip
+    configs: Mapping[str, ModelConfig],
+    *,
+    baselines: Mapping[str, ModelConfig],
+    device: torch.device,
+    batch: int = 64,
+    rounds: int = ROUNDS,
+    optimizer: MakeOptimizer = adamw,
+    others: Mapping[str, MakeOptimizer] | None = None,
+    build: Build = VisionTransformer,
+    progress: Progress = ignore,
+    deadline: float | None = None,
+) -> Iterator[Record]:
     """Times of each variant, and ratios `<task>_vs_<baseline>`: how many times faster than the baseline it is.
 
     `configs` by the variant's id, which every record carries as its tag `variant`; `baselines` by name, timed in the
     same rounds and given no records of their own. `others`: variants with an optimizer of their own. Equal ones are
-    timed once. `by` one clock ("wall" or "cpu"), or the one that suits the device and threads. An optimizer's rate
-    should be tiny: the steps are on random labels. To end near a `deadline` (of time.monotonic) there are fewer rounds.
+    timed once. `build` may return a model that is built already. An optimizer's rate should be tiny: the steps are on
+    random labels. To end near a `deadline` (of time.monotonic) there are fewer rounds.
     """
     own = dict(others or {})
     makers = {(config, None): optimizer for config in [*configs.values(), *baselines.values()]}
@@ -51,10 +62,9 @@ def side_by_side(
     calls: dict[tuple[ModelConfig, str | None, str], Call] = {}
     for i, ((config, name), make) in enumerate(makers.items()):
         show(0, rounds * len(makers) * len(RACES), f"building {i + 1} of {len(makers)}")
-        calls |= {(config, name, task): call for task, call in model_calls(config, device, batch, make).items()}
+        calls |= {(config, name, task): call for task, call in model_calls(config, device, batch, make, build).items()}
     times = race(calls, device=device, rounds=rounds, progress=show, deadline=deadline)
-    by = by or times.clock
-    where = provenance(device, torch.float32)
+    by, where = times.clock, provenance(device, torch.float32)
     for variant, config in configs.items():
         tags: dict[str, Tag] = {"variant": variant, "batch": batch, "clock": by}
         mine = config, variant if variant in own else None
@@ -68,10 +78,14 @@ def side_by_side(
 
 
 def model_calls(
-    config: ModelConfig, device: torch.device, batch: int, make_optimizer: MakeOptimizer = adamw
+    config: ModelConfig,
+    device: torch.device,
+    batch: int,
+    make_optimizer: MakeOptimizer = adamw,
+    build: Build = VisionTransformer,
 ) -> dict[str, Call]:
     """One training step, a batch of inference, and one image of it, on random images."""
-    model = VisionTransformer(config).to(device)
+    model = build(config).to(device)
     shape = batch, config.channels, config.image_size, config.image_size
     x = torch.randn(shape, generator=generator("speed", *shape)).to(device)
     optimizer = make_optimizer(model)

@@ -1,4 +1,4 @@
-"""Attentions of other packages beside ours: on the same q, k and v, in one process, from PyPI as they are.
+"""Attentions of other packages next to ours: on the same q, k and v, in one process, from PyPI as they are.
 
 A peer's spec is that of an attention with the package's version, `performer-pytorch==1.1.4:m=64`, and is what records
 call it. Every peer carries its `definition`: what the package says that it computes, in a few quadratic lines that use
@@ -10,24 +10,19 @@ from __future__ import annotations
 import importlib
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from linvit.attention import Attention, create_attention
-from linvit.attention.efficient import Efficient
-from linvit.attention.linformer import Linformer
-from linvit.attention.performer import Performer
+from linvit.attention import Attention, attention_cost, build_attention, size_option
 from linvit.errors import choices
-from linvit.kernels import Site
 from linvit.kernels.base import positive
-from linvit.kernels.exponential import Exponential
-from linvit.kernels.pointwise import Relu, Trig
 from linvit.randomness import generator
 from linvit.registry import Spec, check_options, parse, signature_options
+from linvit.site import Site
 
 PIN = "=="
 
@@ -37,11 +32,22 @@ class Peer(Attention):
 
     package: ClassVar[str]
     extra: ClassVar[str] = "peers"  # of linvit, that installs it
+    precision = "input"
+    size_option: ClassVar[str | None] = None
+    counterparts: ClassVar[Mapping[str, Mapping[str, str]]] = {}  # ours → the options with which it computes the same
 
     @classmethod
-    def beside(cls, attentions: Iterable[Attention]) -> list[Mapping[str, Any]]:
+    def alike(cls, specs: Iterable[str], site: Site) -> list[Mapping[str, Any]]:
         """The options with which it computes what these do, with as many features; empty if it does nothing alike."""
-        return []
+        found: list[Mapping[str, Any]] = []
+        for spec in specs:
+            if (options := cls.counterparts.get(parse(spec).name)) is not None:
+                features = attention_cost(spec, site).features
+                if size_option(spec):
+                    found.append({str(cls.size_option): features, **options})
+                elif not features:  # else they are those of no projection, which no peer has
+                    found.append(options)
+        return found
 
     @abstractmethod
     def definition(self, q: Tensor, k: Tensor) -> Tensor:
@@ -50,19 +56,18 @@ class Peer(Attention):
     def defined(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return self.definition(q, k) @ v
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-        self._check(q, k, v, mask)
-        return self.attend(q, k, v, mask)
-
-    def macs(self, tokens: int) -> int:
-        raise NotImplementedError("what a peer costs is measured, not counted")
-
 
 class PerformerPytorch(Peer):
     """FastAttention. exp is FAVOR+ with a maximum on one side and ε; relu its generalised attention; efficient its
     no_projection."""
 
     package = "performer-pytorch"
+    size_option = "m"
+    counterparts: ClassVar[Mapping[str, Mapping[str, str]]] = {
+        **{f"performer-{kernel}": {} for kernel in ("exp", "hyp", "smreg", "oprf", "theta", "trig")},
+        "performer-relu": {"kernel": "relu"},
+        "efficient": {"kernel": "efficient"},
+    }
     eps: ClassVar[dict[str, float]] = {"exp": 1e-4, "relu": 1e-3}
 
     def __init__(self, site: Site, *, m: int = 64, kernel: Literal["exp", "relu", "efficient"] = "exp"):
@@ -72,23 +77,13 @@ class PerformerPytorch(Peer):
         fast = _module(self, "performer_pytorch.performer_pytorch").FastAttention
         with torch.random.fork_rng([]):  # it draws from the global generator
             torch.manual_seed(generator(self.package, site.seed, site.layer).initial_seed())
-            self.module: Any = fast(site.head_dim, m, causal=site.causal, generalized_attention=kernel == "relu",
-                                    no_projection=kernel == "efficient")  # fmt: skip
-
-    @classmethod
-    def beside(cls, attentions: Iterable[Attention]) -> list[Mapping[str, Any]]:
-        found: list[Mapping[str, Any]] = []
-        for attention in attentions:
-            if isinstance(attention, Efficient):
-                found.append({"kernel": "efficient"})
-            if not isinstance(attention, Performer):
-                continue
-            kernel = attention.kernel
-            if isinstance(kernel, (Exponential, Trig)):
-                found.append({"m": kernel.width})
-            elif isinstance(kernel, Relu) and kernel.omega is not None:
-                found.append({"m": kernel.width, "kernel": "relu"})
-        return found
+            self.module: Any = fast(
+                site.head_dim,
+                m,
+                causal=site.causal,
+                generalized_attention=kernel == "relu",
+                no_projection=kernel == "efficient",
+            )
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         return self.module(q, k, v)
@@ -114,8 +109,10 @@ class LinformerPackage(Peer):
     side by side, so that they are merged and split for it."""
 
     package = "linformer"
+    size_option = "k"
+    counterparts: ClassVar[Mapping[str, Mapping[str, str]]] = {"linformer": {}}
     can_be_causal = False
-    why_not_causal = Linformer.why_not_causal
+    why_not_causal = "each projected key is a mixture of all tokens, later ones too"
 
     def __init__(self, site: Site, *, k: int | None = None):
         super().__init__(site)
@@ -128,10 +125,6 @@ class LinformerPackage(Peer):
             self.module: Any = layer(width, site.tokens, k=k, heads=site.heads, dim_head=site.head_dim)
         self.module.to_q = self.module.to_out = nn.Identity()
         self.module.to_k, self.module.to_v = _Held(), _Held()
-
-    @classmethod
-    def beside(cls, attentions: Iterable[Attention]) -> list[Mapping[str, Any]]:
-        return [{"k": attention.k} for attention in attentions if isinstance(attention, Linformer)]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         d, wide = self.site.head_dim, v.shape[-1]
@@ -174,7 +167,7 @@ class Transformers(Peer):
             self.function = _module(self, "transformers.integrations.sdpa_attention").sdpa_attention_forward
 
     @classmethod
-    def beside(cls, attentions: Iterable[Attention]) -> list[Mapping[str, Any]]:
+    def alike(cls, specs: Iterable[str], site: Site) -> list[Mapping[str, Any]]:
         return [{"implementation": "eager"}, {"implementation": "sdpa"}]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -187,36 +180,38 @@ class Transformers(Peer):
 PEERS: dict[str, type[Peer]] = {peer.package: peer for peer in (PerformerPytorch, LinformerPackage, Transformers)}
 
 
-def create(spec: str | Spec, **site: Any) -> Attention:
-    """The attention that a spec names, ours (as `create_attention`) or a peer's, for the fields of a Site."""
+def create(spec: str | Spec, site: Site) -> Attention:
+    """The attention that a spec names, ours (as `build_attention`) or a peer's."""
     spec = parse(spec)
     if PIN not in spec.name:
-        return create_attention(spec, **site)
+        return build_attention(spec, site)
     name, _, pinned = spec.name.partition(PIN)
     kind = _kind(name)
     if pinned != (there := installed(kind)):
         raise ValueError(f"spec '{spec}': {name} {there} is installed here, not {pinned}")
     options: dict[str, Any] = check_options(spec, signature_options(kind))
     try:
-        return kind(Site(**site), **options)
+        return kind(site, **options)
     except ValueError as error:
         raise ValueError(f"spec '{spec}': {error}") from None
 
 
-def beside(peers: Sequence[str], specs: Iterable[str], **site: Any) -> list[str]:
-    """Specs of these peers, with their versions. One without options stands beside each of `specs` that it can compute
-    (its `beside`), or as it is by default."""
-    kinds = {peer: _kind(parse(peer).name) for peer in peers}
-    attentions, found = [create(spec, **site) for spec in specs], []
-    for peer, kind in ((parse(text), kind) for text, kind in kinds.items()):
-        options = [peer.options] if peer.options else kind.beside(attentions) or [{}]
+def peer_specs(text: str, specs: Iterable[str], site: Site) -> list[str]:
+    """Specs of the peers in a text (`performer-pytorch:m=16,kernel=relu,linformer`), with their versions. One without
+    options is given those with which it computes each of `specs` (its `alike`), or its defaults."""
+    peers = [parse(peer) for peer in _listed(text)]
+    kinds, ours, found = [_kind(peer.name) for peer in peers], list(specs), []
+    for spec in ours:
+        create(spec, site)  # a bad spec is an error before anything is measured
+    for peer, kind in zip(peers, kinds, strict=True):
+        options = [peer.options] if peer.options else kind.alike(ours, site) or [{}]
         found += [str(Spec(f"{peer.name}{PIN}{installed(kind)}", one)) for one in options]
     for spec in (found := list(dict.fromkeys(found))):
-        create(spec, **site)  # a bad option is an error before anything is measured
+        create(spec, site)
     return found
 
 
-def listed(text: str) -> list[str]:
+def _listed(text: str) -> list[str]:
     """`performer-pytorch:m=16,kernel=relu,linformer` → its specs: what has no `=` begins another, or what has a `:`."""
     found: list[str] = []
     for piece in text.split(","):

@@ -20,13 +20,15 @@ from typing import Generic, TypeVar
 
 import torch
 
-from linvit.measure.provenance import Provenance, wait
+from linvit.attention import BASELINE, LIMIT
+from linvit.measure.devices import wait
+from linvit.measure.provenance import Provenance
 from linvit.progress import Progress, ignore
 from linvit.records import Record, Tag
 
-BASELINES = ("softmax", "identity")  # what everything is compared with: PyTorch's fused attention, and the speed limit
+BASELINES = (BASELINE, LIMIT)  # what everything is compared with: fused softmax, and the speed limit
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
-ROUNDS, FEWEST = 30, 5  # of a race; as few as that to end near a deadline
+ROUNDS, MIN_ROUNDS = 30, 5  # of a race; as few as that to end near a deadline
 SHORTEST = 2e-3  # seconds that one timing lasts at least, by repetition
 Call = Callable[[], object]
 Key = TypeVar("Key", bound=Hashable)
@@ -49,11 +51,16 @@ class Times(Generic[Key]):
 
 
 def race(
-    calls: Mapping[Key, Call], *, device: torch.device, rounds: int = ROUNDS, shortest: float = SHORTEST,
-    progress: Progress = ignore, deadline: float | None = None,
-) -> Times[Key]:  # fmt: skip
+    calls: Mapping[Key, Call],
+    *,
+    device: torch.device,
+    rounds: int = ROUNDS,
+    shortest: float = SHORTEST,
+    progress: Progress = ignore,
+    deadline: float | None = None,
+) -> Times[Key]:
     """Every call is warmed up and repeated so that one timing lasts at least `shortest` seconds by the wall's clock.
-    After FEWEST rounds, another begins only if it is likely to end before the `deadline` (of time.monotonic)."""
+    After MIN_ROUNDS rounds, another begins only if it is likely to end before the `deadline` (of time.monotonic)."""
     total = rounds * len(calls)
     repeats = {}
     for i, (key, call) in enumerate(calls.items()):
@@ -64,7 +71,7 @@ def race(
     shuffle, keys, begun = random.Random(0).shuffle, list(calls), time.monotonic()
     for turn in range(rounds):
         now = time.monotonic()
-        if deadline is not None and turn >= FEWEST and now + (now - begun) / turn > deadline:
+        if deadline is not None and turn >= MIN_ROUNDS and now + (now - begun) / turn > deadline:
             break
         shuffle(keys)
         for i, key in enumerate(keys):

@@ -1,7 +1,8 @@
-"""How fast an attention is beside fused softmax and `identity`: alone (`measure`), or as a model's layers (`curve`).
+"""How fast an attention is relative to fused softmax and `identity`: alone (`attention_speed`), or as the layers of
+models (`layer_speed`).
 
-No op is timed whose output or gradients are wrong: they must be finite and match the same attention in float64 (at the
-lengths that `until_limit` adds, be finite).
+Nothing is timed whose output or gradients are wrong: they must be finite and match the same attention in float64 (at
+the lengths that doubling adds, be finite).
 """
 
 from __future__ import annotations
@@ -10,231 +11,254 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from linvit.attention import BASELINE, LIMIT
 from linvit.measure.gate import both, wrong
-from linvit.measure.memory import Forecast, bounded, doubled, extra_memory_on, free_memory, is_out_of_memory, refusal
+from linvit.measure.memory import Growth, Limits, bounded, extra_memory, is_out_of_memory
 from linvit.measure.provenance import provenance
-from linvit.measure.race import BASELINES, FEWEST, Call, Times, over_rounds, quartiles, race, ratios
-from linvit.measure.setting import MODES, Setting
+from linvit.measure.race import BASELINES, MIN_ROUNDS, Call, Times, over_rounds, quartiles, race, ratios
+from linvit.measure.timing import MODES, Timing
 from linvit.metrics import size
 from linvit.progress import Progress, ignore
 from linvit.records import Record, Tag
+from linvit.site import Site
 
 LADDER = (64, 256, 1024, 4096, 16384, 65536)  # lengths at which what is asked for at a greater one is tried first
 
-
-@dataclass(frozen=True)
-class Limits:
-    """Beyond which an attention is not tried: bytes and seconds of one check of it (`measure.gate`), which calls it
-    forward and backward, and once more in float64. Where lengths go on until nothing is within the limits, the longer
-    ones than `compared` tokens are called without that: what they end by is the attention, not its check."""
-
-    memory: int
-    seconds: float
-    compared: int | None = None  # lengths go on beyond it; None: all are compared, and none is added
+Layer = tuple[str, Site]  # its spec and where it is (`_anywhere`)
+Subject = tuple[Mapping[str, Tag], Sequence[Layer]]  # tags that name it, and its layers
+Timed = tuple[str, Site, str]  # a layer, and the mode
 
 
-# tags that name it, the specs of its layers, and where they are timed
-Subject = tuple[Mapping[str, Tag], Sequence[str], Setting]
-Timed = tuple[str, Setting, str]  # a layer's spec, where it is timed, and the mode
-
-
-def measure(
-    specs: Iterable[str], *, tokens: Sequence[int] = (64, 256, 1024, 4096), until_limit: bool = False,
-    most_memory: int | None = None, most_seconds: float = 60.0, progress: Progress = ignore, **where: Any,
-) -> Iterator[Record]:  # fmt: skip
+def attention_speed(
+    specs: Iterable[str],
+    site: Site,
+    *,
+    tokens: Sequence[int] = (64, 256, 1024, 4096),
+    timing: Timing = Timing(),  # noqa: B008 (frozen)
+    limits: Limits = Limits(),  # noqa: B008 (frozen)
+    progress: Progress = ignore,
+) -> Iterator[Record]:
     """One layer of each attention and of the baselines: times and ratios at each length (its prefix included), then
     from which on it is faster than softmax. Each record carries its spec as the tag `attention`; what cannot be timed
     at a length gets one that says why. What cannot be built at the greatest is an error before anything is measured.
 
-    What would take more than `most_memory` bytes (half of what is free without it), or more than `most_seconds` to be
-    checked, is refused. `until_limit` doubles the lengths until all is; those it adds are not compared in float64.
-    `where` are the fields of a Setting.
+    The limits are those of one check of an attention (`measure.gate`), which calls it forward and backward, and once
+    more in float64. Lengths that doubling adds are called without that: what they end by is the attention, not its
+    check. Of the site, only the tokens are replaced.
     """
-    setting = Setting(**where)
-    specs = list(dict.fromkeys([*BASELINES, *specs]))
+    specs, site = list(dict.fromkeys([*BASELINES, *specs])), _anywhere(site, site.seed)
     for spec in specs:
-        setting.attention(spec, max(tokens, default=1))
-    memory = free_memory(torch.device(setting.device)) // 2 if most_memory is None else most_memory
-    limits = Limits(memory, most_seconds, max(tokens, default=1) if until_limit else None)
-    yield from _records([({"attention": spec}, [spec], setting) for spec in specs], tokens, setting, progress,
-                        limits=limits)  # fmt: skip
+        timing.attention(spec, site.at(max(tokens, default=1)))
+    limits = replace(limits, memory=limits.bytes(timing.device))
+    subjects: list[Subject] = [({"attention": spec}, [(spec, site)]) for spec in specs]
+    return _Bench(site, timing, limits, None, progress).records(subjects, tokens)
 
 
-def curve(
-    layers: Mapping[str, Sequence[str]], *, tokens: Sequence[int], setting: Setting,
-    own: Mapping[str, Setting] | None = None, progress: Progress = ignore, deadline: float | None = None,
-) -> Iterator[Record]:  # fmt: skip
+def layer_speed(
+    layers: Mapping[str, Sequence[str]],
+    site: Site,
+    *,
+    tokens: Sequence[int],
+    timing: Timing = Timing(),  # noqa: B008 (frozen)
+    sites: Mapping[str, Site] | None = None,
+    progress: Progress = ignore,
+    deadline: float | None = None,
+) -> Iterator[Record]:
     """All attention layers of each variant: `attention_time` at each length, then `break_even_tokens`, in both MODES.
 
     `layers`: variant → the spec of each of its layers, e.g. {"mixed": ["softmax", "performer-relu:m=32,dwc=3"]}. A time
     is the sum over layers, each distinct layer being timed once a round; the break-even is with as many layers of
-    softmax, in `setting`, in the same rounds. Records carry the tags `variant` (the key) and `layers` (how many).
-    Softmax always has times: with as many layers as the deepest variant, and the tag `baseline="softmax"` instead of
-    `variant`, so that a variant may have any id.
+    softmax, at `site`, in the same rounds. Records carry the tags `variant` (the key) and `layers` (how many). Softmax
+    always has times: with as many layers as the deepest variant, and the tag `baseline="softmax"` instead of `variant`,
+    so that a variant may have any id.
 
-    `own`: variants with heads, head_dim or a prefix of their own. `tokens` include setting.prefix, in whose place a
+    `sites`: variants with heads, head_dim or a prefix of their own. `tokens` include site.prefix, in whose place a
     variant has its own: for a model with a CLS token, prefix=1 and lengths of 1 + a square let `exact_cls` and `dwc` be
     timed too. What cannot be timed at a length has a record without a value, whose tag `refused` says why. To end near
     a `deadline` (of time.monotonic) there are fewer rounds, and the longest lengths have no records.
     """
-    own, depth = own or {}, max([1, *map(len, layers.values())])
-    subjects: list[Subject] = [({"baseline": "softmax", "layers": depth}, ["softmax"] * depth, setting)]
-    subjects += [
-        ({"variant": name, "layers": len(specs)}, specs, own.get(name, setting))
-        for name, specs in layers.items() if specs
-    ]  # fmt: skip
-    records = _records(subjects, tokens, setting, progress, deadline)
+    sites, depth = sites or {}, max([1, *map(len, layers.values())])
+    site = _anywhere(site)
+    subjects: list[Subject] = [({"baseline": BASELINE, "layers": depth}, [(BASELINE, site)] * depth)]
+    for name, specs in layers.items():
+        if specs:
+            mine = [(spec, _anywhere(sites.get(name, site))) for spec in specs]
+            subjects.append(({"variant": name, "layers": len(specs)}, mine))
+    records = _Bench(site, timing, None, deadline, progress).records(subjects, tokens)
     return (record for record in records if record.metric in ("attention_time", "break_even_tokens"))
 
 
-def _records(
-    subjects: list[Subject], tokens: Sequence[int], setting: Setting, progress: Progress, deadline: float | None = None,
-    limits: Limits | None = None,
-) -> Iterator[Record]:  # fmt: skip
-    common = provenance(torch.device(setting.device), setting.dtype)
-    faster: dict[tuple[int, str], dict[int, float]] = {}  # subject, mode → tokens → how many times, than softmax
-    rounds = setting.rounds
-    every = dict.fromkeys((spec, where) for _, specs, where in subjects for spec in specs)
-    for n, times, refused in _lengths(every, tokens, setting, progress, deadline, limits):
-        for (i, (names, specs, where)), mode in itertools.product(enumerate(subjects), MODES):
-            mine = n - setting.prefix + where.prefix
-            tags: dict[str, Tag] = {**names, "mode": mode, "tokens": mine, **where.shape()}
-            if why := [refused[spec, where] for spec in specs if (spec, where) in refused]:
-                yield Record("attention_time", None, "s", 0, **common, tags=tags | {"refused": why[0]})
-                continue
-            keys = [(spec, where, mode) for spec in specs]
-            yield over_rounds("attention_time", times.of(*keys), "s", common, tags | {"clock": times.clock})
-            by = times.ratio_clock
-            for base in BASELINES:
-                if (base, setting) in refused:
+def _anywhere(site: Site, seed: int = 0) -> Site:
+    """What does not change with the number of tokens: of two models with the same, a layer is timed once."""
+    return Site(site.heads, site.head_dim, max(1, site.prefix), prefix=site.prefix, seed=seed, causal=site.causal)
+
+
+class _Bench:
+    """Lengths one after the other: every layer is checked, and those that pass are timed side by side."""
+
+    def __init__(
+        self, site: Site, timing: Timing, limits: Limits | None, deadline: float | None, progress: Progress = ignore
+    ):
+        self.site, self.timing, self.limits, self.deadline, self.progress = site, timing, limits, deadline, progress
+        self.doubles = limits is not None and limits.double
+
+    def at(self, site: Site, tokens: int) -> Site:
+        """With this many tokens at the bench's own site, the prefix of one being replaced by the other's."""
+        return site.at(tokens - self.site.prefix + site.prefix)
+
+    def records(self, subjects: list[Subject], tokens: Sequence[int]) -> Iterator[Record]:
+        common = provenance(self.timing.device, self.timing.dtype)
+        faster: dict[tuple[int, str], dict[int, float]] = {}  # subject, mode → tokens → how many times, than softmax
+        rounds = self.timing.rounds
+        every = [layer for _, layers in subjects for layer in layers]
+        for n, times, refused in self.lengths(every, tokens):
+            for (i, (names, layers)), mode in itertools.product(enumerate(subjects), MODES):
+                there = n - self.site.prefix + layers[0][1].prefix
+                tags: dict[str, Tag] = {**names, "mode": mode, "tokens": there, **self.timing.tags(layers[0][1])}
+                if why := [refused[layer] for layer in layers if layer in refused]:
+                    yield Record("attention_time", None, "s", 0, **common, tags=tags | {"refused": why[0]})
                     continue
-                found = ratios(times.of(*[(base, setting, mode)] * len(keys), by=by), times.of(*keys, by=by))
-                rounds = min(rounds, len(found))
-                if base == "softmax":
-                    faster.setdefault((i, mode), {})[mine] = quartiles(found)[1]
-                yield over_rounds(f"attention_vs_{base}", found, "×", common, tags | {"clock": by})
-    for (i, mode), found in faster.items():
-        names, specs, where = subjects[i]
-        if where != setting or set(specs) != {"softmax"}:
-            tags = {**names, "mode": mode, **where.shape(), "from": min(found), "to": max(found)}
-            even = break_even(found)
-            if even is not None and even != min(found):  # between lengths it is an estimate: no more digits than that
-                even = float(f"{even:.3g}")
-            yield Record("break_even_tokens", even, "tokens", rounds, **common, tags=tags)
-    progress(100, 100, "done")
+                keys, by = [(*layer, mode) for layer in layers], times.ratio_clock
+                yield over_rounds("attention_time", times.of(*keys), "s", common, tags | {"clock": times.clock})
+                for base in BASELINES:
+                    if (base, self.site) in refused:
+                        continue
+                    theirs = times.of(*[(base, self.site, mode)] * len(keys), by=by)
+                    found = ratios(theirs, times.of(*keys, by=by))
+                    rounds = min(rounds, len(found))
+                    if base == BASELINE:
+                        faster.setdefault((i, mode), {})[there] = quartiles(found)[1]
+                    yield over_rounds(f"attention_vs_{base}", found, "×", common, tags | {"clock": by})
+        for (i, mode), found in faster.items():
+            names, layers = subjects[i]
+            if set(layers) != {(BASELINE, self.site)}:
+                tags = {**names, "mode": mode, **self.timing.tags(layers[0][1]), "from": min(found), "to": max(found)}
+                even = break_even(found)
+                if even is not None and even != min(found):  # between lengths it is an estimate: no more digits
+                    even = float(f"{even:.3g}")
+                yield Record("break_even_tokens", even, "tokens", rounds, **common, tags=tags)
+        self.progress(100, 100, "done")
 
+    def lengths(
+        self, layers: Iterable[Layer], tokens: Sequence[int]
+    ) -> Iterator[tuple[int, Times[Timed], dict[Layer, str]]]:
+        """At each length: the times of every layer and mode, side by side, and why other layers are refused."""
+        limits, lengths, expected = self.limits, (self.limits or Limits()).lengths(tokens), 0.0
+        layers = dict.fromkeys([*((name, self.site) for name in BASELINES), *layers])
+        checks = {layer: _Check(layer[0], self.timing, limits, max(tokens)) for layer in layers}
+        weights = [1 if self.doubles else n for n in lengths]  # with a limit of time, one length takes as long
+        for n in [n for n in LADDER if n < lengths[0]] if limits else []:
+            for (spec, site), check in checks.items():
+                self.progress(0, 100, f"trying {spec} at N = {n:,}")
+                check.refused(partial(self.at, site, n), self.timing.inputs)
+        for i, n in enumerate(lengths):
+            begun = time.monotonic()
+            if self.deadline is not None and begun + expected >= self.deadline:
+                return
 
-def _lengths(
-    layers: Iterable[tuple[str, Setting]], tokens: Sequence[int], setting: Setting, progress: Progress,
-    deadline: float | None, limits: Limits | None,
-) -> Iterator[tuple[int, Times[Timed], dict[tuple[str, Setting], str]]]:  # fmt: skip
-    """At each length: the times of every layer and mode, side by side, and why other layers are refused."""
-    on = limits is not None and limits.compared is not None
-    lengths, expected = doubled(tokens, on), 0.0
-    layers = dict.fromkeys([*((name, setting) for name in BASELINES), *layers])
-    checks = {layer: _Check(*layer, limits) for layer in layers}
-    weights = [1 if on else n for n in lengths]  # with a limit of time, one length takes as long as another
-    for n in [n for n in LADDER if n < lengths[0]] if limits else []:
-        for (spec, where), check in checks.items():
-            progress(0, 100, f"trying {spec} at N = {n:,}")
-            check.refused(n - setting.prefix + where.prefix, where.inputs)
-    for i, n in enumerate(lengths):
-        begun = time.monotonic()
-        if deadline is not None and begun + expected >= deadline:
-            return
+            def show(done: int, total: int, what: str, i: int = i, n: int = n) -> None:
+                share = (sum(weights[:i]) + weights[i] * done / total) / sum(weights)
+                self.progress(int(100 * share), 100, f"N = {n:,}: {what}")
 
-        def show(done: int, total: int, what: str, i: int = i, n: int = n) -> None:
-            share = (sum(weights[:i]) + weights[i] * done / total) / sum(weights)
-            progress(int(100 * share), 100, f"N = {n:,}: {what}")
+            calls, refused = self.calls(checks, n, show)
+            for layer in [(name, self.site) for name in BASELINES]:
+                if layer in refused and not (i and checks[layer].ended):
+                    raise ValueError(f"nothing to compare with at N = {n}: {layer[0]} is refused ({refused[layer]})")
+            until = None if self.deadline is None else begun + (self.deadline - begun) * n / sum(lengths[i:])
+            until = begun + 10 * limits.seconds if limits is not None and self.doubles else until
+            times = race(calls, device=self.timing.device, rounds=self.timing.rounds, progress=show, deadline=until)
+            yield n, times, refused
+            if self.doubles and all(check.ended for (spec, _), check in checks.items() if spec != LIMIT):
+                return
+            if i + 1 < len(lengths) and calls:  # of the fewest rounds, if time grows as N²
+                spent, rounds = time.monotonic() - begun, len(times.of(next(iter(calls))))
+                expected = spent * min(1.0, (MIN_ROUNDS + 3) / (rounds + 3)) * (lengths[i + 1] / n) ** 2
 
+    def calls(
+        self, checks: Mapping[Layer, _Check], tokens: int, show: Progress
+    ) -> tuple[dict[Timed, Call], dict[Layer, str]]:
+        """What is to be timed, and why the rest is not."""
         calls: dict[Timed, Call] = {}
-        refused: dict[tuple[str, Setting], str] = {}
+        refused: dict[Layer, str] = {}
         made: dict[tuple[int, int, int], Tensor] = {}  # shared by those that have the same
-        for (spec, where), check in checks.items():
+
+        def inputs(site: Site) -> Tensor:
+            key = site.heads, site.head_dim, site.tokens
+            if key not in made:
+                made[key] = self.timing.inputs(site)
+            return made[key]
+
+        for (spec, site), check in checks.items():
             show(0, 1, f"checking {spec}")
-            mine = n - setting.prefix + where.prefix
-            inputs = made.get(shape := (where.heads, where.head_dim, mine))
-            if why := check.refused(mine, where.inputs if inputs is None else lambda _, made=inputs: made):
-                refused[spec, where] = why
+            if why := check.refused(partial(self.at, site, tokens), inputs):
+                refused[spec, site] = why
                 continue
-            made[shape] = q, k, v, gradient = where.inputs(mine) if inputs is None else inputs
-            attention = where.attention(spec, mine)
-            calls[spec, where, "forward"] = torch.no_grad()(partial(attention, q, k, v))
-            calls[spec, where, "both"] = partial(both, attention, q, k, v, gradient)
-        bad = [spec for spec in BASELINES if (spec, setting) in refused and not (i and checks[spec, setting].ended)]
-        if bad:
-            why = refused[bad[0], setting]
-            raise ValueError(f"nothing to compare with at N = {n}: {bad[0]} is refused ({why})")
-        until = None if deadline is None else begun + (deadline - begun) * n / sum(lengths[i:])
-        until = begun + 10 * limits.seconds if on and limits is not None else until
-        times = race(calls, device=torch.device(setting.device), rounds=setting.rounds, progress=show, deadline=until)
-        yield n, times, refused
-        if on and all(check.ended for (spec, _), check in checks.items() if spec != "identity"):
-            return
-        if i + 1 < len(lengths) and calls:  # of the fewest rounds, if time grows as N²
-            spent, rounds = time.monotonic() - begun, len(times.of(next(iter(calls))))
-            expected = spent * min(1.0, (FEWEST + 3) / (rounds + 3)) * (lengths[i + 1] / n) ** 2
+            there = self.at(site, tokens)
+            attention, (q, k, v, gradient) = self.timing.attention(spec, there), inputs(there)
+            calls[spec, site, "forward"] = torch.no_grad()(partial(attention, q, k, v))
+            calls[spec, site, "both"] = partial(both, attention, q, k, v, gradient)
+        return calls, refused
 
 
 class _Check:
     """Of one layer at one length after the other: whether it is right and, if there are limits, within them."""
 
-    def __init__(self, spec: str, setting: Setting, limits: Limits | None):
-        self.spec, self.setting, self.limits = spec, setting, limits
-        self.costs = {compare: (Forecast(), Forecast()) for compare in (True, False)}  # bytes and seconds
+    def __init__(self, spec: str, timing: Timing, limits: Limits | None, compared: int):
+        self.spec, self.timing, self.limits, self.compared = spec, timing, limits, compared
+        self.costs = {compare: (Growth(), Growth()) for compare in (True, False)}  # bytes and seconds
         self.ended = ""  # why it is tried at no greater length
 
-    def refused(self, tokens: int, inputs: Callable[[int], Tensor]) -> str:
-        """Why it is not timed at this length; empty if it may be."""
+    def refused(self, where: Callable[[], Site], inputs: Callable[[Site], Tensor]) -> str:
+        """Why it is not timed there; empty if it may be."""
         try:
+            site = where()
             if self.limits is None:
-                return self._wrong(tokens, inputs(tokens), True)
-            alone = self.limits.compared is not None
-            exact = self.limits.compared is None or tokens <= self.limits.compared
-            found = [self._within(self.limits, tokens, inputs, compare) for compare in [True] * exact + [False] * alone]
+                return self._wrong(site, inputs(site), True)
+            exact = not self.limits.double or site.tokens <= self.compared
+            passes = [True] * exact + [False] * self.limits.double
+            found = [self._within(self.limits, site, inputs, compare) for compare in passes]
         except ValueError as error:
             return str(error)
         why = next(filter(None, found), "")
-        if alone:  # where nothing is compared, what was wrong before is not timed either
+        if self.limits.double:  # where nothing is compared, what was wrong before is not timed either
             self.ended = self.ended or why
         return self.ended or why
 
-    def _wrong(self, tokens: int, inputs: Tensor, compare: bool) -> str:
-        return wrong(self.setting.attention(self.spec, tokens), *inputs, compare=compare) or ""
+    def _wrong(self, site: Site, inputs: Tensor, compare: bool) -> str:
+        return wrong(self.timing.attention(self.spec, site), *inputs, compare=compare) or ""
 
-    def _within(self, limits: Limits, tokens: int, inputs: Callable[[int], Tensor], compare: bool) -> str:
+    def _within(self, limits: Limits, site: Site, inputs: Callable[[Site], Tensor], compare: bool) -> str:
         """Why it is wrong, if it is; `ended` is why it was not looked at."""
         memory, seconds = self.costs[compare]
         if not self.ended:
-            expected = self.setting.input_bytes(tokens) + memory.at(tokens)
-            self.ended = refusal(expected, seconds.at(tokens), limits.memory, limits.seconds)
+            expected = self.timing.input_bytes(site) + memory.at(site.tokens)
+            self.ended = limits.refusal(expected, seconds.at(site.tokens))
         if self.ended:
             return ""
-        device, found = torch.device(self.setting.device), [""]
+        device, found, most = self.timing.device, [""], limits.bytes(self.timing.device)
         try:
-            with bounded(limits.memory, device):
-                given = inputs(tokens)
+            with bounded(most, device):
+                given = inputs(site)
 
                 def check() -> None:
-                    found.append(self._wrong(tokens, given, compare))
+                    found.append(self._wrong(site, given, compare))
 
                 if not seconds.found:
                     check()  # libraries take their own time and memory
                 begun = time.monotonic(), time.process_time()
-                memory.add(tokens, extra_memory_on(device, check))
+                memory.add(site.tokens, extra_memory(check, device))
                 # other programs stretch the one, several threads the other
-                seconds.add(tokens, min(time.monotonic() - begun[0], time.process_time() - begun[1]))
+                seconds.add(site.tokens, min(time.monotonic() - begun[0], time.process_time() - begun[1]))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            self.ended = f"it takes more than {size(limits.memory)}"
+            self.ended = f"it takes more than {size(most)}"
         return found[-1]
 
 

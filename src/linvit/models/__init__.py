@@ -7,15 +7,24 @@ from typing import Any
 from pydantic import ValidationError
 
 from linvit.errors import choices, clear
-from linvit.models.config import ModelConfig, without_effect
-from linvit.models.cost import Cost, estimate
-from linvit.models.sizes import SIZES
+from linvit.models.config import checked
+from linvit.models.cost import estimate
 from linvit.models.vit import VisionTransformer
+from linvit.schemas.model import ModelConfig, without_effect
+from linvit.schemas.sizes import SIZES
+from linvit.site import Cost
 
 __all__ = [
-    "SIZES", "Cost", "ModelConfig", "VisionTransformer", "create_model", "estimate", "match_parameters", "model_config",
+    "SIZES",
+    "Cost",
+    "ModelConfig",
+    "VisionTransformer",
+    "create_model",
+    "estimate",
+    "match_parameters",
+    "model_config",
     "without_effect",
-]  # fmt: skip
+]
 
 
 def model_config(size: str | None = None, **options: Any) -> ModelConfig:
@@ -27,7 +36,7 @@ def model_config(size: str | None = None, **options: Any) -> ModelConfig:
     base = {} if size is None else SIZES[size]
     idle = without_effect(base | options)  # nobody asked for what a size brings and another stem has no use for
     try:
-        return ModelConfig(**{key: value for key, value in base.items() if key not in idle} | options)
+        return checked(ModelConfig(**{key: value for key, value in base.items() if key not in idle} | options))
     except ValidationError as error:
         raise clear(error) from None
 
@@ -39,7 +48,7 @@ def create_model(size: str | None = None, **options: Any) -> VisionTransformer:
 
 def match_parameters(config: ModelConfig, target: int) -> ModelConfig:
     """The same model with its MLP widened or narrowed so that it has `target` parameters, as nearly as that can do."""
-    have = VisionTransformer(config).parameter_count()
+    have = estimate(config).parameters
     per_unit = config.depth * (2 * config.dim + 1)
     if not per_unit:
         return config

@@ -32,8 +32,9 @@ HUGGING_FACE = {
     r"embeddings\.patch_embeddings\.projection\.*": r"stem.embed.\1",
     r"(?:encoder\.layer|layers)\.#\.(?:layernorm_before|norm1)\.*": r"blocks.\1.norm1.\2",
     r"(?:encoder\.layer|layers)\.#\.(?:layernorm_after|norm2)\.*": r"blocks.\1.norm2.\2",
-    r"(?:encoder\.layer|layers)\.#\.attention\.(?:attention\.)?([qkv])(?:uery|ey|alue|_proj)\.*":
-        r"blocks.\1.attn.\2_proj.\3",
+    r"(?:encoder\.layer|layers)\.#\.attention\.(?:attention\.)?([qkv])(?:uery|ey|alue|_proj)\.*": (
+        r"blocks.\1.attn.\2_proj.\3"
+    ),
     r"(?:encoder\.layer|layers)\.#\.attention\.(?:output\.dense|o_proj)\.*": r"blocks.\1.attn.proj.\2",
     r"(?:encoder\.layer|layers)\.#\.attention\.linvit\.(.+)": r"blocks.\1.attn.attention.\2",
     r"(?:encoder\.layer|layers)\.#\.(?:intermediate\.dense|mlp\.fc1)\.*": r"blocks.\1.mlp.0.\2",
@@ -42,7 +43,7 @@ HUGGING_FACE = {
     r"layernorm\.*": r"norm.\1",
     r"classifier\.*": r"head.\1",
     r"embeddings\.mask_token|pooler\.dense\.*": "",
-}  # fmt: skip
+}
 TIMM = {
     r"cls_token": "cls",
     r"reg_token": "registers",
@@ -68,22 +69,47 @@ TORCHVISION = {
     r"heads\.head\.*": r"head.\1",
 }
 HEADS = {  # by the size in a name, where no configuration says it
-    "tiny": 3, "small": 6, "base": 12, "large": 16, "huge": 16, "giant": 16, "gigantic": 16, "medium": 8,
-    "b": 12, "l": 16, "h": 16,
-}  # fmt: skip
+    "tiny": 3,
+    "small": 6,
+    "base": 12,
+    "large": 16,
+    "huge": 16,
+    "giant": 16,
+    "gigantic": 16,
+    "medium": 8,
+    "b": 12,
+    "l": 16,
+    "h": 16,
+}
 SIZES = {  # width and depth by the size in a plain name: of a file that was cut short, nothing else tells
-    "tiny": (192, 12), "small": (384, 12), "base": (768, 12), "large": (1024, 24),
-    "b": (768, 12), "l": (1024, 24), "h": (1280, 32),
-}  # fmt: skip
+    "tiny": (192, 12),
+    "small": (384, 12),
+    "base": (768, 12),
+    "large": (1024, 24),
+    "b": (768, 12),
+    "l": (1024, 24),
+    "h": (1280, 32),
+}
 PLAIN = r"(?:vit|deit3?)_(tiny|small|base|large)_patch\d+(?:_(?:\d+|reg\d+|gap|dinov2|in21k))*(?:\..*)?"  # timm's
 SAID_BY_HUGGING_FACE = {
-    "hidden_size": "dim", "num_hidden_layers": "depth", "intermediate_size": "mlp_dim", "patch_size": "patch_size",
-    "num_channels": "channels", "num_register_tokens": "registers", "qkv_bias": "qkv_bias",
-}  # fmt: skip
+    "hidden_size": "dim",
+    "num_hidden_layers": "depth",
+    "intermediate_size": "mlp_dim",
+    "patch_size": "patch_size",
+    "num_channels": "channels",
+    "num_register_tokens": "registers",
+    "qkv_bias": "qkv_bias",
+}
 SAID_BY_TIMM = {  # inside model_args
-    "embed_dim": "dim", "depth": "depth", "patch_size": "patch_size", "img_size": "image_size", "in_chans": "channels",
-    "num_classes": "classes", "reg_tokens": "registers", "qkv_bias": "qkv_bias",
-}  # fmt: skip
+    "embed_dim": "dim",
+    "depth": "depth",
+    "patch_size": "patch_size",
+    "img_size": "image_size",
+    "in_chans": "channels",
+    "num_classes": "classes",
+    "reg_tokens": "registers",
+    "qkv_bias": "qkv_bias",
+}
 IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 HALVES = 0.5, 0.5
 FLOATS = ("F64", "F32", "F16", "BF16")
@@ -159,8 +185,11 @@ def download(name: str) -> Path:
     except ImportError:
         raise ValueError(f"{name} does not exist here; from the hub it needs: pip install 'linvit[hf]'") from None
     try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "model*.safetensors", "classes.txt"],
-                                      ignore_patterns=["*/*"]))  # fmt: skip
+        return Path(
+            snapshot_download(
+                name, allow_patterns=["*.json", "model*.safetensors", "classes.txt"], ignore_patterns=["*/*"]
+            )
+        )
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(f"{name} does not exist here, and the hub did not give it ({why})") from None
@@ -178,7 +207,7 @@ def _weights(folder: Path) -> list[Path]:
     if not isinstance(names, dict) or not names:
         raise ValueError(f"{index.name} has no weight_map")
     if strange := [name for name in names.values() if not isinstance(name, str) or Path(name).name != name]:
-        raise ValueError(f"{index.name} names '{strange[0]}', which is no file beside it")
+        raise ValueError(f"{index.name} names '{strange[0]}', which is not in the same folder")
     return [folder / name for name in sorted(set(names.values()))]
 
 
@@ -445,13 +474,22 @@ def _configured(
     if not isinstance(facts.heads, int) or facts.heads < 1 or inner % facts.heads:
         raise ValueError(f"{facts.heads!r} heads do not divide a width of {inner}")
     config = model_config(
-        image_size=side * patch, patch_size=patch, channels=channels, dim=dim, depth=depth, heads=facts.heads,
-        head_dim=None if inner == dim else inner // facts.heads, mlp_dim=shape("blocks.0.mlp.0.weight", 2)[0],
+        image_size=side * patch,
+        patch_size=patch,
+        channels=channels,
+        dim=dim,
+        depth=depth,
+        heads=facts.heads,
+        head_dim=None if inner == dim else inner // facts.heads,
+        mlp_dim=shape("blocks.0.mlp.0.weight", 2)[0],
         classes=shape("head.weight", 2)[0] if "head.weight" in shapes else 0,
-        pool=facts.pool, prefix=sum(prefix.values()), norm_eps=facts.norm_eps, attention=facts.attention,
+        pool=facts.pool,
+        prefix=sum(prefix.values()),
+        norm_eps=facts.norm_eps,
+        attention=facts.attention,
         qkv_bias=any(key.startswith("blocks.0.attn.q") and key.endswith("bias") for key in shapes),
         layer_scale=1.0 if "blocks.0.scale1" in shapes else None,
-    )  # fmt: skip
+    )
     return config, positioned
 
 

@@ -3,11 +3,16 @@ before, since all that it remembers of them is a state of fixed size; softmax ke
 
 from __future__ import annotations
 
+import io
+import math
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from linvit.files import write_atomically
 from linvit.models.stems import from_levels
 from linvit.models.vit import VisionTransformer
 from linvit.progress import Progress, ignore
@@ -40,3 +45,26 @@ def sample(
         progress(place + 1, model.tokens, "drawing pixels")
     model.train(was_training)
     return from_levels(levels, model.config)
+
+
+def draw_images(
+    model: VisionTransformer,
+    path: Path,
+    images: int = 16,
+    *,
+    seed: int = 0,
+    temperature: float = 1.0,
+    progress: Progress = ignore,
+) -> None:
+    """Write one PNG with N sampled images in a nearly square arrangement."""
+    from PIL import Image
+
+    found = sample(model, images, seed, temperature, progress).numpy()
+    columns = math.isqrt(images - 1) + 1
+    found = np.concatenate([found, np.zeros((-images % columns, *found.shape[1:]), found.dtype)])
+    n, channels, height, width = found.shape
+    rows = found.reshape(n // columns, columns, channels, height, width).transpose(0, 3, 1, 4, 2)
+    sheet = rows.reshape(n // columns * height, columns * width, channels)
+    file = io.BytesIO()
+    Image.fromarray(sheet[..., 0] if channels == 1 else sheet).save(file, "png")
+    write_atomically(path, file.getvalue())

@@ -13,15 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linvit.models.config import ModelConfig
-from linvit.models.cost import grid
 from linvit.registry import parse
+from linvit.schemas.model import ModelConfig
 
 
 class Stem(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.grid = grid(config)
+        self.grid = config.grid
 
 
 class PatchStem(Stem):
@@ -180,6 +179,10 @@ def from_levels(levels: Tensor, config: ModelConfig) -> Tensor:
 
 
 STEMS: dict[str, type[Stem]] = {
-    "patch": PatchStem, "conv": ConvStem, "resnet": ResNetStem, "pixel": PixelStem, "length-one": LengthOneStem,
+    "patch": PatchStem,
+    "conv": ConvStem,
+    "resnet": ResNetStem,
+    "pixel": PixelStem,
+    "length-one": LengthOneStem,
     "next-pixel": NextPixelStem,
-}  # fmt: skip
+}

@@ -28,10 +28,12 @@ def summary(model: VisionTransformer) -> list[Layer]:
     config, shapes = model.config, {}
     outer = {f"{name}.": part for name, part in model.named_modules() if isinstance(part, Attention)}
     parts = {
-        name: part for name, part in model.named_modules()
-        if name and not name.startswith(tuple(outer))
+        name: part
+        for name, part in model.named_modules()
+        if name
+        and not name.startswith(tuple(outer))
         and (f"{name}." in outer or next(part.parameters(recurse=False), None) is not None)
-    }  # fmt: skip
+    }
 
     def seen(name: str):
         def look(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -55,9 +57,7 @@ def summary(model: VisionTransformer) -> list[Layer]:
         counted.update(new)
         return sum(new.values())
 
-    own = [
-        Layer(name, "parameter", tuple(p.shape[1:]), p.numel()) for name, p in model.named_parameters(recurse=False)
-    ]  # fmt: skip
+    own = [Layer(name, "parameter", tuple(p.shape[1:]), p.numel()) for name, p in model.named_parameters(recurse=False)]
     specs = {
         f"blocks.{i}.attn.attention": str(spec) for i, spec in enumerate(parse_layers(config.attention, config.depth))
     }

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linvit.attention.base import Attention
-from linvit.attention.linformer import share_layerwise
+from linvit.attention.base import Attention, share_layerwise
 from linvit.attention.multihead import MultiHead
-from linvit.models.config import ModelConfig
-from linvit.models.cost import check_fits, frame
+from linvit.kernels.projections import Omega
+from linvit.models.cost import check_fits, estimate
 from linvit.models.stems import STEMS, PixelStem
 from linvit.randomness import generator
 from linvit.registry import parse_layers
+from linvit.schemas.model import ModelConfig
 
 LOUD = 0.7  # deviation of positions at the start, as loud as content: mean pooling forgets quiet ones
 
@@ -73,8 +74,8 @@ class VisionTransformer(nn.Module):
         self.about: dict[str, Any] = {}  # of a trained one: name of the data, classes, mean and std
         check_fits(config)
         self.stem = STEMS[config.stem](config)
-        prefix = config.prefix_tokens
-        tokens = prefix + math.prod(self.stem.grid)
+        site = config.site
+        prefix, tokens = site.prefix, site.tokens
         self.cls = nn.Parameter(torch.zeros(1, prefix, config.dim)) if prefix else None
         self.position: Tensor | None
         if config.positions == "sincos":
@@ -87,10 +88,12 @@ class VisionTransformer(nn.Module):
         self.blocks = nn.ModuleList()
         for i, spec in enumerate(parse_layers(config.attention, config.depth)):
             attention = MultiHead(
-                config.dim, heads=config.heads, head_dim=config.head_dim, tokens=tokens, attention=spec,
-                grid=self.stem.grid, prefix=prefix, layer=i, seed=config.seed, qkv_bias=config.qkv_bias,
-                causal=config.causal, dropout=config.dropout,
-            )  # fmt: skip
+                config.dim,
+                **vars(replace(site, layer=i)),
+                attention=spec,
+                qkv_bias=config.qkv_bias,
+                dropout=config.dropout,
+            )
             self.blocks.append(Block(config, attention, config.drop_path * i / max(1, config.depth - 1)))
         self.norm = nn.LayerNorm(config.dim, config.norm_eps)
         self.head = _head(config)
@@ -153,6 +156,13 @@ class VisionTransformer(nn.Module):
         for attention in self.attentions():
             attention.redraw(step)
 
+    def reseed(self, seed: int) -> None:
+        """Later draws of random features are those of a model with this seed; weights and features stay."""
+        self.config = self.config.model_copy(update={"seed": seed})
+        for module in self.modules():
+            if isinstance(module, Omega):
+                module.key = seed, module.key[1]
+
     @torch.no_grad()
     def learned(self) -> dict[tuple[int, str], float]:
         """Single numbers that attentions have learned, by layer and name."""
@@ -164,7 +174,7 @@ class VisionTransformer(nn.Module):
 
     def macs(self) -> int:
         """Multiply–accumulates of one image's forward pass."""
-        return frame(self.config).macs + sum(attention.macs(self.tokens) for attention in self.attentions())
+        return estimate(self.config).macs
 
 
 def _head(config: ModelConfig) -> nn.Module:

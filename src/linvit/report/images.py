@@ -1,4 +1,4 @@
-"""Arrays that records name → small PNG images inside the page: examples, attention maps, patches, augmentations."""
+"""Arrays named by records → small images inside the page: examples, attention maps, patches, augmentations."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from linvit.report.summary import Result, Summary, number
+from linvit.report.summary import Summary, VariantResult, number
 
-EXAMPLES = 12
+MAX_EXAMPLES = 12
 SIDE, THUMB = 160, 72  # longest side of a stored image, and of one behind a map, in pixels
-HEAT = (230, 97, 0)  # seen on grey, on colour and by the colour-blind
+HEAT = (230, 97, 0)  # visible on grey and on colour, also to colour-blind readers
 FULL = 3.0  # times the average: where a map is opaque
 
 
-def uri(pixels: np.ndarray, side: int = SIDE) -> str:
+def uri(pixels: np.ndarray, side: int = SIDE, kind: str = "") -> str:
     """uint8 (H, W), (H, W, 1), (H, W, 3) or (H, W, 4) → a data: address; photos as JPEG, the page must stay small."""
     pixels = np.ascontiguousarray(pixels)
     image = Image.fromarray(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[-1] == 1 else pixels)
     if max(image.size) > side:
         image.thumbnail((side, side))
-    kind = "jpeg" if max(image.size) > 64 and image.mode != "RGBA" else "png"
+    kind = kind or ("jpeg" if max(image.size) > 64 and image.mode != "RGBA" else "png")
     file = io.BytesIO()
     image.save(file, kind, optimize=True)
     return f"data:image/{kind};base64," + base64.b64encode(file.getvalue()).decode()
 
 
 def _pictures(array: Any, ndim: int) -> np.ndarray | None:
-    """uint8 images, or None if the array is no such thing."""
+    """uint8 images, or None if the array does not hold images."""
     ok = isinstance(array, np.ndarray) and array.ndim == ndim and array.size and array.shape[-1] in (1, 3)
     return np.clip(array, 0, 255).astype(np.uint8) if ok else None
 
 
 def heat(attention: np.ndarray) -> str:
-    """Where it looks more than on average; one scale for all, so that a flat map looks flat."""
+    """Attention above the average; one scale for all maps, so that a flat map looks flat."""
     grid = np.nan_to_num(np.asarray(attention, dtype=float))
     above = grid / (grid.mean() or 1) - 1
     alpha = (215 * np.clip(above / (FULL - 1), 0, 1)).astype(np.uint8)
@@ -45,56 +45,69 @@ def heat(attention: np.ndarray) -> str:
 
 
 def examples(summary: Summary) -> list[dict[str, Any]]:
-    """Test images with what each variant said, those that most variants got wrong first."""
-    arrays = summary.study.arrays("examples")
+    """Test images with each variant's prediction, those that most variants got wrong first."""
+    arrays = summary.evidence.arrays("examples")
     pictures, labels = _pictures(arrays.get("images"), 4), arrays.get("labels")
     if pictures is None or labels is None or len(labels) != len(pictures):
         return []
-    told = [v for v in summary.variants if f"predictions/{v.id}" in arrays]
-    wrong = sum((arrays[f"predictions/{v.id}"] != labels for v in told), np.zeros(len(labels), int))
+    known = [v for v in summary.variants if f"predictions/{v.id}" in arrays]
+    wrong = sum((arrays[f"predictions/{v.id}"] != labels for v in known), np.zeros(len(labels), int))
 
-    def answer(variant: Result, i: int) -> dict[str, Any]:
+    def answer(variant: VariantResult, i: int) -> dict[str, Any]:
         said = arrays[f"predictions/{variant.id}"][i]
         sure, maps = arrays.get(f"confidence/{variant.id}"), arrays.get(f"maps/{variant.id}")
         return {
-            "variant": variant, "said": _name(summary, said), "right": said == labels[i],
+            "variant": variant,
+            "said": _name(summary, said),
+            "right": said == labels[i],
             "confidence": None if sure is None else number(float(sure[i])),
             "map": "" if maps is None else heat(maps[i]),
-        }  # fmt: skip
+        }
 
     return [
-        {"image": uri(pictures[i]), "thumb": uri(pictures[i], THUMB), "label": _name(summary, labels[i]),
-         "wrong": int(wrong[i]), "of": len(told), "answers": [answer(v, i) for v in told]}
-        for i in np.argsort(-wrong, kind="stable")[:EXAMPLES]
-    ]  # fmt: skip
+        {
+            "image": uri(pictures[i]),
+            "thumb": uri(pictures[i], THUMB),
+            "label": _name(summary, labels[i]),
+            "wrong": int(wrong[i]),
+            "of": len(known),
+            "answers": [answer(v, i) for v in known],
+        }
+        for i in np.argsort(-wrong, kind="stable")[:MAX_EXAMPLES]
+    ]
 
 
 def samples(summary: Summary) -> list[dict[str, Any]]:
-    """Images that variants drew, and beside them real ones as they see them."""
-    arrays = summary.study.arrays("samples")
+    """Images drawn by each variant, after real ones as the models see them."""
+    arrays = summary.evidence.arrays("samples")
     found = [{"variant": v, "images": arrays.get(f"drawn/{v.id}")} for v in summary.variants]
     rows = [{"variant": None, "images": arrays.get("real")}, *found]
-    return [row | {"images": [uri(picture) for picture in pictures]}
-            for row in rows if (pictures := _pictures(row["images"], 4)) is not None]  # fmt: skip
+    return [
+        row | {"images": [uri(picture) for picture in pictures]}
+        for row in rows
+        if (pictures := _pictures(row["images"], 4)) is not None
+    ]
 
 
 def _name(summary: Summary, label: Any) -> str:
-    names, label = summary.study.classes, int(label)
+    names, label = summary.study.dataset.classes, int(label)
     return names[label] if 0 <= label < len(names) else str(label)
 
 
 def illustration(summary: Summary) -> dict[str, Any]:
     """An image, its patches as the model sees them, its colour channels, and its augmentations."""
-    arrays = summary.study.arrays("illustration")
+    arrays = summary.evidence.arrays("illustration")
     original, augmented = _pictures(arrays.get("original"), 3), _pictures(arrays.get("augmented"), 4)
     if original is None:
         return {}
     grid = arrays.get("grid", np.zeros(0)).ravel().tolist()
     return {
-        "original": uri(original), "channels": channels(original), "grid": grid,
+        "original": uri(original),
+        "channels": channels(original),
+        "grid": grid,
         "patches": patches(original, *grid) if len(grid) == 2 and all(0 < side <= 64 for side in grid) else "",
         "augmented": [] if augmented is None else [uri(picture) for picture in augmented[:10]],
-    }  # fmt: skip
+    }
 
 
 def patches(original: np.ndarray, rows: int, columns: int) -> str:

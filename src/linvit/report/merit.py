@@ -1,6 +1,6 @@
-"""Merit: what the variants of a study are compared by, and how that is said.
+"""Merit: what the variants of a study are compared by, and how it is worded.
 
-Of a score more is better, so that bits count as negative. Margins, gains and differences are those of scores: 0.01 is
+A higher score is better, so bits count as negative. Margins, gains and differences are those of scores: 0.01 is
 a point of accuracy, or a hundredth of a bit.
 """
 
@@ -26,8 +26,12 @@ class Merit:
     curve: tuple[str, str, str, str]  # the learning curve: key of the log, title, axis, form
 
     @property
+    def noun(self) -> str:
+        return self.title.removeprefix("Test ").lower()
+
+    @property
     def sign(self) -> int:
-        """What makes a score of a number, and a number of a score."""
+        """By which a number becomes a score, and a score a number."""
         return METRICS[self.metric].better
 
     def show(self, value: float | None) -> str:
@@ -42,7 +46,7 @@ class Merit:
         return f"within {self.amount(margin)}"
 
     def plain(self, difference: float) -> str:
-        """In its unit, which is not named."""
+        """Without its unit."""
         return f"{self.scale * difference:.{self.digits}f}".replace("-", "−")
 
     def signed(self, difference: float) -> str:
@@ -50,12 +54,28 @@ class Merit:
 
 
 ACCURACY = Merit(
-    metric="test_accuracy", half="half_accuracy", title="Test accuracy", best="most accurate", more="more accurate",
-    unit="points", scale=100, digits=1, says="right on {} of the test images", form="~%",
+    metric="test_accuracy",
+    half="half_accuracy",
+    title="Test accuracy",
+    best="most accurate",
+    more="more accurate",
+    unit="points",
+    scale=100,
+    digits=1,
+    says="right on {} of the test images",
+    form="~%",
     curve=("validation_accuracy", "Validation accuracy", "Images right", "~%"),
-)  # fmt: skip
+)
 BITS = Merit(
-    metric="bits_per_dim", half="half_bits_per_dim", title="Bits per dimension", best="fewest bits", more="better",
-    unit="bits", scale=1, digits=3, says="at {} per dimension of the test images", form="~r",
+    metric="bits_per_dim",
+    half="half_bits_per_dim",
+    title="Bits per dimension",
+    best="fewest bits",
+    more="better",
+    unit="bits",
+    scale=1,
+    digits=3,
+    says="at {} per dimension of the test images",
+    form="~r",
     curve=("validation_bits_per_dim", "Validation bits per dimension", "Bits per dimension", "~r"),
-)  # fmt: skip
+)

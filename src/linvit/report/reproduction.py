@@ -1,6 +1,6 @@
-"""The page of the published studies: what was printed beside what comes out here, claims judged, mistakes shown.
+"""The page of the published studies: printed numbers next to what is measured here, claims judged, mistakes shown.
 
-It is told everything: which studies there are, what their rows are and what was run of them is no business of a report.
+It is given everything: which studies there are, their rows and what was run of them.
 """
 
 from __future__ import annotations
@@ -9,21 +9,22 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import altair as alt
-
-from linvit import metrics
-from linvit.report import tables, theme
-from linvit.report.charts import Chart
+from linvit.metrics import METRICS
 from linvit.report.merit import ACCURACY, Merit
-from linvit.report.page import shell, template
+from linvit.report.result import NOTHING, Cell, Table
 from linvit.report.statistics import LEVEL
-from linvit.report.summary import Result, count_seeds
+from linvit.report.study import accuracy
+from linvit.report.summary import VariantResult, count_seeds
+
+if TYPE_CHECKING:
+    from linvit.report.vega import Chart
 
 COLUMNS = ("published", "literal", "fair")
 VERDICTS = {"holds": "good", "does not hold": "bad", "cannot tell at this scale": "warn", "not run": ""}  # → look
-TIMES = {"ms_per_step": "ms a step", "train_s_per_epoch": "s an epoch", "s_per_epoch": "s an epoch"}
+TIMES = {"ms_per_step": "ms per step", "train_s_per_epoch": "s per epoch", "s_per_epoch": "s per epoch"}
+WORDS = ("Row", "Known of it")
 
 
 @dataclass(frozen=True)
@@ -36,15 +37,15 @@ class Line:
     flags: Sequence[str] = ()  # what is known to be wrong with it
     place: str = ""
     columns: Sequence[str] = COLUMNS[1:]  # that have it
-    results: Mapping[str, Result] = field(default_factory=dict)  # column → what came of it here
+    results: Mapping[str, VariantResult] = field(default_factory=dict)  # column → its result here
 
     @property
-    def softmax(self) -> bool:
-        return any(result.attention.partition(":")[0] == "softmax" for result in self.results.values())
+    def baseline(self) -> bool:
+        return any(result.baseline for result in self.results.values())
 
     @property
-    def here(self) -> Result | None:
-        """Of which speed and memory are told."""
+    def here(self) -> VariantResult | None:
+        """Whose speed and memory are shown."""
         return self.results.get("fair") or self.results.get("literal")
 
 
@@ -71,7 +72,7 @@ class Sheet:
     lines: Sequence[Line] = ()
     columns: Mapping[str, Column] = field(default_factory=dict)
     mistakes: Sequence[str] = ()
-    smoke: bool = False  # it was shown to run, and no more
+    smoke: bool = False  # it was only shown to run
     figure: bool = False
     picture: str = ""  # data: address
 
@@ -82,8 +83,8 @@ class Sheet:
     @property
     def flags(self) -> list[str]:
         """What holds for all of its printed rows."""
-        mine = self.printed
-        return [flag for flag in (mine[0].flags if mine else ()) if all(flag in line.flags for line in mine)]
+        own = self.printed
+        return [flag for flag in (own[0].flags if own else ()) if all(flag in line.flags for line in own)]
 
     @property
     def places(self) -> str:
@@ -92,7 +93,7 @@ class Sheet:
 
 @dataclass(frozen=True)
 class Book:
-    """All that the page says. A verdict has a claim, a word, parts, `denied` and `own`; a mistake what it showed."""
+    """All that the page shows. A verdict has a claim, a word, parts, `denied` and `own`; a mistake what it showed."""
 
     sheets: Sequence[Sheet]
     verdicts: Sequence[Any]
@@ -118,18 +119,15 @@ class Book:
 
     @property
     def reports(self) -> dict[str, list[Sheet]]:
-        """Of tables; figures have a place of their own."""
-        found: dict[str, list[Sheet]] = {}
-        for sheet in self.sheets:
-            if not sheet.figure:
-                found.setdefault(sheet.report, []).append(sheet)
-        return found
+        """Studies of tables; figures have their own section."""
+        tables = [sheet for sheet in self.sheets if not sheet.figure]
+        return {name: [s for s in tables if s.report == name] for name in dict.fromkeys(s.report for s in tables)}
 
 
 def headline(book: Book) -> str:
     count, words = book.counts, []
-    for word, text in (("holds", "{} hold{s}"), ("does not hold", "{} {do} not"),
-                       ("cannot tell at this scale", "{} cannot be told")):  # fmt: skip
+    texts = {"holds": "{} hold{s}", "does not hold": "{} {do} not", "cannot tell at this scale": "{} are undecided"}
+    for word, text in texts.items():
         if n := count[word]:
             words.append(text.format(n, s="s" * (n == 1), do="does" if n == 1 else "do"))
     left = count["not run"]
@@ -139,7 +137,10 @@ def headline(book: Book) -> str:
 
 def findings(book: Book) -> list[str]:
     """The three that matter most, of what is known."""
-    return [text for text in (_rerun(book), _first_mistake(book), _speed(book), _denied(book)) if text][:3]
+    first = book.mistakes[0][1].says if book.mistakes else ""
+    denied = sum(verdict.denied for verdict in book.verdicts)
+    against = f"{denied} of {len(book.verdicts)} claims contradict the numbers that the same report prints."
+    return [text for text in (_rerun(book), first, _speed(book), against) if text][:3]
 
 
 def _rerun(book: Book) -> str:
@@ -149,44 +150,29 @@ def _rerun(book: Book) -> str:
         return f"None of the {len(book.printed)} published numbers has been run again under a fair protocol yet."
     more, middle = sum(gain > 0 for gain in gains), 100 * median(gains)
     scales = {sheet.columns["fair"].scale for sheet in book.sheets if sheet.printed and "fair" in sheet.columns}
-    smaller = "" if scales == {"full"} else f", at scale {' and '.join(sorted(scales))}, far less trained than theirs,"
-    return (f"Under a fair protocol{smaller} {more} of {len(gains)} numbers that were run again come out above the "
-            f"published one; the median difference is {middle:+.1f} points.").replace("-", "−")  # fmt: skip
-
-
-def _first_mistake(book: Book) -> str:
-    return book.mistakes[0][1].says if book.mistakes else ""
+    smaller = "" if scales == {"full"} else f", at scale {' and '.join(sorted(scales))} with far less training,"
+    return (
+        f"Under a fair protocol{smaller} {more} of {len(gains)} numbers that were run again exceed the published one; "
+        f"the median difference is {middle:+.1f} points."
+    ).replace("-", "−")
 
 
 def _speed(book: Book) -> str:
     able = [line for sheet in book.sheets for line in sheet.lines if line.here and not line.here.control]
-    every = [(line.name, speed) for line in able
-             if not line.softmax and line.here and (speed := line.here.get("train_step_vs_softmax"))]  # fmt: skip
-    if not every:
+    every = {line.name: line.here.get("train_step_vs_softmax") for line in able if line.here and not line.baseline}
+    timed = {name: speed for name, speed in every.items() if speed}
+    if not timed:
         return ""
-    name, best = max(every, key=lambda pair: pair[1])
-    faster = sum(speed > 1 for _, speed in every)
-    return (f"{faster} of {len(every)} linear attentions train faster than softmax at the sizes that were run; the "
-            f"fastest, {name}, at {best:.2f} times its speed.")  # fmt: skip
-
-
-def _denied(book: Book) -> str:
-    count = sum(verdict.denied for verdict in book.verdicts)
-    return f"{count} of {len(book.verdicts)} claims are at odds with the numbers that the same report prints."
-
-
-@dataclass(frozen=True)
-class Cell:
-    """What stands in a table: a number, what is small below it, and how it looks."""
-
-    text: str = ""
-    small: Sequence[str] = ()
-    look: str = ""
+    best, faster = max(timed, key=timed.__getitem__), sum(speed > 1 for speed in timed.values())
+    return (
+        f"{faster} of {len(timed)} linear attentions train faster than softmax at the sizes that were run; the "
+        f"fastest, {best}, at {timed[best]:.2f} times its speed."
+    )
 
 
 def columns(sheet: Sheet) -> dict[str, list[Cell]]:
-    """The table of a study, heading by heading; one under which there is nothing is left out."""
-    softmax = next((line for line in sheet.lines if line.softmax), None)
+    """The table of a study, heading by heading; an empty one is left out."""
+    base = next((line for line in sheet.lines if line.baseline), None)
     found = {
         "Published": [printed(line) for line in sheet.lines if sheet.printed],
         "Literal": [rerun(line, sheet, "literal") for line in sheet.lines],
@@ -194,17 +180,25 @@ def columns(sheet: Sheet) -> dict[str, list[Cell]]:
         "Time, printed": [_time(line, sheet) for line in sheet.lines],
         "Training speed here": [_speed_here(line) for line in sheet.lines],
         "Memory, printed": [_share(line.numbers.get("resource_pct_of_vit")) for line in sheet.lines],
-        "Memory here": [_memory(line, softmax) for line in sheet.lines],
+        "Memory here": [_memory(line, base) for line in sheet.lines],
         "Known of it": [Cell(small=[f for f in line.flags if f not in sheet.flags]) for line in sheet.lines],
     }
     return {name: cells for name, cells in found.items() if any(cell.text or cell.small for cell in cells)}
+
+
+def table(sheet: Sheet) -> Table:
+    found = columns(sheet)
+    rows = [
+        {"Row": line.name} | {name: cells[i] for name, cells in found.items()} for i, line in enumerate(sheet.lines)
+    ]
+    return Table.of(rows, WORDS)
 
 
 def printed(line: Line) -> Cell:
     if not line.numbers:
         return Cell()
     if line.accuracy is None:
-        return Cell("NaN" if any("NaN" in flag for flag in line.flags) else "–", look="bad")
+        return Cell("NaN" if any("NaN" in flag for flag in line.flags) else NOTHING, look="bad")
     last = line.numbers.get("final_accuracy")
     small = [f"last epoch {last:.2f}\N{NO-BREAK SPACE}%"] if last is not None and last / 100 != line.accuracy else []
     return Cell(f"{100 * line.accuracy:.2f}\N{NO-BREAK SPACE}%", small)
@@ -220,15 +214,15 @@ def rerun(line: Line, sheet: Sheet, name: str) -> Cell:
         bad = [*result.diverged, *result.failed]
         return Cell("diverged" if result.diverged else "failed", [*bad, f"scale {column.scale}"], "bad")
     last = [f"last epoch {column.merit.show(result.final.mean)}"] if result.final else []
-    return Cell(tables.points(result, column.merit), [f"{_runs(result)}, {column.scale}", *last])
+    return Cell(accuracy(result, column.merit), [f"{_runs(result)}, {column.scale}", *last])
 
 
-def _runs(result: Result) -> str:
+def _runs(result: VariantResult) -> str:
     return (f"{result.folds} folds × " if result.folds else "") + count_seeds(result.seeds)
 
 
 def _time(line: Line, sheet: Sheet) -> Cell:
-    """The printed time, and the speed beside the softmax row of the same table."""
+    """The printed time, and the speed relative to the softmax row of the same table."""
     key = next((key for key in TIMES if key in line.numbers), None)
     if key is None:
         return Cell()
@@ -240,16 +234,16 @@ def _time(line: Line, sheet: Sheet) -> Cell:
 
 
 def _speed_here(line: Line) -> Cell:
-    """Beside softmax in one race."""
+    """Relative to softmax, measured in turn."""
     names = ("train_step_vs_softmax", "inference_vs_softmax")
-    values = [line.here.get(name) for name in names] if line.here else []
-    shown = [metrics.METRICS[name].show(value) for name, value in zip(names, values, strict=False) if value is not None]
+    values = [(name, line.here.get(name) if line.here else None) for name in names]
+    shown = [METRICS[name].show(value) for name, value in values if value is not None]
     return Cell(shown[0], [f"inference {text}" for text in shown[1:]]) if shown else Cell()
 
 
-def _memory(line: Line, softmax: Line | None) -> Cell:
-    mine, other = (of.here.get("peak_memory") if of and of.here else None for of in (line, softmax))
-    return _share(100 * mine / other if mine and other else None)
+def _memory(line: Line, base: Line | None) -> Cell:
+    own, other = (of.here.get("peak_memory") if of and of.here else None for of in (line, base))
+    return _share(100 * own / other if own and other else None)
 
 
 def _share(value: float | None) -> Cell:
@@ -259,47 +253,57 @@ def _share(value: float | None) -> Cell:
 
 def chart(sheet: Sheet) -> Chart | None:
     """The three columns, row by row."""
+    from linvit.report.vega import Chart, Series, data, spans, tooltips, x_axis, y_names
+
     rows, merit = [], next((column.merit for column in sheet.columns.values()), ACCURACY)
     for line in sheet.lines:
         if line.accuracy is not None:
-            rows.append({"row": line.name, "column": "published", "value": line.accuracy, "low": line.accuracy,
-                         "high": line.accuracy, "shown": printed(line).text, "of": "one run"})  # fmt: skip
+            same = dict.fromkeys(("value", "low", "high"), line.accuracy)
+            rows.append({"row": line.name, "column": "published", "shown": printed(line).text, "of": "one run"} | same)
         for name, result in line.results.items():
             if (best := result.best) is not None and not result.diverged:
                 low, high = (best.mean if end is None else end for end in (best.low, best.high))
-                rows.append({"row": line.name, "column": name, "value": best.mean, "low": low, "high": high,
-                             "shown": tables.points(result, merit), "of": _runs(result)})  # fmt: skip
+                about = {"row": line.name, "column": name, "shown": accuracy(result, merit), "of": _runs(result)}
+                rows.append(about | {"value": best.mean, "low": low, "high": high})
     if not sheet.columns or not rows:
         return None
-    names = list(dict.fromkeys(row["row"] for row in rows))
-    x = alt.X("value:Q", title=merit.title, axis=alt.Axis(format=merit.form, tickCount=5), scale=alt.Scale(zero=False))
-    y = alt.Y("row:N", title=None, scale=alt.Scale(domain=names), axis=alt.Axis(labelLimit=180, grid=True))
-    tips = ["row:N", "column:N", alt.Tooltip("shown:N", title=merit.title.lower()), alt.Tooltip("of:N", title="from")]
-    base = alt.Chart(alt.InlineData(values=rows)).encode(
-        y=y, tooltip=tips, color=alt.Color("column:N", scale=alt.Scale(domain=list(COLUMNS))))  # fmt: skip
-    layers = [
-        base.mark_rule(strokeWidth=2, strokeOpacity=0.6).encode(x=alt.X("low:Q", title=merit.title), x2="high:Q"),
-        base.mark_point(size=110, filled=True, fillOpacity=0.9).encode(
-            x=x, shape=alt.Shape("column:N", scale=alt.Scale(domain=list(COLUMNS), range=list(theme.SHAPES[:3])))),
-    ]  # fmt: skip
-    return Chart(f"dots-{sheet.name}", f"{sheet.name}: published, literal and fair", max(90, 26 * len(names)), layers,
-                 "Lines are 95 % intervals over seeds.")  # fmt: skip
+    names, series = list(dict.fromkeys(row["row"] for row in rows)), Series(COLUMNS, "column")
+    x = x_axis("value", merit.title, format=merit.form, tickCount=5)
+    tips = tooltips("row", "column", ("shown", merit.title.lower()), ("of", "from"))
+    base = data(rows).encode(y=y_names("row", names, labelLimit=180, grid=True), tooltip=tips, **series("color"))
+    points = base.mark_point(size=110, filled=True, fillOpacity=0.9).encode(x=x, **series("shape"))
+    title, note = f"{sheet.name}: published, literal and fair", "Lines: 95 % intervals over seeds."
+    return Chart(f"dots-{sheet.name}", title, max(90, 26 * len(names)), [spans(base, x), points], note)
 
 
-def shown(parts: Sequence[Any]) -> list[tuple[str, str, str]]:
-    """Tests, what they found, and what that shows, before the correction for all of a report's claims."""
+def shown(parts: Sequence[Any]) -> Table:
+    """Tests, their results, and what these show, before the correction for all of a report's claims."""
     rows = []
     for part in parts:
         p, word = (part.holds, "yes") if part.holds <= part.fails else (part.fails, "the contrary")
         sure = "" if p == 0 else f", p\xa0=\xa0{p:.3f}" if p >= 0.001 else ", p\xa0<\xa00.001"
-        rows.append((part.what, part.found, word + sure if p <= LEVEL else "neither"))
-    return rows
+        rows.append({"Test": part.what, "Found": part.found, "Shown": word + sure if p <= LEVEL else "neither"})
+    return Table.of(rows, ["Found", "Shown"])
+
+
+def grid(head: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
+    """A plain table of texts."""
+    return Table.of([dict(zip(head, map(str, row), strict=True)) for row in rows], head)
 
 
 def render(book: Book) -> str:
+    from linvit.report import page
+
     charts = {sheet.name: found for sheet in book.sheets if (found := chart(sheet))}
-    return template("reproduction.html").render(
-        book=book, headline=headline(book), findings=findings(book), looks=VERDICTS, charts=charts,
-        columns=columns, shown=shown,
-        **shell({name: [found] for name, found in charts.items()}),
-    )  # fmt: skip
+    return page.render(
+        "reproduction.html",
+        charts.values(),
+        book=book,
+        headline=headline(book),
+        findings=findings(book),
+        looks=VERDICTS,
+        charts_of=charts,
+        tables={sheet.name: table(sheet) for sheet in book.sheets if sheet.lines},
+        shown=shown,
+        grid=grid,
+    )

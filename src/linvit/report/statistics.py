@@ -1,4 +1,4 @@
-"""What a handful of seeds and some thousand test images can tell: which variants lose less than a margin.
+"""What a few seeds and some thousand test images can show: which variants lose less than a margin.
 
 Seeds and test images are both samples. With d[s, x] = right_i − right_j for seed s and image x, n shared seeds and N
 images, the mean difference has the variance of a two-way layout,
@@ -6,25 +6,25 @@ images, the mean difference has the variance of a two-way layout,
     V_seed / n + V_image / N − V_residual / (n·N)
 
 V_seed, between the seeds' mean differences, is estimated by the larger of the pair's own and 2·MS, MS being the
-residual mean square of `accuracy = variant + seed` over all variants with these seeds: three seeds alone cannot tell
-their noise. The rest, of images, is known well. A bound of the difference therefore is d ± h,
+residual mean square of `accuracy = variant + seed` over all variants with these seeds: three seeds alone do not
+estimate their noise. The rest, of images, is estimated well. A bound of the difference is therefore d ± h,
 
     h² = c(f)²·V_seed / n + c(∞)²·(V_image − V_residual / n) / N
 
-where f are the degrees of freedom of MS: each part has a constant of its own (Howe), since Satterthwaite's one for both
-trusts two degrees of freedom too much. Whoever loses the margin is wrong on at least that share of the images more, so
-V_image is at least margin·(1 − margin) if that is to be refuted: on a few hundred images two variants may agree on all
-by chance, and prove nothing. c is Dunnett's one-sided constant for k − 1 comparisons at correlation ½, as
-Hsu's multiple comparisons with the best want it. Variant i is within the margin if d_ij − h_ij > −margin for every
+where f are the degrees of freedom of MS: each part has its own constant (Howe), since Satterthwaite's single constant
+is too optimistic with two degrees of freedom. A variant that loses the margin is wrong on at least that share of the
+images more, so V_image is at least margin·(1 − margin) when that is to be refuted: two variants may agree on a few
+hundred images by chance. c is Dunnett's one-sided constant for k − 1 comparisons at correlation ½, as in Hsu's multiple
+comparisons with the best. Variant i is within the margin if d_ij − h_ij > −margin for every
 other j, worse if d_ij + h_ij < −margin for some j, and else undecided.
 
 Folds share images: any two of n runs, each with one fold of one seed held out, were trained on mostly the same, so
 their differences are not independent. Nadeau and Bengio take the correlation of two runs to be the share of images that
 is held out, which gives the mean difference the variance V·(1/n + held out / others) with V between runs (Bouckaert and
-Frank, for folds that are dealt out anew by every seed). Seeds and images are both part of V, so h² is c(f)² times that.
+Frank, for folds that every seed divides differently). Seeds and images are both part of V, so h² is c(f)² times that.
 
-A study may be looked at twice, first and with the number of seeds that `settle` names: c is of a level at which both
-looks together call a variant within the margin that is not in at most 5 % of studies. `benchmarks/decisions.py`
+A study may be looked at twice, first and with the number of seeds that `settle` suggests: c has a level at which, over
+both looks, at most 5 % of studies wrongly call a variant within the margin. `benchmarks/decisions.py`
 simulates all of it.
 """
 
@@ -41,18 +41,19 @@ import numpy as np
 from scipy.special import gammaincinv, ndtr, stdtrit  # scipy.stats takes a second to import
 
 from linvit.report.merit import ACCURACY, Merit
+from linvit.schemas.study import DEFAULT_MARGIN
 
 LEVEL = 0.05  # of both looks together, and of intervals
 LOOK = 0.0225  # of each of two looks, one-sided; Pocock's 2.94 % are of looks with known noise, and gave 5.9 %
-POWER = 0.8  # with which the seeds that are named decide
+POWER = 0.8  # with which the suggested number of seeds decides
 ENOUGH = 3  # shared seeds without which nothing is claimed
-MOST = 30  # seeds that may be asked for
+MAX_SEEDS = 30  # that are ever suggested
 SEED_SPARE, BLUR_SPARE = 1.5, 1.3  # times the variance that was seen, of seeds and of images, must be low enough
-MARGIN = 0.01
+MARGIN = DEFAULT_MARGIN
 
 WORSE, OPEN = "worse", "undecided"
-UNKNOWN, DIVERGED, MISSING, PUBLISHED = "not enough seeds to tell", "diverged", "no result", "published"
-BESIDE = "not compared"  # one that was trained for longer, or for less
+UNKNOWN, DIVERGED, MISSING, PUBLISHED = "too few seeds", "diverged", "no result", "published"
+BESIDE = "not compared"  # a variant that was trained for longer, or for less
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,8 @@ def _dunnett(count: int, freedom: float, level: float) -> float:
 class Comparison:
     """All pairs (variants, variants): `difference[i, j]` = accuracy i − j over the `seeds` they share; `noise`, its
     variance between seeds, known with `freedom`; `images`, its variance by the choice of test images (NaN: unknown),
-    of which `tested` are known to be right or wrong. Of folds a seed is one fold of one seed, and `shared` are the
-    images held out over the others."""
+    of which `tested` are known to be right or wrong. With folds, a seed is one fold of one seed, and `shared` is the
+    ratio of images held out to the others."""
 
     difference: np.ndarray
     seeds: np.ndarray
@@ -120,7 +121,7 @@ class Comparison:
     tested: int = 0
 
     def _blur(self, loss: float) -> np.ndarray:
-        """Variance by the choice of images, if the question is whether one loses so much to the other."""
+        """Variance by the choice of images, if the question is whether one variant loses this much to the other."""
         known = np.nan_to_num(self.images)
         if not self.tested:
             return known
@@ -133,8 +134,7 @@ class Comparison:
         return np.reshape(seeds, self.freedom.shape), dunnett(count, math.inf, level)
 
     def half(self, level: float = LOOK, count: int | None = None, loss: float = 0.0) -> np.ndarray:
-        """Half width of one-sided bounds that hold together, to hold against a loss; infinite where nothing can be
-        said."""
+        """Half width of simultaneous one-sided bounds on a loss; infinite where nothing is known."""
         seeds, images = self._constants(level, count)
         with np.errstate(divide="ignore", invalid="ignore"):
             mean = self.noise * (1 / self.seeds + self.shared)
@@ -160,20 +160,20 @@ class Comparison:
 
     def needed(self, margin: float) -> tuple[np.ndarray, np.ndarray]:
         """Seeds with which a pair is decided with 80 % probability if it truly differs by 0 or by two margins: after
-        Stein, by quantiles of the degrees of freedom at hand, which may ask for too many, but not for more than MOST.
-        Infinite if MOST would not do either, with something to SPARE, since those for whom a number is named are mostly
-        those whose noise was underestimated; then, how many times as many test images it would take (infinite: it is
-        seeds that differ too much). A pair without a first look needs ENOUGH for that."""
+        Stein, by quantiles of the available degrees of freedom, which may be too many; at most MAX_SEEDS. Infinite if
+        MAX_SEEDS would not suffice with something to SPARE, since a number is mostly suggested where noise was
+        underestimated; then, how many times as many test images would be needed (infinite: seeds differ too much). A
+        pair without a first look needs ENOUGH for that."""
         (seeds, images), (more, and_more) = self._constants(LOOK), self._constants(1 - POWER)
         others = max(1, len(self.difference) - 1)
-        most = sum(dunnett(others, MOST - 1, level) for level in (LOOK, 1 - POWER)) ** 2 * self.noise / MOST
+        most = sum(dunnett(others, MAX_SEEDS - 1, level) for level in (LOOK, 1 - POWER)) ** 2 * self.noise / MAX_SEEDS
         blur = (images + and_more) ** 2 * self._blur(margin) + (seeds + more) ** 2 * self.shared * self.noise
         with np.errstate(divide="ignore", invalid="ignore"):
             count = np.ceil((seeds + more) ** 2 * self.noise / np.maximum(margin**2 - blur, 0) - 1e-9)
             times = np.where(most < blur, BLUR_SPARE * blur / np.maximum(margin**2 - SEED_SPARE * most, 0), np.inf)
         enough = SEED_SPARE * most + BLUR_SPARE * blur <= margin**2
         return np.where(
-            self.seeds < ENOUGH, ENOUGH, np.where(enough, np.minimum(SEED_SPARE * count, MOST), np.inf)
+            self.seeds < ENOUGH, ENOUGH, np.where(enough, np.minimum(SEED_SPARE * count, MAX_SEEDS), np.inf)
         ), times
 
 
@@ -211,7 +211,7 @@ def compare(
 
 
 def _images(scores: np.ndarray, right: Mapping[int, np.ndarray]) -> dict[tuple[int, int], float]:
-    """Of each pair with known images, the variance of its difference that their choice makes, beside seeds."""
+    """Of each pair with known images, the variance of its difference that is due to the choice of images."""
     if len(right) < 2:
         return {}
     rows, table = list(right), np.stack(list(right.values()))  # variants, seeds, images
@@ -287,7 +287,7 @@ class Verdicts:
 
     def between(self, name: str, other: str, among: int = 1) -> tuple[float, float, float] | None:
         """The difference of two variants, with its 95 % interval over seeds and images; `among`: the first is the best
-        of so many, which makes its lead look larger than it is."""
+        of this many, which makes its lead look larger than it is."""
         at = self.names.index(name), self.names.index(other)
         d, half = (float(found[at]) for found in (self.comparison.difference, self.comparison.half(LEVEL / 2, among)))
         return (d, d - half, d + half) if math.isfinite(half) else None
@@ -308,8 +308,8 @@ class Verdicts:
         if not is_open.any():
             return 0.0, [], 0.0
         seeds, now = float(needed[is_open].max()), float(found.seeds[is_open].max())
-        if math.isfinite(seeds) and now >= ENOUGH:  # a second look with few more would tell little more
-            seeds = min(max(seeds, 2 * now), MOST) if now < MOST else math.inf
+        if math.isfinite(seeds) and now >= ENOUGH:  # a second look with few more would add little
+            seeds = min(max(seeds, 2 * now), MAX_SEEDS) if now < MAX_SEEDS else math.inf
         runs = rows | is_open.any(axis=0) | np.isin(self.names, [str(self.best)])
         who = [name for name, wanted in zip(self.names, runs, strict=True) if wanted]
         return math.ceil(seeds) if math.isfinite(seeds) else seeds, who, float(times[is_open].max())
@@ -328,9 +328,14 @@ Scores = Mapping[str, Mapping[Any, float]]
 
 
 def judge(
-    scores: Scores, right: Mapping[str, Mapping[int, np.ndarray]] | None = None, diverged: Sequence[str] = (),
-    resolution: float = 0.0, margin: float = MARGIN, shared: float = 0.0, merit: Merit = ACCURACY,
-) -> Verdicts:  # fmt: skip
+    scores: Scores,
+    right: Mapping[str, Mapping[Any, np.ndarray]] | None = None,
+    diverged: Sequence[str] = (),
+    resolution: float = 0.0,
+    margin: float = MARGIN,
+    shared: float = 0.0,
+    merit: Merit = ACCURACY,
+) -> Verdicts:
     """`scores[variant][seed]` and, where it is known, `right[variant][seed]`, image by image → a verdict each.
     A variant with a diverged seed is only flagged. Of folds, a seed stands for one fold of one, as in `Comparison`."""
     of = {name: Standing(DIVERGED if name in diverged else MISSING) for name in scores}
@@ -350,15 +355,17 @@ def judge(
         shown, worse = bool(known and low[i] > -margin), bool(known and high[i] < -margin)
         word = merit.within(margin) if shown else WORSE if worse else OPEN if known else UNKNOWN
         of[name] = Standing(
-            merit.best if i == top else word, **(_against(found, i, top) if i != top else {}),
+            merit.best if i == top else word,
+            **(_against(found, i, top) if i != top else {}),
             loses_at_most=-float(low[i]) if np.isfinite(low[i]) else None,
             loses_at_least=-float(high[i]) if np.isfinite(high[i]) else None,
-            shown=shown, undecided=known and not (shown or worse),
-        )  # fmt: skip
+            shown=shown,
+            undecided=known and not (shown or worse),
+        )
     return Verdicts(names[top], of, names, found, margin)
 
 
-def _stack(right: Mapping[int, np.ndarray], scores: Mapping[int, float], seeds: Sequence[int]) -> np.ndarray | None:
+def _stack(right: Mapping[Any, np.ndarray], scores: Mapping[Any, float], seeds: Sequence[Any]) -> np.ndarray | None:
     """(seeds, images), zeros where a seed is missing; None if it is not known of every seed that has a score."""
     if not right or not set(scores) <= set(right):
         return None

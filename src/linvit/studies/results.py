@@ -1,26 +1,26 @@
-"""What was run of the published studies: looked up by study, column and row, for the page and for what it judges.
+"""What was run of the published studies, looked up by study, column and row.
 
-Of several scales the largest that was finished counts. One that is `smoke` shows that a study runs; no number of it is
-ever looked up.
+The largest finished scale counts. `smoke` shows that a study runs; none of its numbers is ever looked up.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from linvit.records import Record, Records
-from linvit.report import Result, Summary, read, statistics, summarise
+from linvit.report import Summary, VariantResult, read_study, statistics, summarise
 from linvit.report.growth import GAIN, gained
 from linvit.report.merit import ACCURACY, Merit
 from linvit.report.statistics import ENOUGH, LEVEL, Comparison
 from linvit.report.summary import count_seeds
-from linvit.studies import ENDS, SCALES
+from linvit.studies.run import ENDS
 
-LEARNED = 0.1  # of the way from chance to no error, below which nothing was learned
-REAL = tuple(scale for scale in SCALES if scale != "smoke")
+LEARNED = 0.1  # of the way from chance to no error; below it nothing was learned
+REAL_SCALES = ("full", "cpu")
 
 
 class Ref(NamedTuple):
@@ -35,7 +35,7 @@ class Ref(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ran:
+class ColumnResult:
     """One column of a study, as it was run."""
 
     scale: str
@@ -44,43 +44,45 @@ class Ran:
 
     @property
     def finished(self) -> bool:
-        return self.summary.study.info.get("finished") is not None
+        return self.summary.study.finished is not None
 
     @cached_property
     def early(self) -> str:
-        """Why nothing is said here of small differences; empty if something is. Models that have hardly learned
-        differ little, whatever they are."""
-        able = [v for v in self.rows.values() if v.best and not v.diverged and not v.beside]
+        """Why small differences show nothing here; empty if they do. Barely trained models differ little, whatever
+        they are."""
+        able = [row for row in self.rows.values() if row.best and not row.diverged and not row.variant.beside]
         if self.summary.merit is not ACCURACY or not able:
             return ""
-        best = max(able, key=lambda v: v.best.mean if v.best else 0.0)
-        chance = 1 / max(1, len(self.summary.study.dataset.get("classes") or range(10)))
+        best = max(able, key=lambda row: row.best.mean if row.best else 0.0)
+        chance = 1 / max(1, len(self.summary.study.dataset.classes))
         if best.best and best.best.mean < chance + LEARNED * (1 - chance):
             return f"{best.label} is hardly above chance"
         gain = gained(best)
-        return f"{best.label} still gained {100 * gain:.1f} points from half to all" if gain > GAIN else ""
+        if gain <= GAIN:
+            return ""
+        return f"{best.label} still gained {100 * gain:.1f} points in the second half of its training"
 
     @cached_property
-    def rows(self) -> dict[str, Result]:
-        """Those of which a run came to its end."""
+    def rows(self) -> dict[str, VariantResult]:
+        """Those with a run that ended."""
         ends = {*ENDS, self.summary.merit.metric}
-        ended = {r.tags.get("variant") for metric in ends for r in self.summary.study.of(metric)}
-        return {v.id: v for v in self.summary.variants if v.id in ended}
+        ended = {record.tags.get("variant") for metric in ends for record in self.summary.evidence.of(metric)}
+        return {row.id: row for row in self.summary.variants if row.id in ended}
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two rows' merits over the seeds that both have: by how much the first is better."""
+    """The difference of two rows over the seeds that both have; positive if the first is better."""
 
     comparison: Comparison
     i: int
     j: int
     scale: str
     merit: Merit
-    early: str = ""  # why a difference that is small here may not stay small
+    early: str  # why a small difference may not stay small
 
     def above(self, difference: float) -> float:
-        """p of the one-sided test that it is better by more than this."""
+        """p of the one-sided test that the first is better by more than this."""
         return self.comparison.exceeds(self.i, self.j, difference)
 
     def below(self, difference: float) -> float:
@@ -97,73 +99,80 @@ class Pair:
 
 
 class Results:
-    """What lies in a folder of results, DIR/NAME/SCALE; read once."""
+    """What is in a folder of results, DIR/NAME/SCALE; read once."""
 
     def __init__(self, home: Path):
         self.home = home
-        self._columns: dict[tuple[str, str], Ran | None] = {}
+        self._columns: dict[tuple[str, str], ColumnResult | None] = {}
 
-    def column(self, study: str, column: str) -> Ran | None:
+    def column(self, study: str, column: str) -> ColumnResult | None:
         key = study, column
         if key not in self._columns:
-            found = [ran for scale in REAL if (ran := self._read(study, scale, column))]
-            self._columns[key] = next((ran for ran in found if ran.finished), next(iter(found), None))
+            existing = [found for scale in REAL_SCALES if (found := self._read(study, scale, column))]
+            existing.sort(key=lambda found: not found.finished)
+            self._columns[key] = next(iter(existing), None)
         return self._columns[key]
 
-    def _read(self, study: str, scale: str, column: str) -> Ran | None:
+    def _read(self, study: str, scale: str, column: str) -> ColumnResult | None:
         folder = self.home / study / scale / column
         if not (folder / "records.jsonl").exists():
             return None
-        found = Ran(scale, folder, summarise(read(folder)))
+        found = ColumnResult(scale, folder, summarise(read_study(folder)))
         return found if found.rows else None
 
     def smoke(self, study: str) -> bool:
-        """Whether it was run to see that it runs."""
+        """Whether it was run at scale smoke."""
         return any((self.home / study / "smoke").glob("**/records.jsonl"))
 
     def figure(self, study: str) -> tuple[str, Path] | None:
-        """Scale and folder of one that was measured."""
-        folders = {scale: self.home / study / scale for scale in REAL}
-        return next(((s, folder) for s, folder in folders.items() if (folder / "records.jsonl").exists()), None)
+        """Scale and folder of a measured figure."""
+        folders = {scale: self.home / study / scale for scale in REAL_SCALES}
+        return next((found for found in folders.items() if (found[1] / "records.jsonl").exists()), None)
 
     def records(self, study: str) -> list[Record]:
+        """Of a measured figure."""
         found = self.figure(study)
         return list(Records(found[1] / "records.jsonl")) if found else []
 
-    def get(self, ref: Ref) -> Result | None:
-        ran = self.column(ref.study, ref.column)
-        return ran.rows.get(ref.row) if ran else None
+    def get(self, ref: Ref) -> VariantResult | None:
+        found = self.column(ref.study, ref.column)
+        return found.rows.get(ref.row) if found else None
 
-    def pair(self, a: Ref, b: Ref) -> Pair | str:
-        """Two rows to compare, or why they cannot be."""
-        ran, other = (self.column(ref.study, ref.column) for ref in (a, b))
-        if not (ran and other and a.row in ran.rows and b.row in other.rows):
-            return ""
-        for ref, of in ((a, ran), (b, other)):
-            if bad := of.rows[ref.row].diverged or of.rows[ref.row].failed:
+    def row_records(self, ref: Ref, metric: str, **tags: str) -> Iterable[Record]:
+        found = self.column(ref.study, ref.column)
+        return found.summary.evidence.of(metric, variant=ref.row, **tags) if found else ()
+
+    def pair(self, a: Ref, b: Ref) -> Pair | str | None:
+        """Two rows to compare; None if one was not run, or why they cannot be compared."""
+        first, second = (self.column(ref.study, ref.column) for ref in (a, b))
+        if not (first and second and a.row in first.rows and b.row in second.rows):
+            return None
+        for ref, column in ((a, first), (b, second)):
+            if bad := column.rows[ref.row].diverged or column.rows[ref.row].failed:
                 return f"{ref.row}: {'; '.join(bad)}"
-        if ran is other:  # the noise of all its rows is known together
-            beside = [v for v in ran.rows.values() if v.judged or v.id in (a.row, b.row)]
-            verdicts = ran.summary.judge(beside)
-            i, j = map(verdicts.names.index, (a.row, b.row))
-            return Pair(verdicts.comparison, i, j, ran.scale, ran.summary.merit, ran.early)
-        first, second = ran.summary, other.summary
-        if (ran.scale, first.study.dataset.get("identity")) != (other.scale, second.study.dataset.get("identity")):
-            return "run on other images or at another scale"
-        rows = {str(a): (first, a.row), str(b): (second, b.row)}
-        right = {name: of.study.right[row] for name, (of, row) in rows.items() if row in of.study.right}
-        scores = {name: of[row].scores for name, (of, row) in rows.items()}
-        verdicts = statistics.judge(scores, right, resolution=1 / first.images if first.merit is ACCURACY else 0.0)
-        i, j = map(verdicts.names.index, (str(a), str(b)))
-        return Pair(verdicts.comparison, i, j, ran.scale, first.merit, ran.early or other.early)
+        if first is second:  # the noise is estimated from all rows together
+            rows = [row for row in first.rows.values() if row.judged or row.id in (a.row, b.row)]
+            names, verdicts = (a.row, b.row), first.summary.judge(rows)
+        else:
+            one, other = first.summary, second.summary
+            if (first.scale, one.study.dataset.identity) != (second.scale, other.study.dataset.identity):
+                return "run on other images or at another scale"
+            names, sides = (str(a), str(b)), ((str(a), one, a.row), (str(b), other, b.row))
+            scores = {name: summary[row].scores for name, summary, row in sides}
+            right: Any = {
+                name: summary.evidence.right[row] for name, summary, row in sides if row in summary.evidence.right
+            }
+            verdicts = statistics.judge(scores, right, resolution=1 / one.images if one.merit is ACCURACY else 0.0)
+        i, j = map(verdicts.names.index, names)
+        return Pair(verdicts.comparison, i, j, first.scale, first.summary.merit, first.early or second.early)
 
     def speed(self, ref: Ref) -> tuple[float, float, float] | None:
-        """Of training, beside softmax, median and quartiles; above 1 is faster."""
-        ran = self.column(ref.study, ref.column)
-        if ran is None or ref.row not in ran.rows:
+        """Training speed relative to softmax: median and quartiles; above 1 is faster."""
+        result = self.get(ref)
+        if result is None:
             return None
-        found = next(iter(ran.summary.study.of("train_step_vs_softmax", variant=ref.row)), None)
+        found = next(iter(self.row_records(ref, "train_step_vs_softmax")), None)
         if found is None or not found.value:
-            return (1.0, 1.0, 1.0) if ran.rows[ref.row].attention == "softmax" else None
+            return (1.0, 1.0, 1.0) if result.baseline else None
         low, high = (float(found.tags.get(end) or found.value) for end in ("low", "high"))
         return float(found.value), low, high

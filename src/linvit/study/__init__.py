@@ -1,7 +1,7 @@
 """Studies: several variants under one protocol."""
 
-from linvit.study.compare import ATTENTIONS, compare
-from linvit.study.design import Study, Variant
-from linvit.study.jobs import Job
+from linvit.schemas.study import Study, Variant
+from linvit.study.compare import Comparison, compare
+from linvit.study.jobs import StudyJob
 
-__all__ = ["ATTENTIONS", "Job", "Study", "Variant", "compare"]
+__all__ = ["Comparison", "Study", "StudyJob", "Variant", "compare"]

@@ -1,430 +1,379 @@
 """`compare`: variants × seeds under one protocol, measured on this machine, reported on one page.
 
-One data order and split for all; equal steps; parameters matched to softmax's by the width of the MLP. A finished part
-is never run twice: the same call again goes on where it stopped, and a new variant or seed runs only what is new.
+All variants have the same data order, splits and steps, and as many parameters as softmax, matched by the width of the
+MLP. Nothing that is finished runs again: the same call resumes, and a new variant or seed runs only what is new.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from linvit import metrics, report
-from linvit.attention import attention_options, create_attention
-from linvit.data import Dataset, Fold, Survey, folded, folder_of, repeats, survey
-from linvit.files import remove_parts, slug
-from linvit.locks import apart, claimed, locked
+from linvit.attention import has_random_features, role_of
+from linvit.data import Dataset, repeats
+from linvit.execute import WorkerDied
+from linvit.files import remove_parts
+from linvit.ledger import open_ledger
+from linvit.locks import claim_folder, locked
 from linvit.measure.provenance import machine
-from linvit.measure.trained import redraws
-from linvit.progress import Progress, ignore, repeated, seconds
-from linvit.records import Record, Records, Tag
-from linvit.registry import parse
-from linvit.study import plan as planning
-from linvit.study.array import key, known, of_all_folds, of_study, write_jobs
-from linvit.study.crew import Crew, cores
-from linvit.study.design import MARGIN, MOST, OURS, Facts, Study, Variant, named
-from linvit.study.jobs import Hear, Job, tracked
-from linvit.study.measuring import Measuring
-from linvit.study.plan import Plan, Planner, Rung
-from linvit.study.protocol import Protocol
-from linvit.study.runners import runner_of
+from linvit.measure.threads import use_threads
+from linvit.pipeline import plan as planning
+from linvit.pipeline.configure import configured_comparison
+from linvit.pipeline.prepare import Prepared, prepare, result_folder
+from linvit.progress import Progress, ignore, repeated
+from linvit.records import Record, Tag
+from linvit.requests import CompareRequest, Request
+from linvit.schemas.experiment import Start
+from linvit.schemas.study import DEFAULT_MARGIN, Study, Variant
+from linvit.study.jobs import (
+    OnJobEvent,
+    StudyJob,
+    pooled_records,
+    store_runs,
+    study_jobs,
+    study_records,
+    tracked,
+    write_jobs,
+)
+from linvit.study.measuring import MeasureStudy
+from linvit.study.placement import JobPlacement
 from linvit.toml import to_toml
-from linvit.train import Start, architecture, backbones, open_data, pick_device
-from linvit.train.defaults import OF_TASK, TUNED
-from linvit.train.run import how_far
-from linvit.train.start import check_folds
-from linvit.train.tasks import TASKS
-from linvit.train.trackers import tracking
+from linvit.training.defaults import ATTENTIONS, CAUSAL_ATTENTIONS, CONTROL, OF_TASK, TUNED
+from linvit.training.run import status
+from linvit.training.tasks import TASKS
 
-ATTENTIONS = ("softmax", "performer-exp:m=32", "performer-relu:m=32", "performer-theta:m=32", "linformer:k=16")
-CAUSAL_ATTENTIONS = ATTENTIONS[:4]  # a Linformer cannot be
-CONTROL = "uniform"
-SEEDS = 3
-PAGE = 10.0  # seconds to write the report
+OWN_FILES = ("experiment.json", "records.jsonl", "report.html", "results.csv")
+DEFAULT_SEEDS = 3
+PAGE_SECONDS = 10.0  # to write the report
+FEW_TEST_IMAGES = 500
+
+Log = Callable[[str], None]
 
 
 def compare(
     data: str | Path | Dataset = "digits",
     *,
-    attentions: Sequence[str] | None = None,
     variants: Sequence[Variant] = (),
-    task: str | None = None,
-    controls: bool = True,
-    start: str | Path | None = None,
-    with_scratch: bool = False,
-    with_redrawn: int | None = None,
-    seeds: int | None = None,
-    folds: int | None = None,
-    seed: int = 0,
-    margin: float | None = None,
-    epochs: float | None = None,
-    budget: str | None = None,
-    out: str | Path | None = None,
-    device: str = "auto",
-    runner: str | None = None,
-    jobs: int | None = None,
-    threads: int | None = None,
-    data_root: str | Path | None = None,
-    image_size: int | None = None,
-    limit: int | None = None,
-    skip_bad: bool = False,
-    match: bool = True,
-    dry_run: bool = False,
-    print_config: bool = False,
-    jobs_file: bool = False,
-    measured: bool = True,
-    track: Sequence[str] = (),
-    command: str = "",
-    say: planning.Say = lambda text: None,
-    hear: Hear = lambda job, event: None,
+    origin: Request | None = None,
+    on_event: OnJobEvent = lambda job, event: None,
+    log: Log = lambda text: None,
     progress: Progress = ignore,
-    **options: Any,
+    **keywords: Any,
 ) -> Path:
-    """Train and measure every variant with every seed, write the report; the study's folder.
+    """Train and measure every variant with every seed, and write the report; returns the study's folder.
 
-    attentions: one variant each; variants: whatever differs in more. controls: `uniform` is trained beside them.
-    task: what attentions learn, "classification" or "next-pixel" (default: what `variants` do); with the latter, the
-    margin is in bits per dimension.
-    start: a trained model's folder: every variant begins with its weights; "backbones": with those that ship, which is
-    usual for photos; "scratch": with nothing. with_scratch: and once more without. with_redrawn: variants with random
-    features once more, with new ones every so many steps.
-    folds: every seed deals the images out into so many, and each is held out once (then one seed is usual).
-    margin: accuracy that a faster variant may lose against the best (0.01). budget: time for all of it, e.g. "15m":
-    what is not given (image size, model, batch, seeds, steps) is then chosen to fit, and `say` is told the plan;
-    dry_run ends there, with how far each job is; print_config ends with the whole configuration as TOML. jobs: how many
-    trainings at a time, each in a process with `threads` threads (1), or as another registered `runner` has it ("ray"
-    and "ray://HOST:PORT": on a cluster); without any of them the machine's faster way is measured. jobs_file writes the
-    jobs to jobs.jsonl instead, for a scheduler: `linvit job` does one, `linvit report` shows what is there, the same
-    call without it measures the rest. measured=False leaves out all but accuracy, and figure files. hear(job, event) is
-    told of every training, as are trackers (track: "tensorboard", "mlflow"), progress(done, total, what) of all else.
+    keywords: the fields of `linvit.requests.CompareRequest` (attentions, start, seeds, folds, budget, out, jobs, …) and
+    any option of ModelConfig and Recipe for all variants, e.g. epochs=10. variants: rows that differ in more than their
+    attention. origin: the request that this study is part of, if it is another one.
+    on_event(job, event): called with every event of every training. log: called with lines for people, such as the
+    plan. progress(done, total, what): called for everything else.
     """
-    begun = time.perf_counter()
-    _check(seeds, epochs, budget, jobs, margin, options)
-    kinds = tracking(track)
-    task = task or (variants[0].task if variants else "classification")
-    causal = TASKS[task].causal
-    usual = () if variants else CAUSAL_ATTENTIONS if causal else ATTENTIONS
-    wanted = [Variant(attention=spec, task=task) for spec in attentions or usual]
-    wanted += variants
-    if controls and not any(variant.control for variant in wanted):
-        wanted.append(Variant(attention=CONTROL, task=task))
-    _check_task(task, wanted, folds, budget)
-    if with_redrawn is not None:
-        wanted += _redrawn(wanted, with_redrawn)
-    for variant in wanted:
-        for part in variant.attention.split("+"):
-            attention_options(
-                parse(part.partition("@")[0]).name
-            )  # a name nobody knows is an error before anything is read
-    there = runner_of(runner).reach(runner, device, threads) if runner else None
-    place, at_once = there or (pick_device(device), None)
-    if isinstance(data, Dataset):
-        images = Survey.of(data if folds is None else folded(data, Fold(0, folds, seed)))
-    else:
-        images = survey(data, data_root, limit, folds=folds)
-    bare = list(dict.fromkeys(v.attention for v in wanted if v.start is None and not v.published))
-    shaped = {key: value for v in wanted for key, value in v.options.items()}  # other shapes have none
-    folder = Path(out) if out is not None else Path("runs") / f"compare-{slug(images.name)}"
-    apart(folder, folder_of(data))
-    earlier = Study.read(folder / "study.json") if (folder / "study.json").exists() else None
-    known = [(v.attention, v.start) for v in earlier.variants if v.start] if earlier else []
-    begins = start or (backbones.SCRATCH if causal else None)
-    starts = backbones.chosen(begins, bare, images, image_size, options | shaped, known)
-    begin = backbones.first(starts)
-    check_folds(begin, images.name, folds)
-    like = architecture(begin)
-    images = replace(images, channels=like.channels if like else images.channels)  # grey or coloured, as it is used to
-    wanted = _with_starts(wanted, starts, with_scratch)
-    if budget is None and epochs is None and options.get("steps") is None and not (causal or images.name in TUNED):
-        budget = planning.BUDGET
-    trained = sum(not v.published for v in wanted)
-    at_once = at_once or (cores() if place.type == "cpu" else 1)
-    near = pick_device() if there else place  # where steps are timed to choose a model
-    ladder = Planner(images, trained, at_once, near, seeds, folds or 1, like=like)
-    plan = earlier.plan if earlier and earlier.budget == budget else None  # what it chose stays chosen
-    rung = None
-    if budget is not None and plan is None:
-        given = {key: value for key, value in options.items() if value is not None}
-        specs = {v.attention for v in wanted if not v.published}
-        ladder = ladder.with_rungs(given, image_size, not isinstance(data, Dataset), specs)
-        ladder = ladder.timed(seconds(budget), progress)
-        rung, count = ladder.choose(seconds(budget))
-        plan = Plan(seconds=seconds(budget), image_size=rung.side, options=rung.options, seeds=count, folds=folds or 1)
-    side = image_size or (plan.image_size if plan else like and like.image_size)
-    asked = {"root": data_root, "image_size": side, "channels": like and like.channels, "limit": limit,
-             "skip_bad": skip_bad}  # fmt: skip
-    dataset, source = open_data(data, progress, **asked, patch_size=options.get("patch_size"))
-    if jobs_file and source is None:
-        raise ValueError("jobs_file needs images that other processes can find: give a name or a path, not a Dataset")
-    chosen = (plan.options if plan else {}) | options | ({"epochs": epochs} if epochs is not None else {})
-    protocol = Protocol(dataset, source, seed, chosen, match, begin, folds, task)
-    facts, dataset = Facts.of(protocol.dataset).model_copy(update={"identity": dataset.identity}), protocol.dataset
-    every = named(wanted)
-    each = list(range(seed, seed + (seeds or (plan.seeds if plan else 1 if folds else SEEDS))))
-    study = Study(
-        commands=[command] if command else [], started=time.time(), dataset=facts, source=source, folds=folds,
-        variants=every, seeds={v.id: _seeds(v, each) for v in every if not v.published}, margin=margin or MARGIN,
-        plan=plan, model=protocol.base.model, recipe=protocol.base.recipe, start=begin, match=match, budget=budget,
-        machine=machine(),
-    )  # fmt: skip
-    for variant in every:
-        protocol.config(variant)  # a bad option is an error before anything is written
-    study = _with_earlier(folder, study, margin)
-    crew, before = Crew(protocol, study, place, runner, jobs, threads), torch.get_num_threads()
-    try:
-        torch.set_num_threads(threads or before)  # for what is measured here, too
-        length = protocol.base.length(len(dataset.train))
+    dataset = data if isinstance(data, Dataset) else None
+    request = CompareRequest.of(data=dataset.name if dataset else data, **keywords)
+    comparison = Comparison(request, dataset, tuple(variants), origin, on_event, log, progress)
+    comparison.run()
+    return comparison.folder
+
+
+@dataclass
+class Comparison:
+    """One request being carried out: prepare → plan → train → measure → report."""
+
+    request: CompareRequest
+    dataset: Dataset | None = None
+    extra: Sequence[Variant] = ()
+    origin: Request | None = None
+    on_event: OnJobEvent = lambda job, event: None
+    log: Log = lambda text: None
+    progress: Progress = ignore
+    started: float = field(default_factory=time.perf_counter)
+    folder: Path = Path()
+
+    def run(self) -> report.Result | None:
+        """The report's result; None if the request was only for a plan."""
+        self.asked = self.request  # before a configuration file is applied
+        self.request, configured = configured_comparison(self.request)
+        request, variants = self.request, wanted_variants(self.request, [*configured, *self.extra])
+        tracked(self.on_event, request.track, Path())  # a missing package is an error before any image is read
+        with use_threads(request.threads):
+            self.prepare(variants)
+            self.placement = JobPlacement(request, self.prepared, self.study)
+            try:
+                self.plan()
+                if request.print_config:
+                    settings = {"request": self.asked.stored()} | configuration(self.study, self.prepared)
+                    return self.log(to_toml(settings).rstrip())
+                if request.dry_run:
+                    for job in self.jobs():
+                        self.log(job_line(job))
+                    return None
+                with locked(self.folder):
+                    self.claim()  # again: another process may have come first
+                    self.placement.study = self.study
+                    if request.jobs_file:
+                        return self.write_jobs()
+                    self.train()
+                    self.measure()
+                    return self.report()
+            finally:
+                self.placement.close()
+
+    def prepare(self, variants: list[Variant]) -> None:
+        request = self.request
+        self.folder = result_folder(request, f"compare-{_name(request, self.dataset)}", self.dataset)
+        path = Study.path(self.folder)
+        earlier = Study.read(path) if path.exists() else None
+        if request.jobs_file and self.dataset is not None:
+            raise ValueError("jobs_file needs images that other processes can open: give a name or a path")
+        prepared = prepare(request, variants, dataset=self.dataset, earlier=earlier, progress=self.progress)
+        self.prepared, designer, plan = prepared, prepared.designer, prepared.plan
+        count = request.seeds or (plan.seeds if plan else 1 if request.folds else DEFAULT_SEEDS)
+        seeds = range(request.seed, request.seed + count)
+        trained = [v for v in prepared.variants if not v.published]
+        for variant in trained:
+            designer.experiment(variant)  # a bad option is an error before anything is written
+        in_python = bool(self.extra) or self.dataset is not None  # no command makes such variants or images
+        stored = self.origin or (None if in_python else self.asked)
+        self.study = Study(
+            requests=[stored.stored()] if stored else [],
+            started=time.time(),
+            dataset=designer.facts(designer.dataset),
+            source=prepared.source,
+            folds=request.folds,
+            variants=prepared.variants,
+            seeds={v.id: variant_seeds(v, seeds) for v in trained},
+            margin=request.margin or DEFAULT_MARGIN,
+            plan=plan,
+            model=designer.base.model,
+            recipe=designer.base.recipe,
+            start=prepared.start,
+            match=request.match,
+            budget=planning.budget_of(request, prepared.survey, prepared.variants),
+            machine=machine(),
+        )
+        self.claim()
+
+    def claim(self) -> None:
+        """The folder's own study with these variants and seeds added, or this one."""
+        stored = claim_folder(Study.path(self.folder), self.study, OWN_FILES)
+        if stored is not None:
+            margin = self.request.margin or stored.margin
+            self.study = stored.extended(self.study).model_copy(update={"margin": margin})
+
+    def plan(self) -> None:
+        """The number of steps; with a budget, from the speed of each variant where its jobs will run."""
+        prepared, study, base = self.prepared, self.study, self.prepared.designer.base
+        length = base.length(len(prepared.designer.dataset.train))
         study.steps = study.steps or length.total
-        if rung is not None and plan is not None:
-            study.plan = plan = _settled(plan, rung, ladder, length.per_epoch, crew, begun, progress)
-            study.steps = plan.steps
+        if prepared.planner is not None and study.plan is not None:
+            timing = min(planning.MAX_TIMING, planning.TIMING_SHARE * study.plan.seconds) / 2
+            rates = self.placement.rates(timing, self.progress)
+            jobs = self.placement.decide(self.progress).jobs
+            spent = time.perf_counter() - self.started
+            study.plan = prepared.planner.settle(study.plan, rates, length.per_epoch, jobs, spent)
+            study.steps = study.plan.steps
         study.epochs = round(study.steps / length.per_epoch, 3)
-        if plan is not None and crew.known is not None and not print_config:
-            for line in planning.lines(
-                plan, images, protocol.base.model, len(study.seeds), study.epochs, crew.known.jobs, _start(starts)
+        if study.plan and self.placement.placement and not self.request.print_config:
+            jobs, start = self.placement.placement.jobs, describe_start(prepared.starts)
+            for line in planning.plan_lines(
+                study.plan, prepared.survey, base.model, len(study.seeds), study.epochs, jobs, start
             ):
-                say(line)
-        if print_config:
-            say(to_toml(_configuration(study, protocol)).rstrip())
-            return folder
-        if dry_run:
-            for job in protocol.jobs(study, folder, place):
-                say(_job_line(job))
-            return folder
-        with locked(folder):
-            study = _with_earlier(folder, study, margin)  # again: another process may have come first
-            if jobs_file:
-                study.save(folder)
-                every_job = protocol.jobs(study, folder, place)
-                file = write_jobs(folder, [job.model_copy(update={"threads": threads or 1}) for job in every_job])
-                say(f"{file}: {len(every_job)} jobs; `linvit job {folder} N` does one of them")
-                return folder
-            remove_parts(folder, folder / "figures")
-            records, jobs_left = Records(folder / "records.jsonl"), protocol.jobs(study, folder, place)
-            if any(not job.finished() for job in jobs_left):
-                study.placing = crew.placing(progress)
-            study.save(folder)
-            if plan is not None and study.finished is None:
-                jobs_left = _with_deadline(jobs_left, plan, study, time.time() - (time.perf_counter() - begun))
-            _train(records, jobs_left, crew, tracked(hear, kinds, folder))
-            _measure(folder, records, study, protocol, jobs_left, crew, begun, progress, limit, measured)
-            with repeated(progress) as tell:
-                tell(0, 1, "writing the report")
-                report.build(folder, figures=measured)
-    finally:
-        crew.close()
-        torch.set_num_threads(before)
-    return folder
+                self.log(line)
+
+    def jobs(self) -> list[StudyJob]:
+        return study_jobs(self.study, self.prepared.designer, self.folder, self.prepared.device)
+
+    def write_jobs(self) -> None:
+        self.study.save(self.folder)
+        jobs = [job.model_copy(update={"threads": self.request.threads or 1}) for job in self.jobs()]
+        file = write_jobs(self.folder, jobs)
+        self.log(f"{file}: {len(jobs)} jobs; `linvit job {self.folder} N` runs one of them")
+
+    def train(self) -> None:
+        """Run the jobs, and copy their records into the study's, once; the files they name stay in their folders."""
+        remove_parts(self.folder, self.folder / "figures")
+        self.ledger = open_ledger(self.folder)
+        self.all_jobs = self.jobs()
+        if any(not job.finished() for job in self.all_jobs):
+            self.study.placement = self.placement.decide(self.progress)
+        self.study.save(self.folder)
+        if self.study.plan is not None and self.study.finished is None:
+            self.all_jobs = self.with_deadline(self.all_jobs)
+        on_event = tracked(self.on_event, self.request.track, self.folder)
+        for job, records in self.placement.run(self.all_jobs, on_event):
+            store_runs(self.ledger, study_records(records, Path(job.folder).name, job.variant, job.half, job.fold))
+        folds = len({job.fold for job in self.all_jobs})
+        store_runs(self.ledger, pooled_records(self.ledger, self.folder, folds))
+
+    def with_deadline(self, jobs: list[StudyJob]) -> list[StudyJob]:
+        """Runs of half the steps, which come last, are not started when they would end after the budget: on a machine
+        that has become slower only they are lost, and the same command makes up for them."""
+        plan, study = self.study.plan, self.study
+        assert plan is not None
+        at_a_time = study.placement.jobs if study.placement else 1
+        runs = len(study.seeds) * (plan.seeds * plan.folds + 0.5)  # in full runs
+        half = plan.expected.get("training", 0.0) * at_a_time / runs / 2
+        started = time.time() - (time.perf_counter() - self.started)
+        latest = started + plan.seconds - planning.measuring_seconds(plan.seconds) / 2 - half
+        return [job.model_copy(update={"begin_by": latest}) if job.half else job for job in jobs]
+
+    def measure(self) -> None:
+        """Everything besides accuracy, and what the page says of the whole."""
+        study, start = self.study, time.perf_counter()
+        before = len(self.ledger)
+        self.ledger.append_new(published_records(study))
+        problems: list[str] = []
+        if self.request.measured:
+            work = MeasureStudy(
+                folder=str(self.folder.resolve()),
+                jobs=tuple(self.all_jobs),
+                experiment=self.prepared.designer.base,
+                device=str(self.prepared.device),
+                seconds=self._seconds_left(),
+                threads=self.request.threads,
+            )
+            try:
+                problems, elsewhere = self.placement.measure(work, self.progress)
+                study.machine = elsewhere or study.machine
+            except (WorkerDied, RuntimeError, MemoryError) as error:  # what was trained gets its page
+                problems = [f"Speed and memory could not be measured: {error}."]
+        if study.finished is None or len(self.ledger) != before:
+            study.finished, now = time.time(), time.perf_counter()
+            for what, since in (("measuring", start), ("all", self.started)):
+                study.seconds[what] = round(study.seconds.get(what, 0.0) + now - since, 1)
+        if late := sum(job.begin_by is not None and not job.finished() for job in self.all_jobs):
+            problems.append(
+                f"There was no time for {late} of the runs with half the steps: the same command adds them."
+            )
+        limit = self.request.limit
+        study.warnings = warnings(study, self.prepared, self.all_jobs, limit) + problems
+        seen = {name: len(seeds) for name, seeds in study.seeds.items()}
+        if seen not in study.looks and all(job.half or job.finished() for job in self.all_jobs):
+            study.looks.append(seen)
+        study.save(self.folder)
+
+    def _seconds_left(self) -> float | None:
+        """For measuring; None: as long as it takes. What is done beyond the plan is not limited by it."""
+        plan = self.study.plan
+        if plan is None or self.study.finished is not None:
+            return None
+        left = self.started + plan.seconds - time.perf_counter() - PAGE_SECONDS
+        return max(planning.measuring_seconds(plan.seconds) / 4, left)
+
+    def report(self) -> report.Result:
+        with repeated(self.progress) as tell:
+            tell(0, 1, "writing the report")
+            return report.build(self.folder, figures=self.request.measured)
 
 
-def _start(starts: Mapping[str, Start]) -> str:
-    """What variants begin with, for a person."""
-    if not starts:
-        return "from nothing"
-    several = len({start.sha256 for start in starts.values()}) > 1
-    one = next(iter(starts.values()))
-    kind = "each attention's own" if several else Path(one.folder).name
-    what = f"linvit's backbones ({kind})" if one.name == backbones.NAME else one.name
-    return f"{what}; --from scratch for nothing"
+def _name(request: CompareRequest, dataset: Dataset | None) -> str:
+    if dataset is not None:
+        return dataset.name
+    place = Path(request.data).expanduser()
+    return place.resolve().name if place.exists() else request.data
 
 
-def _with_starts(wanted: list[Variant], starts: Mapping[str, Start], with_scratch: bool) -> list[Variant]:
-    """Each beginning with its attention's, unless it has one of its own; and without, if asked."""
-    if not starts:
-        if with_scratch:
-            raise ValueError("with_scratch has no effect without a start: name a trained model, or leave it out")
-        return wanted
-    bare = [v for v in wanted if v.start is None and not v.published]
-    begun = [v.model_copy(update={"start": starts[v.attention]}) if v in bare else v for v in wanted]
-    return begun + (bare if with_scratch else [])
+def wanted_variants(request: CompareRequest, variants: Sequence[Variant]) -> list[Variant]:
+    """One for each attention, those that are given, the control, and what the request adds to each."""
+    task = request.task or (variants[0].task if variants else "classification")
+    usual = () if variants else CAUSAL_ATTENTIONS if TASKS[task].causal else ATTENTIONS
+    found = [Variant(attention=spec, task=task) for spec in request.attentions or usual]
+    found = [v.model_copy(update={"role": role_of(v.attention)}) for v in [*found, *variants]]
+    if request.controls and not any(variant.control for variant in found):
+        found.append(Variant(attention=CONTROL, task=task, role=role_of(CONTROL)))
+    return found if request.with_redrawn is None else found + redrawn_variants(found, request.with_redrawn)
 
 
-def _seeds(variant: Variant, each: list[int]) -> list[int]:
-    """Those of the study's that the variant has something to begin with for."""
-    found = [seed for seed in each if seed in (variant.starts or each)]
-    if not found:
-        raise ValueError(f"variant '{variant.id}' has no start for any of the seeds {', '.join(map(str, each))}")
-    return found
-
-
-def _redrawn(wanted: list[Variant], every: int) -> list[Variant]:
-    """Those with random features, with new ones every so many steps."""
-    if every < 1:
-        raise ValueError(f"with_redrawn={every} must be at least 1 step")
-    found = [v for v in wanted if not v.published and any(map(_has_draws, v.attention.split("+")))]
+def redrawn_variants(variants: Sequence[Variant], every: int) -> list[Variant]:
+    """Those with random features, which are redrawn every N steps."""
+    found = [v for v in variants if not v.published and has_random_features(v.attention)]
     if not found:
         raise ValueError(f"with_redrawn={every} has no effect: none of these attentions has random features")
     return [v.model_copy(update={"id": "", "label": "", "options": v.options | {"redraw": every}}) for v in found]
 
 
-def _has_draws(part: str) -> bool:
-    site = {"heads": 1, "head_dim": 8, "tokens": 4097, "grid": (64, 64), "prefix": 1}
-    return redraws(create_attention(part.partition("@")[0], **site))
+def variant_seeds(variant: Variant, seeds: Sequence[int]) -> list[int]:
+    """Those of the study's seeds for which the variant has a start."""
+    found = [seed for seed in seeds if seed in (variant.starts or seeds)]
+    if not found:
+        raise ValueError(f"variant '{variant.id}' has no start for any of the seeds {', '.join(map(str, seeds))}")
+    return found
 
 
-def _check(
-    seeds: int | None, epochs: float | None, budget: str | None, jobs: int | None, margin: float | None,
-    options: dict[str, Any],
-) -> None:  # fmt: skip
-    if seeds is not None and seeds < 1:
-        raise ValueError(f"seeds={seeds} must be at least 1")
-    if jobs is not None and jobs < 1:
-        raise ValueError(f"jobs={jobs} must be at least 1")
-    if margin is not None and not 0 < margin <= MOST:
-        raise ValueError(f"margin={margin} must be above 0 and at most {MOST}, as a fraction of the images")
-    if epochs is not None and budget is not None:
-        raise ValueError("give epochs or a budget, not both")
-    if budget is not None and options.get("steps") is not None:
-        raise ValueError("give steps or a budget, not both")
-    if budget is not None:
-        seconds(budget)  # a wrong one is an error before anything is done
+def describe_start(starts: Mapping[str, Start]) -> str:
+    if not starts:
+        return "from scratch"
+    several = len({start.sha256 for start in starts.values()}) > 1
+    one = next(iter(starts.values()))
+    kind = "each attention's own" if several else Path(one.folder).name
+    what = f"linvit's backbones ({kind})" if one.shipped else one.name
+    return f"from {what}; --from scratch for none"
 
 
-def _check_task(task: str, wanted: Sequence[Variant], folds: int | None, budget: str | None) -> None:
-    """What one task measures cannot be held against what another does."""
-    causal = TASKS[task].causal
-    if others := [v.task for v in wanted if not v.published and TASKS[v.task].causal != causal]:
-        raise ValueError(f"variants of the tasks {task} and {others[0]} cannot be compared: make a study of each")
-    for name, value, why in (
-        ("folds", folds, "folds are dealt, and scored, by class"),
-        ("budget", budget, "its plans are for classification: give epochs, or steps"),
-    ):
-        if causal and value is not None:
-            raise ValueError(f"{name}={value} does not go with task {task}: {why}")
+def job_line(job: StudyJob) -> str:
+    return f"job {job.number + 1} of {job.jobs}: {job.name}: {status(job.experiment, Path(job.folder))}"
 
 
-def _settled(
-    plan: Plan, rung: Rung, ladder: Planner, per_epoch: int, crew: Crew, begun: float, progress: Progress
-) -> Plan:
-    """With the steps that fit, from the time that each variant's own take where they will be taken."""
-    budget = plan.seconds
-    left = min(planning.LONGEST, planning.TIMING * budget) / 2
-    rates = crew.rates(left, progress)
-    jobs = crew.placing(progress).jobs
-    most = max(2, round(planning.WHOLE * ladder.enough * per_epoch))
-    spent = time.perf_counter() - begun
-    runs = plan.seeds * plan.folds
-    steps, expected = planning.fitting(budget, spent, rates, ladder.images, per_epoch, runs, jobs, most)
-    if steps < most:
-        ladder = replace(ladder, correction=ladder.epochs(rung, plan.seeds, budget) / (steps / per_epoch))
-    mine = ladder.described(budget, rung, plan.seeds, steps / per_epoch)
-    changes = {"steps": steps, "expected": expected, "offers": [mine, *ladder.larger(budget)]}
-    return plan.model_copy(update=changes)
+def configuration(study: Study, prepared: Prepared) -> dict[str, Any]:
+    """All that decides the study, defaults included: what all variants share, and each variant's experiment."""
+    outcome = {"requests", "started", "finished", "placement", "machine", "warnings", "seconds", "looks", "format"}
+    found = study.model_dump(mode="json", exclude={"variants", *outcome})
+    variants = []
+    for variant in study.variants:
+        if not variant.published:
+            experiment = prepared.designer.experiment(variant)
+            parts = experiment.model_dump(mode="json", include={"model", "recipe", "task", "start"})
+            variants.append(variant.model_dump(mode="json", exclude={"published", "place"}) | {"experiment": parts})
+    return found | {"variants": variants}
 
 
-def _with_deadline(jobs: list[Job], plan: Plan, study: Study, begun: float) -> list[Job]:
-    """Runs of half the steps, which come last, are not begun when they would end after the budget: a machine that has
-    become slower costs the check of whether it is too early to tell, which the same command makes up for."""
-    at_a_time = study.placing.jobs if study.placing else 1
-    runs = len(study.seeds) * (plan.seeds * plan.folds + 0.5)  # as many whole ones
-    half = plan.expected.get("training", 0.0) * at_a_time / runs / 2
-    late = begun + plan.seconds - planning.measuring(plan.seconds) / 2 - half
-    return [job.model_copy(update={"begin_by": late}) if job.half else job for job in jobs]
+def published_records(study: Study) -> list[Record]:
+    found = []
+    for variant in study.variants:
+        for name, value in variant.published.items():
+            metric = metrics.METRICS[name]
+            tags: dict[str, Tag] = {
+                "dataset": study.dataset.name,
+                "variant": variant.id,
+                "attention": variant.attention,
+            }
+            if "selection" in metric.per:
+                tags["selection"] = "best"
+            found.append(Record(name, value, metric.unit, tags=tags))
+    return found
 
 
-def _with_earlier(folder: Path, study: Study, margin: float | None) -> Study:
-    """The folder's own study with these variants and seeds added, or this one."""
-    earlier = claimed(folder / "study.json", study, OURS)
-    if earlier is None:
-        return study
-    return earlier.extended(study).model_copy(update={"margin": margin or earlier.margin})
-
-
-def _train(records: Records, jobs: list[Job], crew: Crew, hear: Hear) -> None:
-    """Do the jobs, and copy their records into the study's, once; what they name lies in their folders."""
-    there = known(records)
-    for job, found in crew.run(jobs, hear):
-        mine = of_study(found, Path(job.folder).name, job.variant, job.half, job.fold)
-        records.append(record for record in mine if key(record) not in there)  # a kill may have cut the last
-    whole = of_all_folds(records, records.path.parent, len({job.fold for job in jobs}))
-    records.append(record for record in whole if key(record) not in there)
-
-
-def _job_line(job: Job) -> str:
-    state = how_far(job.experiment, Path(job.folder))
-    return f"job {job.number + 1} of {job.jobs}: {job.name}: {state}"
-
-
-def _configuration(study: Study, protocol: Protocol) -> dict[str, Any]:
-    """All that decides the study, defaults too: what holds for all of it, and each variant's experiment."""
-    found = study.model_dump(mode="json", exclude={"variants", "commands", "started", "finished", "placing", "machine",
-                                                   "warnings", "seconds", "looks", "format"})  # fmt: skip
-    every = [variant.model_dump(mode="json", exclude={"published", "place"}) | {
-        "experiment": protocol.experiment(variant).model_dump(mode="json", include={"model", "recipe", "task", "start"})
-    } for variant in study.variants if not variant.published]  # fmt: skip
-    return found | {"variants": every}
-
-
-def _measure(
-    folder: Path, records: Records, study: Study, protocol: Protocol, jobs: list[Job], crew: Crew,
-    begun: float, progress: Progress, limit: int | None, measured: bool,
-) -> None:  # fmt: skip
-    """Everything beside accuracy, and what the page says of the whole."""
-    start, before = time.perf_counter(), records.path.stat().st_size if records.path.exists() else 0
-    there = {metrics.key(record) for record in records}
-    records.append(r for r in _published(study) if metrics.key(r) not in there)
-    deadline = None
-    if study.plan and study.finished is None:  # what is done beyond the plan is not held to it
-        left = begun + study.plan.seconds - start - PAGE
-        deadline = time.monotonic() + max(planning.measuring(study.plan.seconds) / 4, left)
-    work = Measuring(folder, records, protocol.dataset, study, jobs, protocol.base, crew.device, progress, deadline)
-    failed, elsewhere = crew.measure(work) if measured else ([], {})
-    study.machine = elsewhere or study.machine
-    if study.finished is None or records.path.stat().st_size != before:
-        study.finished, now = time.time(), time.perf_counter()
-        for what, since in (("measuring", start), ("all", begun)):
-            study.seconds[what] = round(study.seconds.get(what, 0.0) + now - since, 1)
-    late = sum(job.begin_by is not None and not job.finished() for job in jobs)
-    if late:
-        failed.append(f"The time was up before {late} of the runs with half the steps: the same command makes them.")
-    study.warnings = _warnings(study, protocol, jobs, limit) + failed
-    seen = {name: len(seeds) for name, seeds in study.seeds.items()}
-    if seen not in study.looks and all(job.half or job.finished() for job in jobs):
-        study.looks.append(seen)
-    study.save(folder)
-
-
-def _published(study: Study) -> list[Record]:
-    tags: dict[str, Tag] = {"dataset": study.dataset.name}
-    best: dict[str, Tag] = {"selection": "best"}
-    return [
-        Record(metric, value, (known := metrics.METRICS[metric]).unit,
-               tags=tags | {"variant": v.id, "attention": v.attention} | (best if "selection" in known.per else {}))
-        for v in study.variants for metric, value in v.published.items()
-    ]  # fmt: skip
-
-
-def _warnings(study: Study, protocol: Protocol, jobs: list[Job], limit: int | None) -> list[str]:
-    """What a reader must know before trusting the comparison, and the records cannot tell."""
-    found, data, recipe = [], protocol.dataset, study.recipe
-    causal = study.model.causal
-    whole = (OF_TASK["next-pixel"] if causal else TUNED.get(data.name, {})).get("epochs")
-    done = study.epochs or 0.0
+def warnings(study: Study, prepared: Prepared, jobs: Sequence[StudyJob], limit: int | None) -> list[str]:
+    """What a reader must know before trusting the comparison, and the records do not show."""
+    found, data, recipe = [], prepared.designer.dataset, study.recipe
+    causal, done = study.model.causal, study.epochs or 0.0
+    full = (OF_TASK["next-pixel"] if causal else TUNED.get(data.name, {})).get("epochs")
     if done < 1:
-        found.append(f"{study.steps} steps are {done:.2g} of an epoch: nobody has learned much yet.")
-    elif whole and done < whole:
-        found.append(f"{done:g} of the recipe's {whole:g} epochs: more training may change the order.")
+        found.append(f"{study.steps} steps are {done:.2g} of an epoch: the models are barely trained.")
+    elif full and done < full:
+        found.append(f"{done:g} of the recipe's {full:g} epochs: more training may change the order.")
     if limit is not None:
         found.append(f"At most {limit:,} images of each split were used: more may change the order.")
-    steps = {job.variant: job.experiment.length(len(protocol.datasets[job.experiment.data.identity].train)).total
-             for job in jobs if not job.half}  # fmt: skip
+    images = prepared.designer.train_images
+    steps = {job.variant: job.experiment.length(images(job.experiment)).total for job in jobs if not job.half}
     usual = statistics.mode(steps.values()) if steps else 0
     for other in sorted({*steps.values()} - {usual}):
         names = ", ".join(v.label for v in study.variants if steps.get(v.id) == other)
-        found.append(f"{names} had {other:,} steps, the others {usual:,}: a difference is not the attention's alone.")
+        found.append(f"{names} had {other:,} steps, the others {usual:,}: differences are not due to attention alone.")
     if recipe.patience:
-        found.append("Early stopping (patience) lets variants differ in their number of steps.")
+        found.append("With early stopping (patience), variants may differ in their number of steps.")
     if recipe.amp != "off" or recipe.compile:
-        found.append("Speeds and memory are of float32 models that are not compiled; the training was otherwise.")
+        found.append("Speeds and memory are of float32 models without torch.compile, unlike the training.")
     if known := repeats(data):
         share = f"{known:,} of {len(data.test):,} test images ({known / len(data.test):.1%})"
-        found.append(f"{share} repeat training images: {'bits are too few' if causal else 'accuracies are too high'}.")
-    if not causal and (tested := len(data.test) * (study.folds or 1)) < 500:
+        effect = "bits per dimension are too low" if causal else "accuracies are too high"
+        found.append(f"{share} repeat training images: {effect}.")
+    tested = len(data.test) * (study.folds or 1)
+    if not causal and tested < FEW_TEST_IMAGES:
         found.append(f"Only {tested} test images: one of them is {1 / max(1, tested):.1%} of accuracy.")
     return found

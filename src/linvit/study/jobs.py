@@ -1,111 +1,184 @@
-"""Job: one experiment that any worker can rebuild from JSON and do."""
+"""A study's runs as jobs: which they are, the file from which a scheduler starts them, and their records as the
+study's."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import ValidationError
 
-from linvit.data import Dataset, folded
-from linvit.measure.threads import use_threads
-from linvit.progress import Progress, ignore
-from linvit.records import Record, Records
-from linvit.train import Event, Experiment, Listener, Source, run
-from linvit.train.loop import Rate, Training
-from linvit.train.trackers import Tracker
+from linvit import metrics
+from linvit.errors import clear
+from linvit.execute import Job
+from linvit.execute.work import finished_records
+from linvit.files import read_lines, slug, write_atomically
+from linvit.ledger import Ledger, open_ledger
+from linvit.pipeline.design import Designer
+from linvit.records import Record, Tag
+from linvit.schemas.experiment import Experiment, Fold
+from linvit.schemas.study import Run, Study
+from linvit.training.events import Event
+from linvit.training.folds import out_of_fold
+from linvit.training.trackers import Tracker, tracking
 
-WAIT = 30.0  # seconds for which the process of a killed study may still be saving
+JOBS_FILE = "jobs.jsonl"
+HALF_METRICS = {"test_accuracy": "half_accuracy", "bits_per_dim": "half_bits_per_dim"}
 
 
-class Job(BaseModel):
-    """One experiment and where it is done; `do` does it here."""
+class StudyJob(Job):
+    """One run of a study."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    number: int  # of `jobs`, from 0
+    number: int  # from 0
     jobs: int
-    part: tuple[float, float] = (0.0, 1.0)  # of the study's steps: where it begins and where it ends
+    part: tuple[float, float] = (0.0, 1.0)  # of the study's steps: where it begins and ends
     variant: str  # its id
-    half: bool = False  # of the steps, beside the variant's whole runs
+    half: bool = False  # trained for half of the steps, in addition to the variant's full runs
     fold: int | None = None  # held out
-    experiment: Experiment
-    folder: str
-    device: str = "cpu"
-    threads: int = 1
-    test: bool = True
-    checkpoint_seconds: float = 30.0
-    begin_by: float | None = None  # seconds since the epoch after which it is left for another call
 
     @property
     def name(self) -> str:
-        """For a person."""
-        held, half = "" if self.fold is None else f", fold {self.fold}", ", half of the steps" * self.half
-        return f"{self.experiment.label}, seed {self.experiment.seed}{held}{half}"
-
-    def do(self, dataset: Dataset, listeners: Sequence[Listener]) -> list[Record]:
-        """Its records, of this run or of an earlier one; none if it is too late to begin."""
-        if self.begin_by is not None and time.time() > self.begin_by:
-            return self.finished()
-        with use_threads(self.threads):
-            return run(
-                self.experiment, dataset, Path(self.folder), device=torch.device(self.device), listeners=listeners,
-                test=self.test, wait=WAIT, checkpoint_seconds=self.checkpoint_seconds,
-            )  # fmt: skip
-
-    def rate(self, dataset: Dataset, seconds: float) -> Rate:
-        """How fast it gets on, from about so long of real training that leaves nothing behind."""
-        with use_threads(self.threads):
-            return Training(self.experiment, dataset, torch.device(self.device), []).rate(seconds)
-
-    def finished(self) -> list[Record]:
-        """Its records, if an earlier call did it to the end."""
-        return finished(Path(self.folder), self.experiment.id, self.test)
-
-    def failed(self, why: str) -> list[Record]:
-        """What is left of a job whose process ended before it did."""
-        base = self.experiment.record(torch.device(self.device))
-        return [Record("failed", None, experiment=base.experiment, device=base.device, tags=base.tags | {"why": why})]
+        """For people."""
+        fold = "" if self.fold is None else f", fold {self.fold}"
+        return f"{self.experiment.label}, seed {self.experiment.seed}{fold}{', half of the steps' * self.half}"
 
 
-class Shelf:
-    """The images that a worker has opened, once for all folds of them."""
-
-    def __init__(self) -> None:
-        self.opened: dict[Source, Dataset] = {}
-
-    def find(self, experiment: Experiment, progress: Progress = ignore) -> Dataset:
-        assert experiment.source is not None  # whose images nobody else can find, no worker is sent
-        fold, whole = experiment.source.fold, experiment.source.folded(None)
-        if whole not in self.opened:
-            self.opened[whole] = whole.open(progress)
-        found = folded(self.opened[whole], fold) if fold else self.opened[whole]
-        if found.identity != experiment.data.identity:
-            raise ValueError(f"{whole.data} has changed since the study began")
-        return found
+OnJobEvent = Callable[[StudyJob, Event], None]
 
 
-def finished(folder: Path, experiment: str, test: bool) -> list[Record]:
-    """The records of the experiment of this id, if it was done to the end in this folder."""
-    found = list(Records(folder / "records.jsonl"))
-    last = {"test_seconds", "diverged"} if test else {"learning_curve"}
-    return found if any(r.metric in last and r.experiment == experiment for r in found) else []
+def study_jobs(study: Study, designer: Designer, folder: Path, device: torch.device) -> list[StudyJob]:
+    """One for each run of the study, each in a folder of its own."""
+    runs = study.runs()
+    sizes = [0.5 if run.half else 1.0 for run in runs]
+    found, done = [], 0.0
+    for number, (run, size) in enumerate(zip(runs, sizes, strict=True)):
+        experiment = _experiment(study, designer, run)
+        fold = "" if run.fold is None else f"fold{run.fold}-"
+        name = f"{slug(run.variant.id)}-{'half-' * run.half}seed{run.seed}-{fold}{experiment.id[:6]}"
+        found.append(
+            StudyJob(
+                number=number,
+                jobs=len(runs),
+                part=(done / sum(sizes), (done + size) / sum(sizes)),
+                variant=run.variant.id,
+                half=run.half,
+                fold=run.fold,
+                experiment=experiment,
+                folder=str(folder / name),
+                device=str(device),
+            )
+        )
+        done += size
+    return found
 
 
-Hear = Callable[[Job, Event], None]
+def _experiment(study: Study, designer: Designer, run: Run) -> Experiment:
+    experiment = designer.experiment(run.variant)
+    changes: dict[str, Any] = {
+        "seed": run.seed,
+        "model": experiment.model.model_copy(update={"seed": run.seed}),
+        "start": run.variant.starts.get(run.seed, experiment.start),
+    }
+    if study.budget is not None:
+        changes["recipe"] = experiment.recipe.model_copy(update={"steps": study.steps})
+    experiment = experiment.model_copy(update=changes)
+    if run.fold is not None and study.folds:
+        experiment = designer.hold_out(experiment, run.variant, Fold(run.fold, study.folds, run.seed))
+    if run.half:
+        steps = max(1, experiment.length(designer.train_images(experiment)).total // 2)
+        recipe = experiment.recipe.model_copy(update={"steps": steps})
+        experiment = experiment.model_copy(update={"recipe": recipe})
+    return experiment
 
 
-def tracked(hear: Hear, kinds: Sequence[type[Tracker]], home: Path) -> Hear:
-    """It, and trackers of each job, with one store for all at home."""
-    each: dict[int, list[Tracker]] = {}
+def tracked(on_event: OnJobEvent, names: Sequence[str], home: Path) -> OnJobEvent:
+    """The same, and a tracker of each job with one store for all of them."""
+    kinds = tracking(names)
+    trackers: dict[int, list[Tracker]] = {}
 
-    def told(job: Job, event: Event) -> None:
-        hear(job, event)
-        if job.number not in each:
-            each[job.number] = [kind(job.experiment, Path(job.folder), home) for kind in kinds]
-        for tracker in each[job.number]:
+    def forward(job: StudyJob, event: Event) -> None:
+        on_event(job, event)
+        if job.number not in trackers:
+            trackers[job.number] = [kind(job.experiment, Path(job.folder), home) for kind in kinds]
+        for tracker in trackers[job.number]:
             tracker(event)
 
-    return told if kinds else hear
+    return forward if kinds else on_event
+
+
+def write_jobs(folder: Path, jobs: Sequence[StudyJob]) -> Path:
+    """With the folder of each relative to the study's, which may be mounted elsewhere."""
+    rows = [job.model_dump(mode="json") | {"id": job.experiment.id, "folder": Path(job.folder).name} for job in jobs]
+    write_atomically(folder / JOBS_FILE, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return folder / JOBS_FILE
+
+
+def read_job(folder: Path, number: int) -> StudyJob:
+    """The number counts from 1, as do the lines."""
+    rows = list(read_lines(folder / JOBS_FILE))
+    if not rows:
+        raise ValueError(f"{folder} holds no {JOBS_FILE}: write it with `linvit compare … --jobs-file`")
+    if not 1 <= number <= len(rows):
+        raise ValueError(f"{folder} has no job {number}: it has 1 to {len(rows)}")
+    row = rows[number - 1]
+    own = {key: value for key, value in row.items() if key != "id"}
+    try:
+        return StudyJob.model_validate(own | {"folder": str(folder / row["folder"])})
+    except ValidationError as error:
+        raise ValueError(f"{folder / JOBS_FILE}:{number}: {clear(error)}") from None
+
+
+def assemble(folder: Path) -> None:
+    """Copy the records of jobs that a scheduler has finished into the study's, once."""
+    if not (folder / JOBS_FILE).exists():
+        return
+    found, rows = [], list(read_lines(folder / JOBS_FILE))
+    for row in rows:
+        place = folder / row["folder"]
+        mine = finished_records(place, row["id"], row["test"])
+        found += study_records(mine, place.name, row["variant"], row["half"], row["fold"])
+    found += pooled_records(found, folder, len({row["fold"] for row in rows}))
+    store_runs(open_ledger(folder), found)
+
+
+def store_runs(ledger: Ledger, records: Iterable[Record]) -> None:
+    """Those that the study does not have; a failed run may be repeated."""
+    known = {_run_key(record) for record in ledger if record.metric != "failed"}
+    ledger.append([record for record in records if _run_key(record) not in known])
+
+
+def _run_key(record: Record) -> tuple[Any, ...]:
+    return record.experiment, *metrics.key(record)
+
+
+def study_records(
+    records: Iterable[Record], place: str, variant: str, half: bool, fold: int | None
+) -> Iterator[Record]:
+    """A run's records as the study has them; the files they name are in the run's folder."""
+    tags: dict[str, Tag] = {"variant": variant} if fold is None else {"variant": variant, "fold": fold}
+    for r in records:
+        if half:  # only its final result matters
+            if r.metric not in HALF_METRICS or r.tags["selection"] != "best":
+                continue
+            own = {name: value for name, value in r.tags.items() if name != "selection"}
+            r = replace(r, metric=HALF_METRICS[r.metric], tags=own)
+        yield replace(r, artefact=f"{place}/{r.artefact}" if r.artefact else "").tagged(**tags)
+
+
+def pooled_records(records: Iterable[Record], folder: Path, folds: int) -> list[Record]:
+    """Of each variant and seed, the result over the images of all folds; none where a fold is missing."""
+    groups: dict[tuple[Tag, Tag], dict[Tag, Record]] = {}
+    for r in records:
+        if r.metric == "predictions" and "fold" in r.tags:
+            groups.setdefault((r.tags["variant"], r.tags["seed"]), {})[r.tags["fold"]] = r
+    pooled = []
+    for each in groups.values():
+        if len(each) == folds:
+            mine = [each[fold] for fold in range(folds)]
+            base = replace(mine[0], artefact="", tags={k: v for k, v in mine[0].tags.items() if k != "fold"})
+            pooled += out_of_fold(base, [(folder / r.artefact).parent for r in mine])
+    return pooled

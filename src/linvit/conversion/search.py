@@ -1,0 +1,210 @@
+"""Which layers can be linear: a greedy search in both directions on the task itself; then an upper bound of the drop
+decides, on other images.
+
+A mix names for every layer the model that its block comes from: 0 is the teacher, the others are kinds of linear
+students. All models share stem, positions, final norm and head.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from linvit.data import Split, normalise
+from linvit.models import VisionTransformer
+
+Mix = tuple[int, ...]
+Move = tuple[int, int]  # (layer, kind)
+T = TypeVar("T")
+
+
+class MixScore(NamedTuple):
+    """Higher is better. On few images, likelihoods distinguish mixes better than accuracies."""
+
+    likelihood: float  # minus the cross-entropy
+    accuracy: float
+
+
+Scores = Callable[[Mix, Sequence[Mix]], list[MixScore]]  # of mixes, each a change of the first argument
+MOVES_AT_ONCE = 2  # that are tried together, of those that may be the best
+RISK = 0.05  # that any accepted candidate loses more than is allowed
+
+
+def greedy(
+    layers: int, kinds: int, scores: Scores, enough: float = math.inf, useless: float = -math.inf
+) -> dict[int, tuple[Mix, MixScore]]:
+    """The number of linear layers → the better of two mixes, and its score: one from all-linear by restoring softmax
+    where it helps most, one from softmax by making the layer linear that hurts least. With several linear kinds, the
+    first is replaced by others where that helps, before softmax is restored. The first direction stops at an accuracy
+    that is `enough`, the second below one that is `useless`."""
+    found: dict[int, tuple[Mix, MixScore]] = {}
+    for mix, score in [*_backward(layers, kinds, scores, enough), *_forward(layers, kinds, scores, useless)]:
+        linear = layers - mix.count(0)
+        if linear not in found or score > found[linear][1]:
+            found[linear] = mix, score
+    return dict(sorted(found.items()))
+
+
+def _backward(layers: int, kinds: int, scores: Scores, enough: float) -> Iterator[tuple[Mix, MixScore]]:
+    mix: Mix = (1,) * layers
+    (score,) = scores(mix, [mix])
+    gains: dict[Move, float] = {}
+    while others := [(i, kind) for i in range(layers) for kind in range(2, kinds + 1) if mix[i] == 1]:
+        best, changed = _best(mix, score, others, gains, scores)
+        if best <= score:
+            break
+        mix, score = changed, best
+    yield mix, score
+    gains = {}
+    while score.accuracy < enough and (linear := [(i, 0) for i in range(layers) if mix[i]]):
+        score, mix = _best(mix, score, linear, gains, scores)
+        yield mix, score
+
+
+def _forward(layers: int, kinds: int, scores: Scores, useless: float) -> Iterator[tuple[Mix, MixScore]]:
+    mix: Mix = (0,) * layers
+    (score,) = scores(mix, [mix])
+    yield mix, score
+    gains: dict[Move, float] = {}
+    while score.accuracy >= useless and (exact := [i for i in range(layers) if not mix[i]]):
+        moves = [(i, kind) for i in exact for kind in range(1, kinds + 1)]
+        score, mix = _best(mix, score, moves, gains, scores)
+        yield mix, score
+
+
+def _best(
+    mix: Mix, score: MixScore, moves: Sequence[Move], gains: dict[Move, float], scores: Scores
+) -> tuple[MixScore, Mix]:
+    """The best of the moves; of equal ones the last, since late layers tolerate a change best.
+
+    `gains` are those of earlier steps. A linear layer hurts more the more of them there are, and restoring softmax
+    helps less the more of it there is. So a move's earlier gain bounds its gain now, and a move whose bound is below
+    another's gain is not tried (lazy greedy search). Where the bound does not hold, a step may be slightly worse.
+    """
+    tried: dict[Move, MixScore] = {}
+    while True:
+        most = max((gains[move] for move in tried), default=-math.inf)
+        left = sorted((move for move in moves if move not in tried), key=lambda move: -gains.get(move, math.inf))
+        promising = [move for move in left[:MOVES_AT_ONCE] if gains.get(move, math.inf) >= most]
+        batch = [move for move in left if move not in gains] or promising
+        if not batch:
+            break
+        new = scores(mix, [_moved(mix, *move) for move in batch])
+        tried |= dict(zip(batch, new, strict=True))
+        gains |= {move: one.likelihood - score.likelihood for move, one in zip(batch, new, strict=True)}
+    move = max(tried, key=lambda move: (tried[move], move))
+    return tried[move], _moved(mix, *move)
+
+
+def _moved(mix: Mix, layer: int, kind: int) -> Mix:
+    return (*mix[:layer], kind, *mix[layer + 1 :])
+
+
+def evaluations(layers: int, kinds: int) -> int:
+    """About how many mixes `greedy` scores: each move once, and a few in every step."""
+    return 2 + layers * 2 * kinds + MOVES_AT_ONCE * layers * (1 + kinds)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Models whose blocks can be mixed, and the images that mixes are scored on."""
+
+    models: Sequence[VisionTransformer]  # the teacher first
+    split: Split
+    mean: Sequence[float]
+    std: Sequence[float]
+    batch: int = 64
+
+    @torch.inference_mode()
+    def logits(self, base: Mix, mixes: Sequence[Mix]) -> Iterator[tuple[Tensor, list[Tensor]]]:
+        """Labels and the logits of each mix, batch by batch. The base's tokens are reused up to the first layer in
+        which a mix differs from it."""
+        shell, device = self.models[0], next(self.models[0].parameters()).device
+        for start in range(0, len(self.split), self.batch):
+            images, labels = self.split.batch(slice(start, start + self.batch))
+            tokens = [shell.embed(normalise(images.to(device), self.mean, self.std))]
+            for i, kind in enumerate(base):
+                tokens.append(self.models[kind].blocks[i](tokens[-1]))
+            yield labels.to(device), [shell.classify(self._tokens(tokens, base, mix)) for mix in mixes]
+
+    def _tokens(self, tokens: list[Tensor], base: Mix, mix: Mix) -> Tensor:
+        first = next((i for i, (a, b) in enumerate(zip(base, mix, strict=True)) if a != b), len(mix))
+        x = tokens[first]
+        for i in range(first, len(mix)):
+            x = self.models[mix[i]].blocks[i](x)
+        return x
+
+    def scores(self, base: Mix, mixes: Sequence[Mix]) -> list[MixScore]:
+        right, loss = np.zeros(len(mixes)), np.zeros(len(mixes))
+        for labels, outputs in self.logits(base, mixes):
+            right += [(logits.argmax(-1) == labels).sum().item() for logits in outputs]
+            loss += [F.cross_entropy(logits.float(), labels, reduction="sum").item() for logits in outputs]
+        n = len(self.split)
+        return [MixScore(float(-b), float(a)) for a, b in zip(right / n, loss / n, strict=True)]
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Of n images, the teacher is right on the fraction `accuracy`; it alone on `lost`, the student alone on `won`."""
+
+    n: int
+    accuracy: float
+    lost: int
+    won: int
+
+    @classmethod
+    def between(cls, teacher: np.ndarray, student: np.ndarray) -> Drop:
+        """From whether each is right."""
+        lost, won = int((teacher & ~student).sum()), int((student & ~teacher).sum())
+        return cls(len(teacher), float(teacher.mean()), lost, won)
+
+    @property
+    def value(self) -> float:
+        return (self.lost - self.won) / self.n
+
+    def bound(self, risk: float = RISK) -> float:
+        """One-sided upper limit of the drop: Wald's for a paired difference, with one image more in either discordant
+        cell (Bonett and Price), so that agreement on a few images proves little."""
+        n, lost, won = self.n + 2, self.lost + 1, self.won + 1
+        difference = (lost - won) / n
+        spread = math.sqrt(max(0.0, (lost + won) / n - difference**2) / n)
+        return difference + NormalDist().inv_cdf(1 - risk) * spread
+
+    def interval(self) -> tuple[float, float]:
+        """95 %, two-sided."""
+        return -replace(self, lost=self.won, won=self.lost).bound(0.025), self.bound(0.025)
+
+    def within(self, share: float, risk: float = RISK) -> bool:
+        """Whether at most this share of the teacher's accuracy is lost, by the bound."""
+        return self.bound(risk) <= share * self.accuracy
+
+
+def images_needed(share: float, candidates: int) -> int:
+    """The fewest images that can prove that the first of the candidates loses at most this share, if teacher and
+    student are right on all of them."""
+    return max(2, math.ceil(NormalDist().inv_cdf(1 - RISK / candidates) * math.sqrt(2) / share) - 2)
+
+
+def passing(candidates: Sequence[T], share: float, drop: Callable[[T, float], Drop]) -> list[T]:
+    """The candidates that are proved to stay within the share; `drop` is called with a candidate and its risk.
+
+    Each candidate has an equal part of the risk, and one that passes hands its risk on to the next (the fallback
+    procedure). So in at most 5 % of searches a candidate that loses more is accepted, however many there are and
+    however similar, since neither the candidates nor their order depend on the images that decide.
+    """
+    passed, risk = [], 0.0
+    for candidate in candidates:
+        risk += RISK / len(candidates)
+        if drop(candidate, risk).within(share, risk):
+            passed.append(candidate)
+        else:
+            risk = 0.0
+    return passed

@@ -1,0 +1,217 @@
+"""Work: what an executor can run anywhere, since it can be rebuilt from JSON. A Job is one training."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import time
+import traceback
+from abc import abstractmethod
+from collections.abc import Callable
+from functools import reduce
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from pydantic import TypeAdapter
+
+from linvit.data import Dataset, folded
+from linvit.ledger import open_ledger
+from linvit.measure.threads import use_threads
+from linvit.models.config import checked
+from linvit.progress import Progress, ignore
+from linvit.records import Record
+from linvit.schemas.base import Frozen
+from linvit.schemas.experiment import Experiment, Source
+from linvit.training.events import Event, Progressed, Stepped
+from linvit.training.experiment import record_of
+from linvit.training.loop import Rate, Training
+from linvit.training.run import run
+from linvit.training.source import open_source
+
+LOCK_SECONDS = 30.0  # for which the process of a killed study may still be saving
+OnEvent = Callable[[Event], None]  # may raise StopWork
+
+
+class StopWork(Exception):
+    """Raised by `on_event` to stop work that is running; its future then has this exception."""
+
+
+class WorkerDied(Exception):
+    """The process that did the work ended before it did; the message says how."""
+
+
+class DatasetCache:
+    """The images that this process has opened, by their source; folds share one copy."""
+
+    def __init__(self) -> None:
+        self._opened: dict[Source, Dataset] = {}
+        self._by_identity: dict[str, Dataset] = {}
+
+    def add(self, dataset: Dataset) -> None:
+        """Images that are open already."""
+        self._by_identity[dataset.identity] = dataset
+
+    def find(self, experiment: Experiment, progress: Progress = ignore) -> Dataset:
+        """The images of an experiment; a ValueError if they are no longer the same."""
+        identity, source = experiment.data.identity, experiment.source
+        if identity not in self._by_identity:
+            if source is None:
+                raise ValueError(f"the images of {experiment.data.name} exist only in the process that made them")
+            whole = source.folded(None)
+            if whole not in self._opened:
+                self._opened[whole] = open_source(whole, progress)
+            found = folded(self._opened[whole], source.fold) if source.fold else self._opened[whole]
+            if found.identity != identity:
+                raise ValueError(f"{source.data} has changed since the study was started")
+            self.add(found)
+        return self._by_identity[identity]
+
+
+class Work(Frozen):
+    """Subclasses are importable by name, so that a worker process can rebuild them."""
+
+    experiment: Experiment  # whose images it uses
+    device: str = "cpu"
+    threads: int | None = 1  # None: PyTorch's choice, or all CPUs of the node on which it is measured
+
+    @abstractmethod
+    def run(self, datasets: DatasetCache, on_event: OnEvent) -> Any:
+        """Do it here; the result must be what `result_type` describes."""
+
+    @classmethod
+    @abstractmethod
+    def result_type(cls) -> TypeAdapter[Any]:
+        """How results cross a process boundary as JSON."""
+
+    @property
+    def storage(self) -> Path | None:
+        """The folder that whoever does it must share with this process; None: it reads and writes no results."""
+        return None
+
+    def absolute(self) -> Self:
+        """The same for a process with another working directory."""
+        return self
+
+    def to_json(self) -> str:
+        name = f"{type(self).__module__}:{type(self).__qualname__}"
+        return json.dumps({"work": name, "fields": self.model_dump(mode="json")})
+
+
+class Job(Work):
+    """One experiment and the folder in which it is trained."""
+
+    folder: str
+    test: bool = True
+    checkpoint_seconds: float = 30.0
+    begin_by: float | None = None  # seconds since the epoch after which it is left for another call
+
+    def run(self, datasets: DatasetCache, on_event: OnEvent) -> list[Record]:
+        """Its records, from this run or an earlier one; none if it is too late to begin."""
+        if self.begin_by is not None and time.time() > self.begin_by:
+            return self.finished()
+        with use_threads(self.threads):
+            return run(
+                self.experiment,
+                datasets.find(self.experiment),
+                Path(self.folder),
+                device=torch.device(self.device),
+                listeners=[on_event],
+                test=self.test,
+                wait=LOCK_SECONDS,
+                checkpoint_seconds=self.checkpoint_seconds,
+            )
+
+    @classmethod
+    def result_type(cls) -> TypeAdapter[list[Record]]:
+        return TypeAdapter(list[Record])
+
+    @property
+    def storage(self) -> Path:
+        return Path(self.folder).parent
+
+    def absolute(self) -> Self:
+        return self.model_copy(update={"folder": str(Path(self.folder).absolute())})
+
+    def finished(self) -> list[Record]:
+        """Its records, if an earlier call completed it."""
+        return finished_records(Path(self.folder), self.experiment.id, self.test)
+
+    def failed(self, why: str) -> list[Record]:
+        """What remains of a job whose process ended before it did."""
+        base = record_of(self.experiment, torch.device(self.device))
+        return [Record("failed", None, experiment=base.experiment, device=base.device, tags=base.tags | {"why": why})]
+
+
+def finished_records(folder: Path, experiment: str, test: bool) -> list[Record]:
+    """The records of the experiment with this id, if it was completed in this folder."""
+    records = list(open_ledger(folder))
+    last = {"test_seconds", "diverged"} if test else {"learning_curve"}
+    return records if any(r.metric in last and r.experiment == experiment for r in records) else []
+
+
+class Probe(Work):
+    """How fast an experiment trains, from a few seconds of real steps that leave nothing behind; 0 seconds: only
+    whether it can be built there."""
+
+    seconds: float
+
+    def run(self, datasets: DatasetCache, on_event: OnEvent) -> Rate:
+        dataset = datasets.find(self.experiment)
+        if not self.seconds:
+            checked(self.experiment.model)
+            return Rate(0.0, 0.0)
+        with use_threads(self.threads):
+            return Training(self.experiment, dataset, torch.device(self.device), []).rate(self.seconds)
+
+    @classmethod
+    def result_type(cls) -> TypeAdapter[Rate]:
+        return TypeAdapter(Rate)
+
+
+def perform(text: str, datasets: DatasetCache, on_event: OnEvent) -> dict[str, Any]:
+    """In a worker: do what `Work.to_json` describes; its result, or how it ended, as plain data."""
+    try:
+        row = json.loads(text)
+        module, _, name = row["work"].partition(":")
+        kind: type[Work] = reduce(getattr, name.split("."), importlib.import_module(module))  # type: ignore[arg-type]
+        work = kind.model_validate(row["fields"])
+        return {"result": kind.result_type().dump_python(work.run(datasets, on_event), mode="json")}
+    except StopWork:
+        return {"stopped": True}
+    except (ValueError, OSError) as error:
+        message = str(error)
+        if message.startswith("unknown "):  # registered by the caller's script alone
+            message = f"{message.partition(';')[0]}: a worker knows only what linvit and LINVIT_PLUGINS register"
+        return {"error": message}
+    except (RuntimeError, MemoryError) as error:  # out of memory, as a rule
+        return {"failed": str(error).strip().partition("\n")[0] or type(error).__name__}
+    except Exception:
+        return {"bug": traceback.format_exc()}
+
+
+def outcome(work: Work, answer: dict[str, Any]) -> Any:
+    """What `perform` answered, as a result or an exception."""
+    if "error" in answer:
+        raise ValueError(answer["error"])
+    if "failed" in answer:
+        raise RuntimeError(answer["failed"])
+    if "stopped" in answer:
+        raise StopWork
+    if "bug" in answer:
+        raise AssertionError(f"in a worker:\n{answer['bug']}")
+    return work.result_type().validate_python(answer["result"])
+
+
+def thinned(on_event: OnEvent, seconds: float) -> OnEvent:
+    """Events that only say how far work is at most once in this many seconds; all others at once."""
+    last = 0.0
+
+    def pass_on(event: Event) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if type(event) not in (Stepped, Progressed) or now - last > seconds:
+            last = now
+            on_event(event)
+
+    return pass_on

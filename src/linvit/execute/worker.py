@@ -1,0 +1,78 @@
+"""A worker process: work from stdin as lines of JSON, events and results to stdout, until its input ends.
+
+`linvit.execute.processes` starts it. When its input ends, the caller has ended or wants it to: a training under way is
+saved first, so that no worker outlives a killed study.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import threading
+import time
+from typing import Any
+
+from linvit.execute.work import DatasetCache, StopWork, perform, thinned
+from linvit.signals import REQUEUE
+from linvit.training.events import Event, Validated, to_json
+
+EVENT_SECONDS = 0.2  # between two events that only say how far a training is
+
+
+class Caller:
+    """The process that asks for work, through this worker's stdin and stdout."""
+
+    def __init__(self) -> None:
+        self.answers = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)  # what a library prints is no answer
+        self.lines: queue.Queue[bytes | None] = queue.Queue()
+        self.busy, self.ended = threading.Event(), threading.Event()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        with open(0, "rb", buffering=0, closefd=False) as lines:  # sys.stdin would hold a lock while this thread waits
+            for line in lines:
+                self.lines.put(line)
+        self.ended.set()
+        self.lines.put(None)
+        if self.busy.is_set():
+            os.kill(os.getpid(), signal.SIGTERM)  # a training saves itself and stops
+
+    def receive(self) -> bytes | None:
+        line = self.lines.get()
+        if line is None:
+            self.lines.put(None)  # for whoever asks next
+        return line
+
+    def send(self, row: dict[str, Any]) -> None:
+        try:
+            self.answers.write(json.dumps(row) + "\n")
+            self.answers.flush()
+        except BrokenPipeError:  # the caller has ended: the end of the input follows
+            time.sleep(0.1)
+
+    def on_event(self, event: Event) -> None:
+        """After a validation the caller decides whether to continue, so that a trial is pruned right there."""
+        self.send(to_json(event))
+        if isinstance(event, Validated) and json.loads(self.receive() or b"{}").get("stop"):
+            raise StopWork
+
+
+def main() -> None:
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a scheduler's warning, which the caller handles
+    caller, datasets = Caller(), DatasetCache()
+    while (line := caller.receive()) is not None:
+        caller.busy.set()
+        if caller.ended.is_set():  # before this was begun
+            break
+        try:
+            caller.send(perform(line.decode(), datasets, thinned(caller.on_event, EVENT_SECONDS)))
+        except KeyboardInterrupt:
+            os._exit(REQUEUE)
+        caller.busy.clear()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,15 @@
+"""This machine: its memory and its cores."""
+
+from __future__ import annotations
+
+import os
+
+try:
+    MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # bytes
+except (AttributeError, ValueError, OSError):  # not known on this system: only what no machine has is refused
+    MEMORY = 2**50
+
+
+def cpu_count() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

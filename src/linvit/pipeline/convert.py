@@ -1,0 +1,215 @@
+"""`convert`: a trained vision transformer becomes the same model with linear attention, from a request to a result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from linvit.attention import is_linear
+from linvit.conversion.context import Context
+from linvit.conversion.images import ConversionImages, divide_images
+from linvit.conversion.run import Converted
+from linvit.conversion.run import run as run_steps
+from linvit.conversion.search import images_needed
+from linvit.conversion.stages import stage_shares, stage_steps
+from linvit.conversion.student import make_student
+from linvit.conversion.teacher import fit_model, held_out_fold, stage_recipe, trained_on
+from linvit.data import Dataset, folded
+from linvit.files import remove_parts
+from linvit.ledger import key_of
+from linvit.locks import claim_folder, locked
+from linvit.measure.devices import pick_device
+from linvit.measure.threads import use_threads
+from linvit.pipeline.prepare import check_given, result_folder
+from linvit.progress import Progress, ignore
+from linvit.registry import parse_layers
+from linvit.requests import ConvertRequest
+from linvit.schemas.conversion import Conversion
+from linvit.schemas.experiment import DatasetRef, Source
+from linvit.schemas.recipe import Recipe
+from linvit.toml import to_toml
+from linvit.training.checkpoint import Stored
+from linvit.training.events import Listener, Noted
+from linvit.training.recipe import check_amp
+from linvit.training.source import open_data
+from linvit.training.start import start_from, stored_of
+from linvit.training.trackers import tracking
+
+if TYPE_CHECKING:
+    from linvit import report
+
+DECIDING = ("to", "stages", "inherit", "max_drop", "patch_size", "seed", "budget")  # fields that a conversion stores
+OWN_FILES = ("experiment.json", "study.json", "records.jsonl", "report.html", "best")
+
+Log = Callable[[str], None]
+
+
+def convert(
+    model: str | Path,
+    *,
+    to: str,
+    data: str | Path | Dataset,
+    on_event: Listener = lambda event: None,
+    progress: Progress = ignore,
+    **keywords: Any,
+) -> Converted:
+    """Turn a trained model into the same one with the attention `to`; the same call resumes an interrupted conversion.
+
+    keywords: the fields of `linvit.requests.ConvertRequest` (max_drop, stages, inherit, budget, image_size, out, seed,
+    …) and any option of Recipe, e.g. epochs=2 or steps=600 of all stages together, lr=1e-4.
+    stages: 1, each attention matches the teacher's outputs; 2, all blocks match its features and classes; 3, labels.
+    max_drop: share of the teacher's accuracy that may be lost, e.g. 0.01: as many layers become linear as that allows.
+    on_event: called with every event of the stages. progress: called for everything else.
+    """
+    dataset = data if isinstance(data, Dataset) else None
+    request = ConvertRequest.of(model=model, to=to, data=dataset.name if dataset else data, **keywords)
+    if request.dry_run or request.print_config:
+        raise ValueError("dry_run and print_config print a plan: use them on the command line")
+    conversion = ConversionRun(request, dataset, on_event, progress=progress)
+    conversion.run()
+    assert conversion.converted is not None
+    return conversion.converted
+
+
+@dataclass
+class ConversionRun:
+    """One request being carried out: check → claim the folder → convert → report."""
+
+    request: ConvertRequest
+    dataset: Dataset | None = None
+    on_event: Listener = lambda event: None
+    log: Log = lambda text: None
+    progress: Progress = ignore
+    converted: Converted | None = None
+
+    def run(self) -> report.Result | None:
+        """The report's result; None if the request was for a plan, or without a report."""
+        with use_threads(self.request.threads):
+            context = self.prepare()
+            if self.request.print_config:
+                return self.log(to_toml(context.conversion.settings()).rstrip())
+            if self.request.dry_run:
+                return self.log(outlook(context))
+            with locked(context.folder):
+                claim(context)
+                self.converted = run_steps(context)
+                return self.report(context.folder)
+
+    def report(self, folder: Path) -> report.Result | None:
+        if not self.request.report:
+            return None
+        from linvit import report  # altair takes a second to import
+
+        return report.build(folder)
+
+    def prepare(self) -> Context:
+        """Read the teacher and the images once, and check everything; nothing is written."""
+        request = self.request
+        trackers, device = tracking(request.track), pick_device(request.device)
+        check_amp(request.options.get("amp", "off"), device)
+        start = start_from(request.model)
+        stored = stored_of(start)
+        if request.out is not None and request.out.resolve() == stored.folder.resolve():
+            raise ValueError(f"--out {request.out} is the folder of the model: choose another --out")
+        if request.max_drop is not None:
+            check_linear(request.to, stored.config.depth, request.max_drop)
+        dataset, source, seen = self.open_images(stored)
+        images = divide_images(dataset, stored.about, request.max_drop is not None, seen, request.seed)
+        check_counts(images, request.max_drop, stored.config.depth, seen)
+        teacher = fit_model(stored, dataset, patch_size=request.patch_size)
+        make_student(teacher, request.to, request.inherit, request.seed)  # what cannot be built is an error here
+        options = {name: value for name, value in sorted(request.options.items()) if name not in ("epochs", "steps")}
+        recipe = stage_recipe(stored, images.dataset, teacher.tokens, options)
+        conversion = Conversion(
+            data=DatasetRef(name=dataset.name, identity=dataset.identity),
+            source=source,
+            teacher=start,
+            image_size=dataset.image_size,
+            **{name: getattr(request, name) for name in DECIDING},
+            steps={} if request.budget else planned_steps(request, recipe, images.dataset),
+            options=options,
+            trained_on="" if stored.foreign else stored.about["name"],
+            decided_on="" if request.max_drop is None else "validation" if seen else "training",
+            request=request.stored(),
+            started=time.time(),
+        )
+        folder = result_folder(request, f"{dataset.name}-convert-{conversion.id}", self.dataset)
+        every, callbacks = request.checkpoint_seconds, (self.on_event, self.progress)
+        return Context(conversion, stored, teacher, recipe, images, folder, device, *callbacks, trackers, every)
+
+    def open_images(self, stored: Stored) -> tuple[Dataset, Source | None, bool]:
+        """The data set, how to find it again, and whether the teacher was trained on it."""
+        request, config = self.request, stored.config
+        if self.dataset is not None:
+            check_given(request)
+        dataset, source = open_data(
+            request.data if self.dataset is None else self.dataset,
+            self.progress,
+            root=request.data_root,
+            image_size=request.image_size or config.image_size,
+            limit=request.limit,
+            channels=config.channels,
+            skip_bad=request.skip_bad,
+        )
+        seen, name = trained_on(stored, dataset), dataset.name
+        if seen and (fold := held_out_fold(stored)):
+            return folded(dataset, fold), source and source.folded(fold), seen
+        if seen and name != stored.about["name"]:
+            taught = stored.about["name"]
+            self.on_event(Noted(f"the teacher was trained on {taught}, which may include images of {name}"))
+        elif stored.foreign:
+            text = f"it is not known whether the teacher was trained on images of {name}: if it was, its accuracy"
+            self.on_event(Noted(f"{text}, and what the student loses of it, are not those for new images"))
+        return dataset, source, seen
+
+
+def check_linear(to: str, depth: int, max_drop: float) -> None:
+    if not all(is_linear(spec) for spec in parse_layers(to, depth)):
+        raise ValueError(f"max_drop={max_drop:g} finds the layers that stay softmax: name linear attentions, not {to}")
+
+
+def check_counts(images: ConversionImages, max_drop: float | None, depth: int, seen: bool) -> None:
+    """Every split needs images, and a decision as many as a small drop takes to prove."""
+    name = images.dataset.name
+    for split in ("train", "validation", "test"):
+        if not len(images.split(split)):
+            raise ValueError(f"{name} has no {split} images, and a conversion needs some")
+    needed = 0 if max_drop is None else images_needed(max_drop, depth + 2)
+    if len(images.decide) < needed:
+        part = "validation images, since the teacher was trained on the others," if seen else "training images"
+        raise ValueError(
+            f"max_drop={max_drop:g} takes at least {needed:,} images to prove, but {name} has "
+            f"{len(images.decide):,} of its {part} for that"
+        )
+
+
+def planned_steps(request: ConvertRequest, recipe: Recipe, dataset: Dataset) -> dict[str, int]:
+    """Of each training, without a budget."""
+    shares = stage_shares(request.stages, request.max_drop is not None)
+    per_epoch = max(1, len(dataset.train) // recipe.batch_size)
+    return stage_steps(shares, per_epoch, request.options.get("epochs"), request.options.get("steps"))
+
+
+def claim(context: Context) -> None:
+    """Make the folder this conversion's, or continue the one it holds."""
+    folder, asked = context.folder, context.conversion
+    stored = claim_folder(asked.path(folder), asked, OWN_FILES)
+    if stored is not None:  # with the steps that a budget was turned into
+        context.conversion = stored.model_copy(update={"trained_on": asked.trained_on, "decided_on": asked.decided_on})
+    context.conversion.save(folder)
+    remove_parts(folder, *(path for path in folder.iterdir() if path.is_dir()))
+
+
+def outlook(context: Context) -> str:
+    """What would be trained, and what is finished."""
+    c, steps = context.conversion, context.conversion.steps
+    shares = stage_shares(c.stages, c.max_drop is not None)
+    lines = [f"{context.folder}: {context.config.attention} to {c.to}, {context.config.depth} layers"]
+    for name in shares:
+        done = context.ledger.done(key_of("conversion_seconds", model=name)) is not None
+        length = f"{steps[name]:,} steps" if name in steps else f"{shares[name]:.0%} of {c.budget}"
+        lines.append(f"{name}: {length}, {'finished' if done else 'not finished'}")
+    return "\n".join(lines)

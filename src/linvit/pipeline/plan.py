@@ -1,0 +1,357 @@
+"""Plan: from the images, a time budget and a few timed steps to image size, model, batch, seeds and steps.
+
+Small models on small images learn something in minutes where large ones do not finish an epoch, and models that have
+not learned cannot be compared. So the plan takes the largest of a ladder of models that sees every image often enough
+with three seeds, the fewest that can prove anything; else with one, which can still show what to try. What is left of
+the budget goes into more seeds, then into more steps.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from linvit.attention import BASELINE
+from linvit.data import Survey
+from linvit.durations import duration, seconds
+from linvit.machine import MEMORY, cpu_count
+from linvit.measure.devices import pick_device
+from linvit.measure.models import model_calls
+from linvit.measure.threads import use_threads
+from linvit.models import VisionTransformer, estimate
+from linvit.pipeline.design import DataShape, check_attention, resolve
+from linvit.progress import Progress
+from linvit.report.statistics import LOOK, dunnett
+from linvit.requests import CompareRequest
+from linvit.schemas.model import ModelConfig
+from linvit.schemas.study import Offer, Plan, Study, Variant, repetitions
+from linvit.training.defaults import TUNED
+from linvit.training.loop import Rate
+
+DEFAULT_BUDGET = "30m"  # for images without a tuned recipe, if no length is given
+LADDER = ((128, 1), (96, 1), (64, 1), (64, 2), (48, 2), (32, 2), (32, 4))  # image size, and how many times narrower
+MIN_SEEDS = 3  # that can prove a difference
+MORE_SEEDS = (10, 5)  # if training is still long enough with them
+SEEN_IMAGES, MIN_EPOCHS, MAX_EPOCHS = 80_000, 4, 40  # that a run from scratch should see
+START_SEEN_IMAGES, START_MIN_EPOCHS, START_MAX_EPOCHS = 8_000, 1.5, 12  # and one from a trained model
+USEFUL = 4  # times as many epochs are the most that helps
+SMALL_SET, SMALL_BATCH = 8_000, 64  # few images: more steps rather than larger batches
+TIMING_SHARE, MAX_TIMING = 0.05, 60.0  # of the budget, and seconds, for timing
+PLANNED_SHARE = 0.95  # of the budget
+MEASURING_SHARE, MIN_MEASURING, MAX_MEASURING = 0.12, 25.0, 240.0  # of the budget, and seconds, for all but training
+WORKER_START, RUN_OVERHEAD = 6.0, 1.0  # seconds for workers to start, and for each run to be built, saved and read
+SEED_DEVIATION, DISCORDANT = 0.007, 0.1  # typical: std. dev. of an accuracy, share of images two models disagree on
+SLOWER = 1.25  # a step of other attentions relative to softmax's, with augmentation and validation
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A model for images of one size, and how long a core takes to train on one of them."""
+
+    side: int
+    narrower: int
+    options: dict[str, Any]
+    model: ModelConfig
+    seconds: float = math.inf
+
+
+@dataclass(frozen=True)
+class Planner:
+    """What a budget can be used for, on `cores` cores."""
+
+    images: Survey
+    variants: int
+    cores: int
+    device: torch.device
+    seeds: int | None = None  # as requested
+    folds: int = 1  # of each seed; each is a training of its own
+    like: ModelConfig | None = None  # the model that is started from
+    rungs: Sequence[Rung] = ()
+    correction: float = 1.0  # of what is expected of a rung, once more is known
+
+    @property
+    def enough(self) -> float:
+        """Epochs from which differences begin to mean something."""
+        if self.like is not None:
+            return min(START_MAX_EPOCHS, max(START_MIN_EPOCHS, START_SEEN_IMAGES / self.images.train))
+        if self.images.name in TUNED:
+            return TUNED[self.images.name]["epochs"] / 2
+        return min(MAX_EPOCHS, max(MIN_EPOCHS, SEEN_IMAGES / self.images.train))
+
+    def with_rungs(
+        self, given: Mapping[str, Any], image_size: int | None, resizable: bool, attentions: Collection[str] = ()
+    ) -> Planner:
+        """The ladder for these images, the largest first; what is given is fixed. A rung that one of the attentions
+        cannot have is left out: a Linformer has no more keys than there are tokens."""
+        if self.like is not None:
+            fixed = image_size or (None if resizable else self.images.side)
+            steps = [(side, 1) for side in ([fixed] if fixed else _start_sides(self.like, self.images.side))]
+        else:
+            fixed = image_size or (None if resizable and self.images.name not in TUNED else self.images.side)
+            side = fixed or max(8, self.images.side // 4 * 4)
+            shaped = bool({"size", *ModelConfig.model_fields} & set(given))
+            steps = [(fixed or min(size, side), 1 if shaped else narrower) for size, narrower in LADDER]
+        rungs = [self._rung(side, narrower, dict(given)) for side, narrower in dict.fromkeys(steps)]
+        fitting = [rung for rung in rungs if all(_takes(rung.model, attention) for attention in attentions)]
+        return replace(self, rungs=fitting or rungs)  # if none fits, designing the variants says why
+
+    def _rung(self, side: int, narrower: int, given: dict[str, Any]) -> Rung:
+        data = DataShape(self.images.name, side, self.images.channels, self.images.classes)
+        model, recipe = resolve(data, BASELINE, 0, given, self.like, self.like is not None)
+        chosen: dict[str, Any] = {}
+        if narrower > 1:
+            chosen["trunk"] = tuple(max(8, width // narrower) for width in model.widths)
+        if narrower > 2:
+            chosen |= {"dim": max(32, model.dim // 2), "mlp_dim": max(64, model.mlp_dim // 2)}
+        if chosen:
+            model, _ = resolve(data, BASELINE, 0, given | chosen)
+        batch = recipe.batch_size
+        if self.images.train < SMALL_SET and "batch_size" not in given:
+            batch = min(SMALL_BATCH, batch)
+        batch = largest_batch(model, batch, self.cores)
+        return Rung(side, narrower, chosen | ({"batch_size": batch} if batch != recipe.batch_size else {}), model)
+
+    def timed(self, budget: float, progress: Progress) -> Planner:
+        """With the time of each rung, from the cheapest up while there is time; the rest by their operations."""
+        until = time.perf_counter() + min(MAX_TIMING, TIMING_SHARE * budget) / 4
+        found: list[Rung] = []
+        with use_threads(1):
+            for i, rung in enumerate(reversed(self.rungs)):
+                progress(i, len(self.rungs), f"timing a model for {rung.side} px")
+                late = time.perf_counter() > until
+                if found and (late or self.epochs(found[-1], 1, budget) < self.enough / 4):
+                    work = estimate(rung.model).macs / estimate(found[-1].model).macs
+                    found.append(replace(rung, seconds=found[-1].seconds * max(1.0, work)))
+                else:
+                    found.append(replace(rung, seconds=seconds_per_image(rung.model, self.device)))
+        progress(len(self.rungs), len(self.rungs), "timed")
+        return replace(self, rungs=found[::-1])
+
+    def epochs(self, rung: Rung, seeds: int, budget: float) -> float:
+        """That fit; each variant is trained with every seed and fold, and once for half as long."""
+        training = PLANNED_SHARE * budget - measuring_seconds(budget) - WORKER_START
+        one = rung.seconds * SLOWER * self.correction * self.images.train / self.cores  # epoch of one run
+        return max(0.0, training / (self.variants * (seeds * self.folds + 0.5) * one))
+
+    def choose(self, budget: float) -> tuple[Rung, int]:
+        """The rung and the number of seeds."""
+        for seeds in [self.seeds] if self.seeds else [math.ceil(MIN_SEEDS / self.folds), 1]:
+            for rung in self.rungs:
+                if self.epochs(rung, seeds, budget) >= self.enough:
+                    return rung, self._more_seeds(rung, seeds, budget)
+        return self.rungs[-1], self.seeds or 1
+
+    def _more_seeds(self, rung: Rung, seeds: int, budget: float) -> int:
+        if self.seeds or seeds * self.folds < MIN_SEEDS:
+            return seeds
+        more = [math.ceil(n / self.folds) for n in MORE_SEEDS]
+        return next((n for n in more if self.epochs(rung, n, budget) >= USEFUL * self.enough), seeds)
+
+    def offer(self, budget: float) -> Offer:
+        rung, seeds = self.choose(budget)
+        return self.described(budget, rung, seeds, min(USEFUL * self.enough, self.epochs(rung, seeds, budget)))
+
+    def described(self, budget: float, rung: Rung, seeds: int, epochs: float) -> Offer:
+        if epochs < self.enough / 2:
+            resolves = "most likely too little training to show a difference"
+        elif seeds * self.folds < MIN_SEEDS:
+            resolves = "the most accurate so far, without proof"
+        else:
+            points = max(1, round(100 * resolution(self.variants, seeds, self.images.test, self.folds)))
+            resolves = f"which variants are within about {points} point{'s' * (points > 1)} of the best"
+        return Offer(
+            seconds=budget,
+            image_size=rung.side,
+            narrower=rung.narrower,
+            seeds=seeds,
+            folds=self.folds,
+            epochs=epochs,
+            resolves=resolves,
+        )
+
+    def larger(self, budget: float) -> list[Offer]:
+        """Budgets that would allow something else than this one."""
+        found = [self.offer(budget)]
+        for factor in (2, 4, 8, 16, 32):
+            offer = self.offer(factor * budget)
+            if any(getattr(offer, name) != getattr(found[-1], name) for name in OFFERED):
+                found.append(offer)
+        return found[1:4]
+
+    def settle(self, plan: Plan, rates: Mapping[str, Rate], per_epoch: int, jobs: int, spent: float) -> Plan:
+        """The plan with the steps that fit, from each variant's own speed where its jobs will run."""
+        rung = next(r for r in self.rungs if (r.side, r.options) == (plan.image_size, plan.options))
+        most = max(2, round(USEFUL * self.enough * per_epoch))
+        runs = plan.seeds * plan.folds
+        steps, expected = fitting_steps(plan.seconds, spent, rates, self.images, per_epoch, runs, jobs, most)
+        planner = self
+        if steps < most:
+            planner = replace(self, correction=self.epochs(rung, plan.seeds, plan.seconds) / (steps / per_epoch))
+        mine = planner.described(plan.seconds, rung, plan.seeds, steps / per_epoch)
+        offers = [mine, *planner.larger(plan.seconds)]
+        return plan.model_copy(update={"steps": steps, "expected": expected, "offers": offers})
+
+
+OFFERED = ("resolves", "seeds", "image_size", "narrower")  # in which one offer differs from another
+
+
+def choose_plan(
+    request: CompareRequest,
+    images: Survey,
+    variants: Sequence[Variant],
+    like: ModelConfig | None,
+    device: torch.device,
+    slots: int | None,
+    earlier: Study | None,
+    resizable: bool,
+    progress: Progress,
+) -> tuple[Planner | None, Plan | None]:
+    """What to train within the request's budget, or within the default one; None: its length is given. resizable: the
+    images can be opened at any size."""
+    if (budget := budget_of(request, images, variants)) is None:
+        return None, None
+    if earlier and earlier.budget == budget and earlier.plan:
+        return None, earlier.plan  # what was chosen stays chosen
+    trained = [v for v in variants if not v.published]
+    near = device if slots is None else pick_device("auto")  # where steps are timed
+    cores = slots or (cpu_count() if device.type == "cpu" else 1)
+    planner = Planner(images, len(trained), cores, near, request.seeds, request.folds or 1, like)
+    planner = planner.with_rungs(request.options, request.image_size, resizable, {v.attention for v in trained})
+    planner = planner.timed(seconds(budget), progress)
+    rung, seeds = planner.choose(seconds(budget))
+    folds = request.folds or 1
+    plan = Plan(seconds=seconds(budget), image_size=rung.side, options=rung.options, seeds=seeds, folds=folds)
+    return planner, plan
+
+
+def budget_of(request: CompareRequest, images: Survey, variants: Sequence[Variant]) -> str | None:
+    tuned = images.name in TUNED or variants[0].task != "classification"
+    if request.budget is None and not tuned and not {"epochs", "steps"} & set(request.options):
+        return DEFAULT_BUDGET
+    return request.budget
+
+
+def _takes(model: ModelConfig, attention: str) -> bool:
+    try:
+        check_attention(model.model_copy(update={"attention": attention}))
+    except ValueError:
+        return False
+    return True
+
+
+def _start_sides(like: ModelConfig, available: int) -> list[int]:
+    """Image sizes at which a trained model can be used: its own; twice that if the images have as many pixels and the
+    tokens stay few; and half of it, from 96 px up."""
+    own, fits = like.image_size, like.patch_size or 1 << (like.pools or 0)
+    double = [2 * own] if 2 * own <= min(available, 256) else []
+    half = [own // 2 // fits * fits] if own // 2 >= 96 else []
+    return [*double, own, *half]
+
+
+def resolution(variants: int, seeds: int, test: int, folds: int = 1) -> float:
+    """The smallest margin within which variants can be shown to be of the best, if seeds and images differ as they
+    usually do: the bound of the report's verdicts."""
+    others, runs = max(1, variants - 1), seeds * folds
+    by_seeds, by_images = 2 * SEED_DEVIATION**2, DISCORDANT / test
+    quantile = dunnett(others, others * (runs - 1), LOOK)
+    if folds > 1:  # images are part of what differs between runs, which share most of them
+        return quantile * math.sqrt((by_seeds + by_images) * (1 / runs + 1 / (folds - 1)))
+    return math.hypot(quantile * math.sqrt(by_seeds / runs), dunnett(others, math.inf, LOOK) * math.sqrt(by_images))
+
+
+def measuring_seconds(budget: float) -> float:
+    return min(MAX_MEASURING, max(MIN_MEASURING, MEASURING_SHARE * budget))
+
+
+def seconds_per_image(model: ModelConfig, device: torch.device, batch: int = 16) -> float:
+    """Of one training step, without what is the same for all rungs."""
+    step = model_calls(model, device, batch)["train_step"]
+    step()
+    start, count = time.perf_counter(), 0
+    while count < 2 or (time.perf_counter() - start < 0.3 and count < 20):
+        step()
+        count += 1
+    return (time.perf_counter() - start) / count / batch
+
+
+def largest_batch(model: ModelConfig, wanted: int, jobs: int) -> int:
+    """The batch size asked for, halved until that many jobs together take a quarter of the machine's memory."""
+    one = step_memory(model, 1)
+    while wanted > 1 and jobs * one * wanted > MEMORY / 4:
+        wanted //= 2
+    return wanted
+
+
+def step_memory(model: ModelConfig, batch: int) -> int:
+    """Approximate bytes of a training step besides the model: the outputs of all modules for one image, kept for the
+    backward pass, with their gradients. Measured peaks were half to two thirds of it."""
+    outputs = 0
+
+    def count(module: nn.Module, inputs: Any, output: Any) -> None:
+        nonlocal outputs
+        if isinstance(output, Tensor) and not next(module.children(), None):
+            outputs += output.numel()
+
+    built = VisionTransformer(model).eval()
+    for module in built.modules():
+        module.register_forward_hook(count)
+    with torch.inference_mode():
+        built(torch.zeros(1, model.channels, model.image_size, model.image_size))
+    return 8 * outputs * batch
+
+
+def fitting_steps(
+    budget: float,
+    spent: float,
+    rates: Mapping[str, Rate],
+    images: Survey,
+    per_epoch: int,
+    runs: int,
+    jobs: int,
+    most: int,
+) -> tuple[int, dict[str, float]]:
+    """Equal steps for every run that fit what is left of the budget, at most `most`; and the expected time by activity.
+
+    `rates` are of one worker while all of them work. A run of half the steps is half a run; at the end one worker waits
+    for the other for half a run on average, which the short runs, done last, make a quarter."""
+    step = sum(1 / rate.steps for rate in rates.values())
+    image = sum(1 / rate.images for rate in rates.values())
+    one = step + image * images.validation / per_epoch  # of each variant, with its share of a validation
+    fixed = len(rates) * (runs + 1) * RUN_OVERHEAD + image * (images.validation + 2 * images.test) * (runs + 1)
+    share = (runs + 0.5) / jobs + (0.25 * (jobs > 1)) / len(rates)
+    overhead = spent + WORKER_START + fixed / jobs
+    steps = min(most, int((PLANNED_SHARE * budget - measuring_seconds(budget) - overhead) / (one * share)))
+    if steps < 2:
+        need = budget
+        while PLANNED_SHARE * need - measuring_seconds(need) < overhead + 2 * one * share:
+            need *= 1.1
+        raise ValueError(f"budget {duration(budget)} is too small for two steps of each run: use {duration(need)}")
+    training = steps * one * share + fixed / jobs
+    return steps, {"planning": spent, "training": training, "measuring": measuring_seconds(budget)}
+
+
+def plan_lines(
+    plan: Plan, images: Survey, model: ModelConfig, variants: int, epochs: float, jobs: int, start: str
+) -> list[str]:
+    """The plan, for people."""
+    counts = f"{images.train:,} train, {images.validation:,} validate, {images.test:,} test"
+    scaled = f", resized to {model.image_size} px" if images.side != model.image_size else ""
+    spent = ", ".join(f"{duration(value)} {what}" for what, value in plan.expected.items())
+    found = [
+        f"plan for {duration(plan.seconds)}, {jobs if jobs > 1 else 'one'} training{'s' * (jobs > 1)} at a time",
+        f"  images   {counts}; {images.classes} classes, about {images.side} px{scaled}",
+        f"  model    {estimate(model).parameters:,} parameters, {model.tokens} tokens, dim {model.dim}, "
+        f"{model.depth} layer{'s' * (model.depth != 1)}",
+        f"  start    {start}",
+        f"  runs     {variants} variant{'s' * (variants != 1)} × {repetitions(plan)}, {plan.steps:,} steps "
+        f"({epochs:.3g} epochs), and each once for half as long",
+        f"  time     about {duration(sum(plan.expected.values()))}: {spent}",
+        f"  shows    {plan.offers[0].resolves}",
+    ]
+    return found + [f"  {duration(offer.seconds):8} would allow {offer.text}" for offer in plan.offers[1:]]

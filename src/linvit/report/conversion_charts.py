@@ -1,0 +1,126 @@
+"""The charts of a conversion's page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from linvit.metrics import METRICS
+from linvit.records import Record
+from linvit.report import vega
+from linvit.report.conversion import ConversionEvidence, show
+
+KINDS = vega.Series(["teacher", "student"], "kind")
+
+
+def build(evidence: ConversionEvidence) -> dict[str, list[vega.Chart]]:
+    """Section → its charts; a section without data is absent."""
+    growth = [_growth(evidence, "conversion_accuracy", "Accuracy"), _growth(evidence, "conversion_speed", "Speed")]
+    return vega.present(
+        {"stages": [_stages(evidence)], "mixes": [_by_layers(evidence), _by_speed(evidence)], "growth": growth}
+    )
+
+
+def _stages(evidence: ConversionEvidence) -> vega.Chart:
+    rows = [
+        {
+            "stage": step.model,
+            "accuracy": step.validation_accuracy,
+            "shown": show(step.validation_accuracy),
+            "agreement": show(step.agreement),
+            "kind": "teacher" if step.model == "teacher" else "student",
+        }
+        for step in evidence.steps
+    ]
+    tips = vega.tooltips("stage", ("shown", "validation accuracy"), ("agreement", "agreement with the teacher"))
+    layers = vega.bars(rows, vega.x_axis("accuracy", domain=[0, 1.15], axis=False), KINDS, tips, "stage")
+    return vega.Chart("stages", "Validation accuracy of each stage", vega.ROW * len(rows), layers)
+
+
+def _by_layers(evidence: ConversionEvidence) -> vega.Chart | None:
+    picked, best = evidence.student.tags["attention"], dict[int, float]()
+    rows = []
+    for r in evidence.of("conversion_accuracy", split="search"):
+        linear, accuracy = int(r.tags["linear"] or 0), float(r.value or 0)
+        best[linear] = max(accuracy, best.get(linear, 0.0))
+        about = {"shown": show(accuracy), "layers": r.tags["model"], "chosen": r.tags["model"] == picked}
+        rows.append({"linear": linear, "accuracy": accuracy} | about)
+    if not rows:
+        return None
+    counts = sorted(best)
+    domain = [counts[0] - 0.4, counts[-1] + 0.4]
+    x = vega.x_axis("linear", "Linear layers", domain=domain, values=counts, format="d", grid=False)
+    y = vega.y_axis("accuracy", "Accuracy on the images of the search", format="~%", tickCount=6)
+    base = vega.data(rows).encode(x=x, y=y, tooltip=vega.tooltips("layers", ("shown", "accuracy")))
+    top = vega.data({"linear": count, "accuracy": best[count]} for count in counts)
+    layers = [
+        top.mark_line(strokeWidth=2, color=vega.BLUE).encode(x=x, y=y),
+        base.mark_point(filled=True, size=50, opacity=0.45, color=vega.BLUE),
+        base.transform_filter("datum.chosen").mark_point(filled=False, size=260, strokeWidth=2, color=vega.ORANGE),
+    ]
+    note = "Every mix of layers that the search tried. Line: the best of each number. Ring: the chosen one."
+    return vega.Chart("layers", "Accuracy and the number of linear layers", 320, layers, note)
+
+
+def _by_speed(evidence: ConversionEvidence) -> vega.Chart | None:
+    ends = {one.tags["attention"]: one for one in (evidence.teacher, evidence.student)}
+    rows: vega.Rows = []
+    for r in evidence.of("conversion_speed", **evidence.here):
+        spec = r.tags["model"]
+        end = ends.get(spec)
+        kind = str(end.tags["model"]) if end else "mix"
+        accuracy = end.value if end else evidence.value("conversion_accuracy", split="search", model=spec)
+        relative = evidence.value("conversion_vs_teacher", model=spec, **evidence.here)
+        if accuracy is not None:
+            shown = {"shown": show(accuracy), "pace": f"{r.value:,.0f}/s, {relative or 0:.2f}×", "layers": spec}
+            rows.append({"kind": kind, "speed": r.value, "accuracy": accuracy} | shown)
+    if len(rows) < 3:  # the table shows two
+        return None
+    speeds, top = (vega.padded(row[name] for row in rows) for name in ("speed", "accuracy"))
+    x = vega.x_axis("speed", "Images per second (faster →)", domain=speeds, format="~s", tickCount=6)
+    y = vega.y_axis("accuracy", "Accuracy", domain=[max(0, top[0]), top[1]], format="~%", tickCount=6)
+    tips = vega.tooltips("kind", "layers", ("shown", "accuracy"), ("pace", "inference"))
+    named = vega.data(row for row in rows if row["kind"] != "mix").encode(x=x, y=y)
+    series = vega.Series([*KINDS.names, "mix"], "kind")
+    layers = [
+        vega.data(rows).mark_point(filled=True, size=130).encode(x=x, y=y, tooltip=tips, **series("color", "shape")),
+        named.mark_text(dy=-14, style="quiet").encode(text="kind:N"),
+    ]
+    note = "Teacher and student: test images. Mixes: the images of the search, before they were trained as a whole."
+    return vega.Chart("speed", "Accuracy and measured speed", 320, layers, note)
+
+
+def _growth(evidence: ConversionEvidence, metric: str, title: str) -> vega.Chart | None:
+    timed = metric == "conversion_speed"
+    patches = len({r.tags.get("patch_size") for r in evidence.of("conversion_speed")}) > 1
+    rows: vega.Rows = []
+    for one in (evidence.teacher, evidence.student):
+        kind = one.tags["model"]
+        tags: dict[str, Any] = {"model": one.tags["attention"]} if timed else {"model": kind, "split": "growth"}
+        for r in evidence.of(metric, **tags):
+            size = _tokens(r) if patches else r.tags["image_size"]
+            shown = {"shown": METRICS[metric].show(r.value), "times": _times(evidence, r) if timed else ""}
+            rows.append({"kind": kind, "size": size, "value": r.value} | shown)
+    sizes = sorted({row["size"] for row in rows})
+    if len(sizes) < 2:
+        return None
+    x = vega.x_axis("size", "Image tokens" if patches else "Side of the images in pixels", values=sizes, grid=False)
+    y = vega.y_axis(
+        "value", "Images per second" if timed else title, zero=timed, format="~s" if timed else "~%", tickCount=6
+    )
+    layers = vega.lines(rows, x, y, KINDS, vega.tooltips("kind", ("size", "size", "d"), "shown"))
+    if timed:
+        student = vega.data(row for row in rows if row["kind"] == "student").encode(x=x, y=y)
+        layers.append(student.mark_text(dy=-14, fontWeight=600).encode(text="times:N"))
+    over = "smaller patches" if patches else "larger images"
+    return vega.Chart(f"growth-{title.lower()}", f"{title} with {over}", 280, layers)
+
+
+def _times(evidence: ConversionEvidence, speed: Record) -> str:
+    """The speed relative to the teacher's, on the same images."""
+    same = {name: speed.tags.get(name) for name in ("model", "image_size", "patch_size")}
+    found = evidence.value("conversion_vs_teacher", **same)
+    return "" if found is None else f"{found:.1f} ×"
+
+
+def _tokens(record: Record) -> int:
+    return (int(record.tags["image_size"] or 0) // int(record.tags["patch_size"] or 1)) ** 2

@@ -1,0 +1,202 @@
+"""What can be asked of `linvit bench`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import model_validator
+
+from linvit.requests.base import Text, option
+from linvit.requests.using import Show
+
+
+class BenchRequest(Show):
+    """What all benchmarks have in common."""
+
+    attentions: tuple[str, ...] = option(
+        (),
+        "An attention; repeatable. [default: all, or those of a figure]",
+        flag="--attention",
+        short="-a",
+        metavar="SPEC",
+    )
+    against: str | None = option(
+        None,
+        "Other packages, separated by commas: performer-pytorch, linformer, transformers. One without options computes "
+        "what the given attentions do, with as many features.",
+        metavar="PEERS",
+    )
+    seed: int = option(0, "Seed of everything random.", ge=0)
+    threads: int | None = option(None, "CPU threads. [default: PyTorch's choice]", ge=1)
+    out: Path | None = option(None, "Folder for records and chart.", metavar="DIR")
+
+
+class ModelBenchRequest(BenchRequest):
+    """A benchmark on random inputs, or on those of a trained model."""
+
+    model: Path | None = option(None, "A trained model: its q and k are used, for --images of --data.", metavar="DIR")
+    data: Text | None = option(None, "The data set of --model's images.", metavar="DATA")
+    images: int | None = option(None, "Number of test images that --model sees. [default: 32]", ge=1)
+    tokens: int | None = option(None, "Sequence length N. [default: 256; features: 4096]", ge=2)
+    heads: int | None = option(None, "Attention heads. [default: 4; features: 1]", ge=1)
+    head_dim: int | None = option(None, "Width of a head. [default: 64; features: 16, depth: 32]", ge=1)
+    draws: int | None = option(None, "Draws of random features. [default: 4; features without --model: 15]", ge=1)
+    data_root: Path | None = option(None, "Folder of the named data sets. [default: $LINVIT_DATA]")
+
+    @model_validator(mode="after")
+    def _check_model(self) -> Self:
+        if (self.model is None) != (self.data is None):
+            raise ValueError("--model and --data go together: a trained model, and the data set of the images it sees")
+        unused = ("sigma", "tokens", "heads", "head_dim", "layers") if self.model is not None else ("images",)
+        for name in unused:
+            if value := getattr(self, name, None):
+                how = "with" if self.model is not None else "without"
+                raise ValueError(f"{name}={value} has no effect {how} --model")
+        return self
+
+
+class ErrorRequest(ModelBenchRequest):
+    """Measure the distance from exact softmax, with uniform attention as the control.
+
+    Shown are the total variation of a row (0 equal, 1 disjoint), its entropy, and the relative error of the output. An
+    attention further from softmax than `uniform` estimates nothing there. q and k are random, or with --model those of
+    a trained model.
+
+    Examples:
+
+        linvit bench error
+        linvit bench error -a performer-exp:m=64 -a performer-exp:m=256 -a performer-hyp --sigma 1 --out runs/error
+        linvit bench error --model runs/photos --data photos/ -a performer-hyp:m=32 --against performer-pytorch
+        linvit bench error --dtype float16 -a performer-exp -a performer-hyp --sigma 4
+    """
+
+    verb = "bench error"
+
+    sigma: tuple[float, ...] = option((), "Standard deviation of random q and k; repeatable. [default: 0.5 1 2]")
+    device: str = option("cpu", "Where attentions are computed: auto, cpu, cuda, cuda:1 or mps.")
+    dtype: Literal["float64", "float32", "bfloat16", "float16"] = option(
+        "float64", "Of q, k and v; softmax of the same is always computed in float64."
+    )
+
+
+class FeaturesRequest(ErrorRequest):
+    """Measure the distance from exact softmax by the number of features (the paper's figure 4).
+
+    Examples:
+
+        linvit bench features --out runs/fig4
+        linvit bench features -a performer-hyp --features 64 --features 256 --tokens 256
+        linvit bench features --model runs/photos --data photos/ -a performer-exp -a performer-hyp
+    """
+
+    verb = "bench features"
+
+    sigma: tuple[float, ...] = option((), "Standard deviation of random q and k; repeatable. [default: 0.5 1]")
+    features: tuple[int, ...] = option(
+        (), "Number of features; repeatable. [default: 16 32 64 128 256, of a model to 64]"
+    )
+
+
+class DepthRequest(ModelBenchRequest):
+    """Measure how the error grows through a model's layers, in softmax's place (the paper's figure 14).
+
+    Examples:
+
+        linvit bench depth
+        linvit bench depth -a performer-hyp:m=32 -a performer-hyp:m=128 --layers 6
+        linvit bench depth --model runs/photos --data photos/ -a performer-hyp:m=64
+    """
+
+    verb = "bench depth"
+
+    layers: int | None = option(None, "Layers of the untrained model. [default: 12]", ge=1)
+
+
+class AngleRequest(Show):
+    """Compare trigonometric with positive features by the angle between two vectors (the paper's figure 2).
+
+    Examples:
+
+        linvit bench angle --out runs/fig2
+    """
+
+    verb = "bench angle"
+
+    seed: int = option(0, "Seed of everything random.", ge=0)
+    threads: int | None = option(None, "CPU threads. [default: PyTorch's choice]", ge=1)
+    out: Path | None = option(None, "Folder for records and chart.", metavar="DIR")
+
+
+class MapsRequest(BenchRequest):
+    """Show where a trained model looks: the attention matrix of every layer and head for one image.
+
+    Other attentions are given the same q and k. --out gets the picture, and the matrices as an .npz file for each
+    attention. These are the paper's figures 10 and 11.
+
+    Examples:
+
+        linvit bench maps runs/photos photos/ --out runs/maps
+        linvit bench maps runs/photos photos/ -a performer-hyp:m=64 -a uniform --image 7 --out runs/maps
+    """
+
+    verb = "bench maps"
+
+    model: Path = option(..., "The folder of a run, or of a model.", argument=True, metavar="DIR")
+    data: Text = option(..., "A data set's name or a path.", argument=True, metavar="DATA")
+    attentions: tuple[str, ...] = option(
+        (), "Another attention, on the same q and k; repeatable.", flag="--attention", short="-a", metavar="SPEC"
+    )
+    image: int = option(0, "Which test image, from 0.", ge=0)
+    data_root: Path | None = option(None, "Folder of the named data sets. [default: $LINVIT_DATA]")
+
+
+class MemoryRequest(BenchRequest):
+    """Measure the peak memory of one call relative to fused softmax, and how many tokens would fit.
+
+    Each attention and length has a process of its own, which takes some seconds to start. q, k and v themselves are not
+    counted, but must fit the limit too.
+
+    Examples:
+
+        linvit bench memory -a performer-relu:m=64 -a linformer:k=64 --tokens 1024 --tokens 4096
+        linvit bench memory --tokens 1024 --until-limit --most-memory 2GB -a performer-exp --against transformers
+    """
+
+    verb = "bench memory"
+
+    tokens: tuple[int, ...] = option((256, 1024, 4096), "Sequence length N; repeatable. [default: 256 1024 4096]")
+    until_limit: bool = option(False, "Double the greatest length until nothing is within the limits.")
+    most_memory: str | None = option(
+        None, "Refuse what would take more, e.g. 4GB. [default: half of the free memory]", metavar="SIZE"
+    )
+    most_seconds: float = option(20.0, "Refuse what would take longer.", metavar="SECONDS", gt=0)
+    heads: int = option(8, "Attention heads.", ge=1)
+    head_dim: int = option(64, "Width of a head.", ge=1)
+    prefix: int = option(0, "How many of the N tokens come before the image's (CLS).", ge=0)
+    batch: int = option(1, "Sequences per call.", ge=1)
+    device: str = option("cpu", "auto, cpu, cuda, cuda:1 or mps.")
+    dtype: Literal["float32", "bfloat16", "float16"] = option("float32", "Of q, k and v.")
+
+
+class SpeedRequest(MemoryRequest):
+    """Time forward and forward+backward, as ratios to PyTorch's fused softmax in the same run.
+
+    An attention whose output or gradients are wrong is not timed, nor one that would exceed the limits. softmax and
+    identity (returns v, the speed limit) are always measured. With a prefix, lengths of a square and the prefix give
+    `dwc` its grid. --until-limit is the paper's figure 3.
+
+    Examples:
+
+        linvit bench speed --threads 2 --out runs/speed
+        linvit bench speed --tokens 1024 --rounds 10 -a performer-relu:m=64 -a efficient
+        linvit bench speed --tokens 256 --until-limit --most-memory 4GB --most-seconds 10 --out runs/fig3
+        linvit bench speed --tokens 1024 -a performer-exp:m=64 -a linformer:k=64 --against performer-pytorch,linformer
+    """
+
+    verb = "bench speed"
+
+    tokens: tuple[int, ...] = option(
+        (64, 256, 1024, 4096), "Sequence length N; repeatable. [default: 64 256 1024 4096]"
+    )
+    rounds: int = option(30, "Interleaved rounds; each times everything once.", ge=1)

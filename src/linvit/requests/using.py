@@ -1,0 +1,264 @@
+"""What can be asked of the verbs that use a model or show results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from linvit.requests.base import Request, Share, Text, option
+from linvit.requests.training import Jobs
+
+
+class Show(Request):
+    """How a result is shown."""
+
+    as_json: bool = option(False, "Print JSON instead of tables.", flag="--json", transient=True)
+    quiet: bool = option(False, "Print only the result.", short="-q", transient=True)
+
+
+class Compute(Request):
+    device: str = option("auto", "auto, cpu, cuda, cuda:1 or mps.")
+    threads: int | None = option(None, "CPU threads. [default: PyTorch's choice]", ge=1)
+
+
+class EvaluateRequest(Show, Compute):
+    """Show the accuracy of a trained model, overall and per class.
+
+    Examples:
+
+        linvit evaluate runs/photos
+        linvit evaluate runs/photos more-photos/ --confusion
+        linvit evaluate runs/photos/last --split validation --json
+        linvit evaluate runs/photos --summary
+    """
+
+    verb = "evaluate"
+
+    model: Text = option(..., "The folder of a run or of a model (…/best).", argument=True, metavar="DIR")
+    data: Text | None = option(
+        None, "A data set's name or a path. [default: as in training]", argument=True, metavar="DATA"
+    )
+    split: Literal["test", "validation"] = option("test", "Which images: test or validation.")
+    confusion: bool = option(False, "Show the confusion matrix as well.")
+    summary: bool = option(False, "Show the model's layers, shapes and parameters instead; no image is read.")
+    data_root: Path | None = option(None, "Folder of the named data sets. [default: $LINVIT_DATA]")
+    limit: int | None = option(None, "Use at most N images of each split.", metavar="N", ge=1)
+    skip_bad: bool = option(False, "Leave out unreadable images, and count them.")
+
+
+class PredictRequest(Show, Compute):
+    """Show the most likely classes of images.
+
+    Examples:
+
+        linvit predict cat.jpg --model runs/photos
+        linvit predict holiday/ more/*.png --model runs/photos --top 1 --json
+    """
+
+    verb = "predict"
+
+    images: tuple[Path, ...] = option(
+        ..., "Image files, or folders of them.", argument=True, metavar="IMAGE", min_length=1
+    )
+    model: Text = option(..., "The folder of a run or of a model.", short="-m", metavar="DIR")
+    top: int = option(5, "Number of classes shown.", ge=1)
+    skip_bad: bool = option(False, "Leave out unreadable images, and name them.")
+
+
+class SampleRequest(Show, Compute):
+    """Draw images, pixel by pixel, from a model trained with --task next-pixel.
+
+    With linear attention every pixel costs the same, as the state of the earlier ones has a fixed size.
+
+    Examples:
+
+        linvit train mnist --task next-pixel -a performer-relu:m=64 --out runs/pixels
+        linvit sample runs/pixels --images 16 --out samples.png
+    """
+
+    verb = "sample"
+
+    model: Text = option(..., "The folder of a run or of a model (…/best).", argument=True, metavar="DIR")
+    images: int = option(16, "Number of images.", ge=1)
+    temperature: float = option(1.0, "Below 1, likelier values are preferred.", gt=0)
+    seed: int = option(0, "Seed of everything random.", ge=0)
+    out: Path = option(Path("samples.png"), "One PNG with all images.", metavar="FILE")
+
+
+class ExportRequest(Show):
+    """Write a trained model for use elsewhere, after checking that it gives the same logits.
+
+    ONNX and .pt2 files take batches of decoded pixels, uint8 (batch, channels, size, size), and normalise them
+    themselves; classes and everything else that a user must know are stored in the file. ONNX is timed against PyTorch.
+
+    Examples:
+
+        linvit export runs/photos
+        linvit export runs/photos --format torch --out photos.pt2
+        linvit export runs/photos --format hf --out photos-vit
+    """
+
+    verb = "export"
+
+    model: Text = option(..., "The folder of a run or of a model (…/best).", argument=True, metavar="DIR")
+    format: Literal["onnx", "torch", "hf"] = option(
+        "onnx", "onnx: an ONNX file; torch: PyTorch's .pt2; hf: a folder that transformers loads.", short="-f"
+    )
+    out: Path | None = option(
+        None, "File, or folder for hf. [default: DIR/model.onnx, DIR/model.pt2 or DIR/hf]", metavar="PATH"
+    )
+    threads: int | None = option(None, "CPU threads. [default: PyTorch's choice]", ge=1)
+
+
+class ReportRequest(Show):
+    """Rebuild the page of a study, a conversion or a search from its records, or merge studies of the same data.
+
+    A study whose jobs are run by a scheduler shows those that are finished.
+
+    Examples:
+
+        linvit report runs/mine
+        linvit report runs/mine --margin 0.5%
+        linvit report runs/monday runs/tuesday --out runs/both
+    """
+
+    verb = "report"
+
+    folders: tuple[Path, ...] = option(
+        ..., "Folders of studies, or of one conversion or search.", argument=True, metavar="DIR", min_length=1
+    )
+    out: Path | None = option(None, "Folder for a merged page.", metavar="DIR")
+    margin: Share | None = option(
+        None, "Accuracy that a faster variant may lose, e.g. 1%. [default: the study's]", metavar="SHARE", gt=0
+    )
+
+
+class JobRequest(Request):
+    """Run one training of a study, as a scheduler's array does.
+
+    The same command resumes an interrupted training. `linvit report DIR` shows what is finished; the study's own
+    command without --jobs-file then measures speeds where it runs and writes the whole page.
+
+    Examples:
+
+        linvit compare cifar10 --epochs 10 --out runs/c10 --jobs-file
+        linvit job runs/c10 3
+        linvit report runs/c10
+    """
+
+    verb = "job"
+
+    folder: Path = option(
+        ...,
+        "A study's folder with the jobs.jsonl that `linvit compare --jobs-file` wrote.",
+        argument=True,
+        metavar="DIR",
+    )
+    number: int | None = option(None, "Which job, from 1. [default: $SLURM_ARRAY_TASK_ID]", argument=True, metavar="N")
+    threads: int | None = option(None, "CPU threads. [default: the study's, or 1]", ge=1)
+    device: str | None = option(None, "cpu, cuda or cuda:1. [default: the study's]")
+    track: tuple[str, ...] = option((), "Log metrics to tensorboard or mlflow; repeatable.", metavar="NAME")
+    dry_run: bool = option(False, "Show what would be done and what is finished, and stop.", transient=True)
+    quiet: bool = option(False, "Print only the result.", short="-q", transient=True)
+
+
+class ListRequest(Request):
+    """List attentions, kernels, datasets, formats, sizes, spaces or metrics.
+
+    Examples:
+
+        linvit list attentions
+        linvit list kernels --json
+        linvit list datasets
+    """
+
+    verb = "list"
+
+    what: str = option(
+        ..., "attentions, kernels, datasets, formats, sizes, spaces or metrics.", argument=True, metavar="WHAT"
+    )
+    as_json: bool = option(False, "Print JSON instead of tables.", flag="--json", transient=True)
+
+
+class ReproduceRequest(Show, Jobs):
+    """Run published studies again: the printed numbers, the report's own recipe, and the fair protocol.
+
+    Without a name, studies are listed. The same command resumes an interrupted study. A missing data set is named, and
+    the other studies run.
+
+    Examples:
+
+        linvit reproduce
+        linvit reproduce 000-mnist
+        linvit reproduce 001-I 001-V --scale smoke
+        linvit reproduce 001-I --seeds 5
+        linvit reproduce --report
+    """
+
+    verb = "reproduce"
+
+    names: tuple[str, ...] = option((), "Studies to run.", argument=True, metavar="NAME")
+    scale: Literal["full", "cpu", "smoke"] = option(
+        "cpu", "full: the report's recipe, for a GPU; cpu: real data, at most an hour; smoke: one step, as a test."
+    )
+    report: bool = option(False, "Write one page of all studies that were run.")
+    publish: Path | None = option(
+        None, "Write that page to DIR/reports.html together with the tables it links to.", metavar="DIR"
+    )
+    out: Path = option(Path("runs/reproduce"), "Folder for the results: DIR/NAME/SCALE.", metavar="DIR")
+    seeds: int | None = option(None, "Seeds of each row, instead of the scale's.", ge=1)
+    data_root: Path | None = option(None, "Folder of the named data sets. [default: $LINVIT_DATA]")
+
+
+class AdviseRequest(Show):
+    """Show from how many tokens linear attention is faster here, and which one to try; nothing is trained.
+
+    Half a minute of measuring finds the break-even of each attention on this machine, attention's share of the model's
+    time, and the number of features for a target error; the measurements are cached. Earlier studies below --runs
+    supply accuracies. For what is not known, it shows the command that would find out.
+
+    Examples:
+
+        linvit advise 1024
+        linvit advise path/to/images --image-size 128 --patch 8
+        linvit advise runs/model --data path/to/images --error 0.1
+        linvit advise path/to/huggingface-vit --image-size 512 --for latency --out runs/advice
+    """
+
+    verb = "advise"
+
+    about: Text = option(
+        ...,
+        "A data set's name or path, a number of tokens, or a trained model's folder.",
+        argument=True,
+        metavar="DATA|N|MODEL",
+    )
+    image_size: int | None = option(None, "Side of the images.", metavar="PIXELS", ge=1)
+    patch: int | None = option(None, "Side of a patch.", metavar="PIXELS", ge=1)
+    size: str | None = option(None, "A model size by name; see `linvit list sizes`.", metavar="NAME")
+    attentions: tuple[str, ...] = option(
+        (),
+        "What softmax is compared with; repeatable. [default: those of compare]",
+        flag="--attention",
+        short="-a",
+        metavar="SPEC",
+    )
+    data: Text | None = option(None, "With MODEL: images whose q and k are used.", metavar="DATA")
+    task: Literal["latency", "inference", "training"] = option(
+        "inference", "What decides: latency (one image at a time), inference (batches) or training.", flag="--for"
+    )
+    batch: int | None = option(None, "Images per batch. [default: chosen by model size]", ge=1)
+    target: float = option(
+        0.2,
+        "Target distance from softmax (total variation), for which features are counted.",
+        flag="--error",
+        gt=0,
+        lt=1,
+    )
+    sigma: float = option(1.0, "Standard deviation of q and k where no model supplies them.", gt=0)
+    runs: Path | None = option(None, "Folder of earlier studies. [default: runs, if it exists]", metavar="DIR")
+    fresh: bool = option(False, "Repeat cached measurements.")
+    device: str = option("auto", "auto, cpu, cuda, cuda:1 or mps.")
+    data_root: Path | None = option(None, "Folder of the named data sets. [default: $LINVIT_DATA]")
+    threads: int | None = option(None, "CPU threads. [default: PyTorch's choice]", ge=1)
+    out: Path | None = option(None, "Folder for the results.", metavar="DIR")

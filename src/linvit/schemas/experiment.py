@@ -1,0 +1,114 @@
+"""Experiment = data + model + recipe + seed + task + start + teacher, and its identity."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from pydantic import Field
+
+from linvit.schemas.base import Document, Frozen
+from linvit.schemas.model import ModelConfig
+from linvit.schemas.recipe import Recipe
+
+BACKBONES = Path(__file__).resolve().parent.parent / "backbones"  # the pretrained models that ship with linvit
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One of `of` parts of the images, each of which is held out once."""
+
+    index: int  # from 0
+    of: int
+    seed: int = 0  # decides which images are in which fold
+    spare_test: bool = False  # test images stay out of all folds, even if they were taken from the training images
+
+
+class Source(Frozen):
+    """Where images are found and how they are read: all that a worker on another machine needs to open them."""
+
+    data: str  # a registered name or an absolute path
+    root: str | None = None
+    image_size: int | None = None
+    multiple_of: int = 4
+    channels: int | None = None  # if a pretrained model takes another number than the images have
+    limit: int | None = None
+    skip_bad: bool = False
+    fold: Fold | None = None  # None: the data set's own splits
+
+    def folded(self, fold: Fold | None) -> Source:
+        """The same images with this fold held out; None: with their own splits."""
+        return self.model_copy(update={"fold": fold})
+
+
+class DatasetRef(Frozen):
+    """A data set by its content: equal identities are equal images, wherever they are stored."""
+
+    name: str
+    identity: str
+
+
+class Start(Frozen):
+    """A trained model to start from, identified by its weights; the folder only says where they are."""
+
+    folder: str
+    sha256: str
+
+    @property
+    def shipped(self) -> bool:
+        """Whether it is one of linvit's own backbones."""
+        return Path(self.folder).parent == BACKBONES
+
+    @property
+    def name(self) -> str:
+        folder = Path(self.folder)
+        if self.shipped:
+            return BACKBONES.name
+        return folder.parent.name if folder.name in ("best", "last") else folder.name
+
+
+class Length(NamedTuple):
+    batch: int
+    per_epoch: int  # steps; the remainder of a shuffled epoch is left out
+    total: int  # steps
+
+
+class Experiment(Document):
+    """One training, fully described: with it and the images, anybody gets the same weights."""
+
+    model_config = Frozen.model_config
+    kind = "experiment"
+    current_format: ClassVar[int] = 3  # goes up when a default changes (ids leave defaults out), or which model is kept
+
+    format: int = 3
+    data: DatasetRef
+    model: ModelConfig
+    recipe: Recipe
+    seed: int = Field(0, ge=0)
+    task: str = "classification"
+    start: Start | None = None  # None: from scratch
+    teacher: Start | None = None  # of a task that learns from a model
+    label: str = ""  # for people
+    source: Source | None = None
+
+    def settings(self, defaults: bool = True) -> dict[str, Any]:
+        """All that decides the weights; neither its label nor where its images are."""
+        found = self.model_dump(mode="json", exclude_defaults=not defaults, exclude={"label", "source"})
+        taught = {"teacher": self.teacher.sha256} if self.teacher else {}
+        return found | {"format": self.format, "start": self.start and self.start.sha256} | taught
+
+    @property
+    def id(self) -> str:
+        """Leaves out options at their defaults, so that a new option does not change the ids of existing folders."""
+        return hashlib.sha256(json.dumps(self.settings(False), sort_keys=True).encode()).hexdigest()[:12]
+
+    def stored(self) -> dict[str, Any]:
+        return {"id": self.id} | self.model_dump(mode="json")
+
+    def length(self, images: int) -> Length:
+        batch = min(self.recipe.batch_size, images)
+        per_epoch = images // batch
+        return Length(batch, per_epoch, self.recipe.steps or max(1, round(self.recipe.epochs * per_epoch)))

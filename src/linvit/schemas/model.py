@@ -1,0 +1,189 @@
+"""ModelConfig: everything that rebuilds a model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from linvit.errors import choices
+from linvit.registry import parse, parse_layers
+from linvit.schemas.base import Frozen
+from linvit.site import Site
+
+MAX_TRUNK = 64  # convolutions of a stem
+STEM_OPTIONS: dict[str, dict[str, Any]] = {  # the options of each stem, with their defaults
+    "patch": {"patch_size": 4},
+    "conv": {"trunk": (64, 128, 256), "pools": 2},
+    "resnet": {"trunk": (32, 64, 128)},
+    "length-one": {"trunk": (64, 128, 256), "pools": 2},
+    "next-pixel": {"levels": 256, "order": "raster"},
+}
+ACTIVATIONS: dict[str, set[str]] = {"relu": set(), "gelu": set(), "elu": {"alpha"}}  # with the options they take
+BLOCK_OPTIONS = ("heads", "head_dim", "mlp_dim", "qkv_bias", "dropout", "drop_path", "layer_scale", "prefix")
+DATA_OPTIONS = ("image_size", "channels", "classes")  # taken from the data, never set by a user
+
+
+class ModelConfig(Frozen):
+    """A vision transformer. Whether its attention exists and fits is checked by `linvit.models.model_config`."""
+
+    image_size: int = Field(32, ge=4, le=8192, description="Side of the images.")
+    channels: int = Field(3, ge=1, description="Channels of the images.")
+    classes: int = Field(10, ge=0, description="Classes; 0: no head, the model returns features.")
+    stem: Literal["patch", "conv", "resnet", "pixel", "length-one", "next-pixel"] = Field(
+        "patch", description="How images become tokens: patch, conv, resnet, pixel, length-one or next-pixel."
+    )
+    patch_size: int | None = Field(None, ge=1, description="Side of a patch, of stem=patch.")
+    trunk: tuple[PositiveInt, ...] | None = Field(None, min_length=1, description="Widths of a convolutional stem.")
+    pools: int | None = Field(None, ge=0, description="Max-pools of a conv or length-one stem.")
+    activation: str = Field("relu", description="Of a convolutional stem: relu, gelu, elu or elu:alpha=0.5.")
+    levels: int | None = Field(None, ge=2, le=256, description="Values per channel of a next-pixel model.")
+    order: Literal["raster", "reversed"] | None = Field(None, description="Pixel order of a next-pixel model.")
+    dim: int = Field(128, ge=1, description="Width of the tokens.")
+    depth: int = Field(6, ge=0, le=10_000, description="Layers; 0 is the stem alone.")
+    heads: int = Field(8, ge=1, description="Attention heads.")
+    head_dim: int | None = Field(None, ge=1, description="Width of a head. [default: dim / heads]")
+    mlp_dim: int = Field(256, ge=1, description="Hidden width of the MLPs.")
+    attention: str = Field("softmax", description="One spec, or one per layer: a@2+b@4.")
+    pool: Literal["cls", "mean", "cls-mean", "all"] = Field(
+        "mean", description="What the head sees: the first prefix token, the mean of the image tokens, both, or all."
+    )
+    prefix: int | None = Field(
+        None, ge=0, description="Learned tokens before the image's. [default: 1 if pool has cls]"
+    )
+    positions: Literal["learned", "sincos", "none"] = Field("learned", description="Position embeddings.")
+    qkv_bias: bool = Field(True, description="Whether the q, k, v projection has a bias.")
+    norm_eps: float = Field(1e-5, gt=0, description="Epsilon of the layer norms.")
+    layer_scale: float | None = Field(None, gt=0, description="Initial LayerScale factor. [default: no LayerScale]")
+    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout of attention outputs and MLPs.")
+    emb_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout of the embedded tokens.")
+    drop_path: float = Field(0.0, ge=0, lt=1, description="Stochastic depth of the last block.")
+    head: Literal["linear", "wide"] = Field("linear", description="The classifier: linear, or an MLP 2048-1024.")
+    seed: int = Field(0, ge=0, description="Seed of the initial weights and random features.")
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The trunk of a stem that has one."""
+        return self.trunk or ()
+
+    @property
+    def prefix_tokens(self) -> int:
+        if self.causal:
+            return 0
+        return int(self.pool.startswith("cls")) if self.prefix is None else self.prefix
+
+    @property
+    def causal(self) -> bool:
+        """Each token attends to itself and earlier ones; its logits predict the next pixel."""
+        return self.stem == "next-pixel"
+
+    @property
+    def outputs(self) -> int:
+        """The number of logits."""
+        return (self.levels or 0) if self.causal else self.classes
+
+    @property
+    def features(self) -> int:
+        """The width of the head's input."""
+        if self.causal:
+            return self.dim
+        return self.dim * {"cls-mean": 2, "all": self.image_tokens}.get(self.pool, 1)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of the image tokens."""
+        size, patch, convolutions, pools = self.image_size, self.patch_size, len(self.widths), self.pools or 0
+        if patch and size % patch:
+            fit = ", ".join(str(p) for p in range(2, size) if size % p == 0) or "1"
+            raise ValueError(
+                f"patch_size={patch} does not divide image_size={size}: choose a patch_size of {fit}, or another "
+                "image_size"
+            )
+        if pools > convolutions:
+            raise ValueError(f"pools={pools} must be between 0 and the number of convolutions, {convolutions}")
+        if not size >> pools:
+            raise ValueError(f"image_size={size} cannot be halved pools={pools} times")
+        match self.stem:
+            case "pixel":
+                return self.channels * size, size
+            case "next-pixel":
+                return size, self.channels * size
+            case "length-one":
+                return 1, 1
+            case "resnet":
+                side = -(-size >> convolutions - 1)  # each stage after the first halves it, rounding up
+            case "conv":
+                side = size >> pools  # an odd map loses its last row and column to a pool
+            case "patch":
+                side = size // (patch or 1)
+        return side, side
+
+    @property
+    def image_tokens(self) -> int:
+        return math.prod(self.grid)
+
+    @property
+    def tokens(self) -> int:
+        """Prefix and image tokens."""
+        return self.prefix_tokens + self.image_tokens
+
+    @property
+    def site(self) -> Site:
+        """Where the attention of its first layer is."""
+        head_dim = self.head_dim or max(1, self.dim // self.heads)
+        return Site(
+            self.heads, head_dim, self.tokens, self.grid, self.prefix_tokens, seed=self.seed, causal=self.causal
+        )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, options: dict[str, Any]) -> dict[str, Any]:
+        own = STEM_OPTIONS.get(options.get("stem", "patch"), {})
+        return options | {name: value for name, value in own.items() if options.get(name) is None}
+
+    @model_validator(mode="after")
+    def _check(self) -> ModelConfig:
+        for name, why in without_effect(dict(self)).items():
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name}={getattr(self, name)} has no effect: {why}: leave it out")
+        _check_activation(self.activation)
+        if len(self.widths) > MAX_TRUNK:
+            raise ValueError(f"trunk has {len(self.widths):,} widths, more than the maximum of {MAX_TRUNK}")
+        parse_layers(self.attention, self.depth) or parse_layers(self.attention.split("@")[0], 1)
+        if self.pool.startswith("cls") and not self.prefix_tokens:
+            raise ValueError(f"pool={self.pool}: prefix=0 has no token: use pool=mean")
+        if self.pool.startswith("cls") and not self.depth:
+            raise ValueError(f"pool={self.pool}: depth=0 leaves a cls token that has seen no image: use pool=mean")
+        if self.head != "linear" and not self.outputs:
+            raise ValueError(f"head={self.head} has no effect: classes=0 has no head: leave it out")
+        if self.depth and self.head_dim is None and self.dim % self.heads:
+            raise ValueError(f"dim={self.dim} is not a multiple of heads={self.heads}: give head_dim")
+        _ = self.grid  # a size that does not fit is an error
+        return self
+
+
+def _check_activation(text: str) -> None:
+    spec = parse(text)
+    if spec.name not in ACTIVATIONS:
+        raise ValueError(f"activation={text}" + choices(spec.name, ACTIVATIONS))
+    for name, value in spec.options.items():
+        if name not in ACTIVATIONS[spec.name]:
+            raise ValueError(f"activation={text}: {spec.name} has no option '{name}'")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+            raise ValueError(f"activation={text}: {name} must be a number above 0")
+
+
+def without_effect(options: Mapping[str, Any]) -> dict[str, str]:
+    """Options that change nothing given these, and why."""
+    stem, depth = str(options.get("stem", "patch")), str(options.get("depth"))
+    own = {name for options in STEM_OPTIONS.values() for name in options} - set(STEM_OPTIONS.get(stem, {}))
+    unused = {name: f"stem={stem} has no {name}" for name in sorted(own)}
+    if stem in ("patch", "pixel", "next-pixel"):
+        unused["activation"] = f"stem={stem} has no convolutions"
+    if stem == "next-pixel":
+        unused |= dict.fromkeys(("pool", "prefix"), "stem=next-pixel has logits for every token, and no others")
+    if depth == "1":
+        unused["drop_path"] = "depth=1 has only the first block, which is never dropped"
+    return unused | (dict.fromkeys(BLOCK_OPTIONS, "depth=0 has no blocks") if depth == "0" else {})

@@ -1,0 +1,122 @@
+"""Which executor runs a study's jobs: as requested, as an earlier call found to be faster, or by a short benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from linvit.execute import EXECUTORS, Executor, Work, executor_type
+from linvit.machine import cpu_count
+from linvit.pipeline.prepare import Prepared
+from linvit.progress import Progress
+from linvit.records import Record
+from linvit.requests import CompareRequest
+from linvit.schemas.study import Placement, Study
+from linvit.study.jobs import OnJobEvent, StudyJob
+from linvit.training.loop import Rate
+
+PROBE_SECONDS = 1.5  # for which each way to place jobs is timed
+
+
+class JobPlacement:
+    """Chooses the executor when there is work, and owns it."""
+
+    def __init__(self, request: CompareRequest, prepared: Prepared, study: Study):
+        self.prepared, self.designer, self.device = prepared, prepared.designer, prepared.device
+        self.study, self.threads = study, request.threads
+        self.executor: Executor | None = None
+        self.placement = self._requested(request)
+
+    def _requested(self, request: CompareRequest) -> Placement | None:
+        """None: the faster way is yet to be found."""
+        runner, jobs = request.runner, request.jobs
+        if runner is None and jobs is not None and jobs > 1:
+            runner = "processes"
+        if runner == "here" and jobs not in (None, 1):
+            raise ValueError(f"jobs={jobs}: the executor 'here' runs one training at a time")
+        in_memory = self.designer.origin is None
+        if runner is not None and executor_type(runner).opens_data and in_memory:
+            raise ValueError(f"the executor '{runner}' needs images that workers can open: give a name or a path")
+        if runner not in (None, "here"):
+            slots = jobs or self.prepared.slots or cpu_count()
+            return Placement(executor=runner, jobs=slots, threads=self.threads or 1)
+        whole = self.threads or torch.get_num_threads()
+        if runner or jobs == 1 or self.threads is not None or in_memory or self.device.type != "cpu":
+            return Placement(executor="here", threads=whole)
+        known = self.study.placement  # as an earlier call found, unless that was on other machines
+        return known if known is None or known.executor in ("here", "processes") else None
+
+    def decide(self, progress: Progress) -> Placement:
+        """Where jobs run; the executor is ready."""
+        if self.placement is None:
+            self.placement = self._benchmarked(progress)
+        if self.executor is None:
+            self.executor = self._start(self.placement)
+        return self.placement
+
+    def _start(self, placement: Placement) -> Executor:
+        kind = executor_type(placement.executor)
+        return kind(placement.jobs, placement.threads, self.designer.datasets, placement.executor)
+
+    def _benchmarked(self, progress: Progress) -> Placement:
+        """One job on all cores, or as many at a time as there are cores and runs, whichever trains faster. What workers
+        cannot do, such as an attention that only this process knows, is done here."""
+        jobs, base = min(cpu_count(), len(self.study.runs())), self.designer.base
+        here = Placement(executor="here", threads=torch.get_num_threads())
+        if jobs == 1:
+            return here
+        progress(0, 2, "timing one training at a time")
+        measured = {"here": round(self._start(here).rate(base, PROBE_SECONDS, self.device).steps, 2)}
+        progress(1, 2, f"timing {jobs} trainings at a time")
+        processes = Placement(executor="processes", jobs=jobs, threads=1)
+        self.executor = self._start(processes)
+        try:
+            for variant in self.study.variants:
+                if not variant.published:
+                    self.executor.check(self.designer.experiment(variant), self.device)
+            rate = self.executor.rate(base, PROBE_SECONDS, self.device)
+            measured["processes"] = round(jobs * rate.steps, 2)
+        except ValueError:
+            measured["processes"] = 0.0
+        progress(2, 2, "done")
+        if measured["here"] < measured["processes"]:
+            return processes.model_copy(update={"measured": measured})
+        self.close()
+        return here.model_copy(update={"measured": measured})
+
+    def rates(self, seconds: float, progress: Progress) -> dict[str, Rate]:
+        """How fast each variant trains where its jobs will run, while all slots are busy. `seconds`: in all."""
+        self.decide(progress)
+        assert self.executor is not None
+        trained = [variant for variant in self.study.variants if variant.id in self.study.seeds]
+        found = {}
+        for i, variant in enumerate(trained):
+            progress(i, len(trained), f"timing {variant.label}")
+            experiment = self.designer.experiment(variant)
+            found[variant.id] = self.executor.rate(experiment, seconds / len(trained), self.device)
+        progress(len(trained), len(trained), "timed")
+        return found
+
+    def run(self, jobs: list[StudyJob], on_event: OnJobEvent) -> Iterator[tuple[StudyJob, list[Record]]]:
+        """Each job with its records, in order; finished jobs need no executor."""
+        done = {job.number: job.finished() for job in jobs}
+        left = [job for job in jobs if not done[job.number]]
+        if self.placement is not None:
+            left = [job.model_copy(update={"threads": self.placement.threads}) for job in left]
+        work: Iterator[Any] = iter(()) if self.executor is None else self.executor.run_jobs(left, on_event)  # type: ignore[arg-type]
+        for job in jobs:
+            yield (job, found) if (found := done[job.number]) else next(work)
+
+    def measure(self, work: Work, progress: Progress) -> tuple[Any, dict[str, Any]]:
+        """The result of work that needs a machine without other load, and that machine if it is another one."""
+        if self.executor is None and self.placement and self.placement.executor not in ("here", "processes"):
+            self.decide(progress)  # all jobs were finished, but measurements belong to the machines that they ran on
+        executor = self.executor or EXECUTORS["here"](1, 1, self.designer.datasets)
+        return executor.measure(work, progress)
+
+    def close(self) -> None:
+        if self.executor is not None:
+            self.executor.shutdown()
+            self.executor = None

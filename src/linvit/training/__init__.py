@@ -1,0 +1,1 @@
+"""Training: an engine that knows experiments; `linvit.train(…)` is in the pipeline."""

@@ -1,0 +1,83 @@
+"""What a training tells its listeners while it runs. Events are plain data: they cross a pipe as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Began:
+    """What is about to be trained, or from where it goes on."""
+
+    text: str
+    step: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Noted:
+    """Something that the user should know."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Progressed:
+    """How far work other than training has come."""
+
+    done: int
+    total: int
+    what: str
+
+
+@dataclass(frozen=True)
+class Stepped:
+    step: int
+    total: int
+    loss: float  # of this epoch so far, as is the accuracy
+    accuracy: float
+    images_per_second: float
+    seconds_left: float
+    epoch: float  # how many are done
+    epochs: float  # how many there will be
+
+
+@dataclass(frozen=True)
+class Validated(Stepped):
+    row: dict[str, float]  # the line of log.jsonl
+
+
+@dataclass(frozen=True)
+class Diverged:
+    step: int
+    layer: str  # the first that gave a number that is not finite
+
+
+@dataclass(frozen=True)
+class Tested:
+    """What the test images say of the model that was chosen."""
+
+    step: int  # after which it was
+    row: dict[str, float]
+
+
+Event = Began | Noted | Progressed | Stepped | Validated | Diverged | Tested
+Listener = Callable[[Event], None]
+KINDS: dict[str, type[Any]] = {
+    kind.__name__: kind for kind in (Began, Noted, Progressed, Stepped, Validated, Diverged, Tested)
+}
+
+
+def tell(listeners: Sequence[Listener], event: Event) -> None:
+    for listener in listeners:
+        listener(event)
+
+
+def to_json(event: Event) -> dict[str, Any]:
+    return {"event": type(event).__name__} | asdict(event)
+
+
+def from_json(row: dict[str, Any]) -> Event:
+    return KINDS[row["event"]](**{key: value for key, value in row.items() if key != "event"})

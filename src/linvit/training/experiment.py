@@ -1,0 +1,34 @@
+"""Experiments in their folders: which files are theirs, and the record that all their records are made from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from linvit import ranks
+from linvit.locks import claim_folder
+from linvit.measure.provenance import provenance
+from linvit.records import Record
+from linvit.schemas.experiment import Experiment
+
+OURS = ("log.jsonl", "records.jsonl", "confusion.json", "best", "last")  # what a run writes into its folder
+
+
+def claim(experiment: Experiment, folder: Path) -> None:
+    """Write experiment.json, or make sure that the folder holds this experiment."""
+    stored = claim_folder(experiment.path(folder), experiment, OURS)
+    wanted = experiment
+    if stored is not None and experiment.source is None:
+        wanted = experiment.model_copy(update={"source": stored.source})
+    if wanted != stored:
+        wanted.save(folder)
+
+
+def record_of(experiment: Experiment, device: torch.device) -> Record:
+    """A record without a value, which says where and of what others are."""
+    dtype = {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[experiment.recipe.amp]
+    tags = {"attention": experiment.model.attention, "dataset": experiment.data.name, "seed": experiment.seed}
+    found = provenance(device, dtype)
+    found["threads"] *= ranks.count()  # of all processes that train it
+    return Record("", None, experiment=experiment.id, **found, tags=tags)

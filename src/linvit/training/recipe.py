@@ -1,0 +1,61 @@
+"""Recipes, checked; the learning rate as a pure function of the step, so that a resumed run needs no state."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+
+from linvit.errors import choices, clear
+from linvit.measure.devices import check_bfloat16
+from linvit.schemas.recipe import Recipe
+from linvit.training.optimizers import OPTIMIZERS
+
+
+def create_recipe(base: Recipe | None = None, **options: Any) -> Recipe:
+    """A recipe with these options over the base, checked."""
+    if unknown := set(options) - set(Recipe.model_fields):
+        name = sorted(unknown)[0]
+        raise ValueError(f"a recipe has no option '{name}'" + choices(name, Recipe.model_fields))
+    try:
+        recipe = Recipe(**((base.model_dump() if base else {}) | options))
+    except ValidationError as error:
+        raise clear(error) from None
+    if recipe.optimizer not in OPTIMIZERS:
+        raise ValueError(f"unknown optimizer '{recipe.optimizer}'" + choices(recipe.optimizer, OPTIMIZERS))
+    return recipe
+
+
+def learning_rate(recipe: Recipe, step: int, total: int, steps_per_epoch: int) -> float:
+    """The rate of step 0 … total−1."""
+    warmup = round(recipe.warmup * total)
+    if step < warmup:
+        return recipe.lr * (step + 1) / (warmup + 1)
+    done = (step - warmup) / max(1, total - warmup)
+    match recipe.schedule:
+        case "constant":
+            return recipe.lr
+        case "step":
+            return recipe.lr * recipe.step_factor ** int(step / (recipe.step_epochs * steps_per_epoch))
+        case "onecycle":  # a straight line down after the warm-up
+            return recipe.lr * (1 + (recipe.final_lr - 1) * done)
+        case "restarts":
+            position, length = step - warmup, recipe.restart_epochs * steps_per_epoch
+            while position >= length:
+                position, length = position - length, 2 * length
+            done = position / length
+    low = recipe.final_lr
+    return recipe.lr * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def check_amp(amp: str, device: torch.device) -> None:
+    """Refuse half precision where it would not work, or crawl."""
+    if amp == "fp16" and device.type != "cuda":
+        raise ValueError(f"amp=fp16 needs a CUDA device, not {device.type}: choose amp=off")
+    if amp == "bf16" and device.type == "cpu":
+        has = torch.cpu.get_capabilities()
+        if has.get("architecture") == "x86_64" and not (has.get("avx512_bf16") or has.get("amx_bf16")):
+            raise ValueError("amp=bf16: this CPU has no native bfloat16 and would take many times longer: use amp=off")
+        check_bfloat16("amp=bf16", device)

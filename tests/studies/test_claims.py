@@ -1,0 +1,334 @@
+"""How claims are judged, and that what they say of the reports' own numbers is so."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from results_of import made, noisy
+from synthetic import record
+
+from linvit.records import Records
+from linvit.report import statistics
+from linvit.report.merit import ACCURACY
+from linvit.report.statistics import LEVEL
+from linvit.studies import STUDIES, PublishedStudy
+from linvit.studies.claims import CLAIMS, grows_with_depth, near_the_limit
+from linvit.studies.declaration import all_published
+from linvit.studies.hypotheses import (
+    FAILS,
+    HOLDS,
+    MISSING,
+    OPEN,
+    Claim,
+    at_least,
+    better,
+    diverges,
+    equal,
+    faster,
+    judge,
+    learned_below,
+    trains,
+)
+from linvit.studies.mistakes import small_model
+from linvit.studies.results import Pair, Ref, Results
+
+A, B = Ref("000-mnist", "RF16 softmax"), Ref("000-mnist", "transformer")
+RELU, LINFORMER = Ref("000-mnist", "RF64 ReLU"), Ref("000-mnist", "linformer")
+
+
+def verdict(home, *tests) -> str:
+    return judge([Claim("000.0", "", "", tests)], Results(home))[0].word
+
+
+@pytest.mark.parametrize(
+    ("test", "difference", "seeds", "word"),
+    [
+        (better, 0.03, 3, HOLDS),
+        (better, -0.03, 3, FAILS),
+        (better, 0.0, 5, FAILS),  # a tie: shown to be less than a point better, and not shown to be better at all
+        (better, 0.03, 1, OPEN),
+        (better, 0.03, 2, OPEN),
+        (better, 0.005, 5, HOLDS),  # also by less than a point
+        (at_least, 0.03, 3, HOLDS),
+        (at_least, 0.0, 5, HOLDS),
+        (at_least, -0.03, 3, FAILS),
+        (at_least, -0.002, 3, OPEN),  # on MNIST, where the margin is 0.2 points
+        (equal, 0.0, 5, HOLDS),
+        (equal, 0.03, 3, FAILS),
+        (equal, -0.03, 3, FAILS),
+        (equal, 0.0, 1, OPEN),
+    ],
+)
+def test_what_a_difference_shows(tmp_path, test, difference, seeds, word):
+    base = noisy(0.9, seeds)
+    ours = [(value or 0) + difference + 0.001 * (-1) ** i for i, value in enumerate(base)]
+    made(tmp_path, {"transformer": base, "RF16 softmax": ours})
+    assert verdict(tmp_path, test(A, B)) == word
+
+
+def test_smoke_decides_nothing_and_the_largest_finished_scale_counts(tmp_path):
+    better_row = {"transformer": noisy(0.9, 5), "RF16 softmax": noisy(0.95, 5)}
+    made(tmp_path, better_row, scale="smoke")
+    assert verdict(tmp_path, better(A, B)) == MISSING
+    made(tmp_path, better_row)
+    assert verdict(tmp_path, better(A, B)) == HOLDS
+    made(tmp_path, {"transformer": noisy(0.97, 5), "RF16 softmax": noisy(0.95, 5)}, scale="full")
+    assert verdict(tmp_path, better(A, B)) == FAILS
+    assert "scale full" in better(A, B).run(Results(tmp_path)).found
+    shutil.rmtree(tmp_path / "000-mnist/full")
+    made(tmp_path, {"transformer": noisy(0.95)}, scale="full", finished=False)
+    assert Results(tmp_path).column("000-mnist", "fair").scale == "cpu"
+    shutil.rmtree(tmp_path / "000-mnist/cpu")
+    assert Results(tmp_path).column("000-mnist", "fair").scale == "full"
+
+
+def test_all_tests_must_hold_and_one_may_refute(tmp_path):
+    made(tmp_path, {"transformer": noisy(0.9), "RF16 softmax": noisy(0.95), "RF64 ReLU": noisy(0.85)})
+    away = Ref("000-cifar10", "RF16 softmax")
+    for tests, word in (
+        ([better(A, B), better(B, RELU)], HOLDS),
+        ([better(A, B), better(RELU, B)], FAILS),
+        ([better(A, B), better(away, B)], OPEN),  # one was not run
+        ([better(RELU, B), better(away, B)], FAILS),
+        ([better(away, B)], MISSING),
+        ([], MISSING),
+    ):
+        assert verdict(tmp_path, *tests) == word
+
+
+def test_claims_of_one_report_share_its_risk(tmp_path):
+    """A p between 5 % and a tenth of it: shown for one claim alone, and not among ten."""
+    base, ours = [0.90, 0.901, 0.899], [0.906, 0.9025, 0.9045]
+    results = Results(made(tmp_path, {"transformer": base, "RF16 softmax": ours}))
+    claims = [Claim(f"000.{i}", "", "", [better(A, B)]) for i in range(10)]
+    assert LEVEL / 10 < better(A, B).run(results).holds < LEVEL
+    assert judge(claims[:1], results)[0].word == HOLDS
+    assert {found.word for found in judge(claims, results)} == {OPEN}
+    elsewhere = [Claim(f"00{i}.1", "", "", [better(A, B)]) for i in range(10)]
+    assert {found.word for found in judge(elsewhere, results)} == {HOLDS}
+
+
+def test_true_nulls_are_rarely_called_either_way():
+    """Two equally good rows: that one is better is said in at most 5 % of studies."""
+
+    class Drawn:
+        def pair(self, a: Ref, b: Ref) -> Pair:
+            scores = {name: dict(enumerate(0.9 + 0.02 * rng.normal(size=3))) for name in "ab"}
+            return Pair(statistics.judge(scores).comparison, 0, 1, "cpu", ACCURACY, "")
+
+    rng, studies = np.random.default_rng(0), 200
+    wrong = sum(better(A, B).run(Drawn()).holds <= LEVEL for _ in range(studies))
+    assert wrong <= 0.05 * studies + 2 * np.sqrt(0.05 * 0.95 * studies)
+
+
+@pytest.mark.parametrize(("longer", "word"), [(0.72, HOLDS), (0.76, FAILS), (0.75, FAILS)])
+def test_a_checkpoint_saves_training_if_its_models_steps_are_counted(tmp_path, longer, word):
+    """It is always better than from scratch with equal steps here."""
+    rows = {
+        f"{name}{how}": noisy(mean, 5)
+        for name in ("linformer", "RF16 softmax")
+        for how, mean in ((" from checkpoint", 0.75), ("", 0.7), (", twice the steps", longer))
+    }
+    results = Results(made(tmp_path, rows, study="000-cifar10"))
+    assert judge([claim for claim in CLAIMS if claim.id == "000.3"], results)[0].word == word
+
+
+def test_a_speed_is_higher_if_the_quartiles_do_not_overlap(tmp_path):
+    speeds = {"RF16 softmax": (1.5, 1.4, 1.6), "RF64 ReLU": (1.45, 1.39, 1.5), "linformer": (0.8, 0.7, 0.9)}
+    made(tmp_path, {name: [0.9] for name in ("transformer", *speeds)}, speeds=speeds)
+    for a, b, word in ((A, B, HOLDS), (B, A, FAILS), (A, RELU, OPEN), (A, LINFORMER, HOLDS), (LINFORMER, B, FAILS)):
+        assert verdict(tmp_path, faster(a, b)) == word, (a, b)
+
+
+@pytest.mark.parametrize(("large", "word"), [(0.8, HOLDS), (1.2, FAILS)])
+def test_small_patches_are_compared_with_large_ones_of_the_same_images(tmp_path, large, word):
+    """CIFAR-10 (I) in its 64 patches of 4 says nothing of patch sizes."""
+    for number, speed in (("I", 1.2 if large < 1 else 0.8), ("VI", 1.3), ("VII", 1.1), ("VIII", large), ("IX", large)):
+        rows = {name: [0.3] for name in ("ViT", "relu", "exp", "fθ")}
+        speeds = {name: (speed, speed - 0.01, speed + 0.01) for name in rows if name != "ViT"}
+        made(tmp_path, rows, study=f"001-{number}", speeds=speeds)
+    (claim,) = (claim for claim in CLAIMS if claim.id == "001.3")
+    assert judge([claim], Results(tmp_path))[0].word == word
+    titles = [STUDIES[name].title for name in sorted(claim.needs)]  # IX, VI, VII, VIII
+    assert [re.findall(r"patches of (\d), (\d+) features", title)[0] for title in titles] == [
+        ("8", "64"),
+        ("4", "32"),
+        ("4", "64"),
+        ("8", "32"),
+    ]
+
+
+def test_rows_of_two_studies_are_compared_if_their_images_are_the_same(tmp_path):
+    a, b = Ref("001-I", "relu"), Ref("001-II", "relu")
+    for name, mean, identity in (("001-I", 0.9, "x"), ("001-II", 0.8, "x"), ("001-V", 0.7, "y")):
+        made(tmp_path, {"relu": noisy(mean)}, study=name, identity=identity)
+    assert verdict(tmp_path, better(a, b)) == HOLDS
+    found = better(a, Ref("001-V", "relu")).run(Results(tmp_path))
+    assert (found.holds, found.fails, found.found) == (1, 1, "run on other images or at another scale")
+
+
+def test_fewer_bits_are_better(tmp_path):
+    bits = {"Transformer": [1.21, 1.22, 1.2], "Performer-ReLU": [1.31, 1.32, 1.3]}
+    made(tmp_path, bits, study="paper-fig18", metric="bits_per_dim")
+    test = better(*(Ref("paper-fig18", row) for row in bits))
+    assert verdict(tmp_path, test) == HOLDS
+    assert test.run(Results(tmp_path)).found.startswith("+0.1000 bits")
+
+
+def test_diverged_runs_are_reported_and_compared_with_nothing(tmp_path):
+    made(tmp_path, {"transformer": noisy(0.9), "RF16 softmax": [0.9, None, 0.9]})
+    for test, word in (
+        (better(B, A), OPEN),
+        (diverges(A), HOLDS),
+        (diverges(B), OPEN),
+        (trains(A), FAILS),
+        (trains(B), HOLDS),
+        (diverges(RELU), MISSING),
+    ):
+        assert verdict(tmp_path, test) == word
+    assert "seed 1 diverged in blocks.2 at step 41" in better(B, A).run(Results(tmp_path)).found
+
+
+@pytest.mark.parametrize(("alphas", "word"), [([0.41, 0.42, 0.43], HOLDS), ([0.6, 0.61, 0.62], FAILS), ([0.4], OPEN)])
+def test_a_learned_parameter_is_tested_over_seeds(tmp_path, alphas, word):
+    made(tmp_path, {"transformer": noisy(0.9)})
+    about = {"variant": "transformer", "attention": "softmax", "name": "alpha"}
+    Records(tmp_path / "000-mnist/cpu/fair/records.jsonl").append(
+        [
+            record("learned_parameter", alpha + shift, seed=seed, layer=layer, **about)
+            for seed, alpha in enumerate(alphas)
+            for layer, shift in enumerate((-0.1, 0.1))
+        ]
+    )
+    assert verdict(tmp_path, learned_below(B, "alpha", 0.5, "α is below one half")) == word
+
+
+@pytest.mark.parametrize(("mean", "half"), [(0.9, 0.06), (0.51, 0.0)])  # gains much; hardly above chance of two
+@pytest.mark.parametrize(
+    ("test", "difference", "word"),
+    [
+        (better, 0.03, HOLDS),
+        (better, -0.03, FAILS),
+        (better, 0.0, OPEN),
+        (at_least, 0.0, OPEN),
+        (at_least, -0.03, FAILS),
+        (equal, 0.0, OPEN),
+        (equal, 0.03, FAILS),
+    ],
+)
+def test_barely_trained_models_show_nothing_of_small_differences(tmp_path, mean, half, test, difference, word):
+    base = noisy(mean, 5)
+    made(tmp_path, {"transformer": base, "RF16 softmax": [value + difference for value in base]}, half=half)
+    assert verdict(tmp_path, test(A, B)) == word
+    assert "too early for small differences" in test(A, B).run(Results(tmp_path)).found
+
+
+@pytest.mark.parametrize(("softmax", "holds"), [(4.0, True), (1.5, False)])
+def test_near_the_limit_is_nearer_to_it_than_to_softmax(softmax, holds):
+    steps = {"identity": 1.0, "softmax": softmax, "performer-exp:m=64": 1.3}
+    found = [
+        record("train_step", value * layers, variant=f"{name}, {layers} layers")
+        for layers in (1, 4)
+        for name, value in steps.items()
+    ]
+    text = f"a step of 4 layers takes performer-exp:m=64 1.30×, softmax {softmax:.2f}× the time of one that returns v"
+    assert near_the_limit(found) == (holds, text)
+
+
+@pytest.mark.parametrize(("last", "holds"), [(0.5, True), (0.05, False)])
+def test_errors_grow_with_depth_if_all_do(last, holds):
+    ends = {"performer-exp:m=32": (0.1, 0.7), "performer-hyp:m=32": (0.1, last), "uniform": (0.9, 0.8)}  # the control
+    found = [
+        record("depth_error", value, attention=name, layer=layer)
+        for name, values in ends.items()
+        for layer, value in zip((1, 12), values, strict=True)
+    ]
+    assert grows_with_depth(found)[0] is holds
+
+
+def test_every_claim_says_what_it_tests(tmp_path):
+    assert [claim.report for claim in CLAIMS] == ["000"] * 5 + ["001"] * 6 + ["002"] * 7 + ["004"] * 6
+    assert len({claim.id for claim in CLAIMS}) == len(CLAIMS)
+    for claim in CLAIMS:
+        assert claim.says
+        assert claim.test
+        assert set(claim.needs) <= set(STUDIES.names())
+
+
+def test_every_row_that_a_claim_names_exists(tmp_path):
+    """Once all studies have been run, each test finds its rows."""
+    for name in {name for claim in CLAIMS for name in claim.needs}:
+        study = STUDIES[name]
+        if isinstance(study, PublishedStudy):
+            for column in study.columns:
+                rows = {row.name: noisy(0.9) for row in study.rows_of(column)}
+                made(tmp_path, rows, study=study.name, column=column, speeds=dict.fromkeys(rows, (1.0, 0.9, 1.1)))
+    figures = {"paper-fig14", "paper-fig20-21"}
+    for claim in CLAIMS:
+        for test in claim.tests:
+            part = test.run(Results(tmp_path))
+            assert part.ran or figures & set(test.studies), part.what
+            assert all(study in test.studies for study in re.findall(r"\b(?:00[012]|paper)-[\w-]+", part.what))
+
+
+def number(study: str, row: str, key: str) -> float:
+    return all_published()[study][row].numbers[key]
+
+
+def above(row: str, *others: str, key: str = "max_accuracy", sign: int = 1) -> str:
+    """The experiments of report 001 in which a row's printed number is above those of all others."""
+    names = [study for study in all_published() if study.startswith("001-")]
+    first = [s for s in names if all(sign * number(s, row, key) > sign * number(s, other, key) for other in others)]
+    return ", ".join(name.removeprefix("001-") for name in first)
+
+
+def test_what_the_reports_own_numbers_say():
+    own = {claim.id: claim.own or claim.contradicted for claim in CLAIMS}
+    tables, time = ("000-mnist", "000-cifar10"), "train_s_per_epoch"
+    performers = [row for row in all_published()["000-mnist"] if row.startswith(("RF", "det")) and "check" not in row]
+    both = [
+        number(study, row, "valid_accuracy") >= number(study, "transformer", "valid_accuracy")
+        and number(study, row, "ms_per_step") < number(study, "transformer", "ms_per_step")
+        for study in tables
+        for row in performers
+    ]
+    assert own["000.1"].startswith(f"{sum(both)} of {len(performers)} Performers")
+    accuracy = partial(number, key="valid_accuracy")
+    worse = [
+        accuracy(s, f"{row} from checkpoint") < accuracy(s, row)
+        for s in tables
+        for row in ("linformer", "RF16 softmax")
+    ]
+    assert own["000.3"].startswith(f"{sum(worse)} of {len(worse)} rows are worse")
+    more = [accuracy(study, "RF128 ReLU") - accuracy(study, "RF64 ReLU") for study in tables]
+    assert [f"{value:+.2f}".replace("-", "−") for value in more] == re.findall(r"[+−]0\.\d\d", own["000.2"])
+    assert above("ViT", "relu", "exp", "fθ") == re.findall(r"\((.*)\)", own["001.1"])[0] == "I, II, III, IV, V, VI, VII"
+    assert above("relu", "exp", "fθ", key=time, sign=-1).count(",") == 8  # 9 of 9
+    assert above("ViT", "relu", "exp", "fθ", key=time) == "V, VI, VII"
+    assert above("ViT", "relu", "exp", "fθ", key=time, sign=-1).endswith("VIII, IX")
+    assert above("exp", "relu", "fθ") == "V, VI, VII, VIII, IX"
+    assert above("fθ", "exp") == "I, II, III, IV"
+    pairs = [(a, b, row) for a, b in (("001-I", "001-II"), ("001-V", "001-VII")) for row in ("relu", "exp", "fθ")]
+    assert all(number(b, row, time) > number(a, row, time) for a, b, row in pairs)
+    gains = {(a, row): number(b, row, "max_accuracy") - number(a, row, "max_accuracy") for a, b, row in pairs}
+    assert [pair for pair, gain in gains.items() if gain > 1] == [("001-I", "exp")]
+    assert f"{number('002-gelu-4', 'GELU', 'test_accuracy')} %" in own["002.3"]
+    assert f"{number('002-elu-4', 'ELU', 's_per_epoch')} s per epoch" in own["002.4"]
+
+
+def test_the_mixture_of_a_one_token_model_has_no_effect():
+    """What is said of claim 002.6."""
+    model, images = small_model("length-one", "performer-theta-mixture")
+    alphas = [parameter for name, parameter in model.named_parameters() if name.endswith("alpha")]
+    logits = []
+    for value in (0.1, 0.9):
+        for alpha in alphas:
+            alpha.fill_(value)
+        logits.append(model(images).float())
+    assert alphas
+    assert torch.equal(*logits)
