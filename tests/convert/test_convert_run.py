@@ -233,7 +233,7 @@ def test_results_are_not_written_among_what_is_read(teacher, tmp_path):
         ({"max_drop": 7}, "max_drop=7 must be less than 1"),
         ({"max_drop": 0.4, "to": "softmax@2+uniform@2"}, "name linear attentions, not softmax@2"),
         ({"amp": "fp16"}, "amp=fp16 needs a CUDA device"),
-        ({"steps": 5, "epochs": 1}, "give one of epochs, steps and budget"),
+        ({"steps": 5, "epochs": 1}, "give epochs or steps, not both"),
         ({"steps": 1}, "steps=1 are too few for 3 trainings"),
         ({"epochs": -1}, "epochs=-1 must be more than 0"),
         ({"budget": "soon"}, "budget 'soon' is not a duration"),

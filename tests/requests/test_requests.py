@@ -99,7 +99,7 @@ def test_a_changed_request_is_checked_again():
         ("tune --set steps=3", "give epochs, not steps"),
         ("convert m --to x", "--data is missing"),
         ("convert m --to x --data d --stages 1,5", "must be one of 1, 2 or 3"),
-        ("convert m --to x --data d --epochs 1 --steps 2", "give one of epochs, steps and budget"),
+        ("convert m --to x --data d --epochs 1 --steps 2", "give epochs or steps, not both"),
         ("convert m --to x --data d --set dim=3", "unknown option 'dim'"),
         ("predict --model m", "IMAGE is missing"),
         ("compair", "unknown verb 'compair'; did you mean 'compare'?"),

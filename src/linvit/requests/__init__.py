@@ -2,19 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from linvit.requests.base import Flag, Request, option
-from linvit.requests.bench import (
-    AngleRequest,
-    DepthRequest,
-    ErrorRequest,
-    FeaturesRequest,
-    MapsRequest,
-    MemoryRequest,
-    SpeedRequest,
-)
+from linvit.requests import bench
+from linvit.requests.base import BY_VERB, Request, read_request
 from linvit.requests.training import CompareRequest, ConvertRequest, TrainRequest, TuneRequest
 from linvit.requests.using import (
     AdviseRequest,
@@ -35,7 +24,6 @@ __all__ = [
     "ConvertRequest",
     "EvaluateRequest",
     "ExportRequest",
-    "Flag",
     "JobRequest",
     "ListRequest",
     "PredictRequest",
@@ -45,38 +33,6 @@ __all__ = [
     "SampleRequest",
     "TrainRequest",
     "TuneRequest",
-    "option",
+    "bench",
     "read_request",
 ]
-
-BY_VERB: dict[str, type[Request]] = {
-    kind.verb: kind
-    for kind in (
-        TrainRequest,
-        CompareRequest,
-        TuneRequest,
-        ConvertRequest,
-        EvaluateRequest,
-        PredictRequest,
-        SampleRequest,
-        ExportRequest,
-        ReportRequest,
-        JobRequest,
-        ListRequest,
-        ReproduceRequest,
-        AdviseRequest,
-        ErrorRequest,
-        FeaturesRequest,
-        DepthRequest,
-        AngleRequest,
-        MapsRequest,
-        SpeedRequest,
-        MemoryRequest,
-    )
-}
-
-
-def read_request(stored: Mapping[str, Any]) -> Request:
-    """The request that a document stores."""
-    values = dict(stored)
-    return BY_VERB[values.pop("verb")].of(**values)

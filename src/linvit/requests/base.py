@@ -11,7 +11,6 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, cast
 
@@ -89,6 +88,15 @@ Share = Annotated[float, BeforeValidator(_share)]  # 0.01 or 1%
 Listed = BeforeValidator(_parts)  # 1,2 or none
 
 
+BY_VERB: dict[str, type[Request]] = {}
+
+
+def read_request(stored: Mapping[str, Any]) -> Request:
+    """The request that a document stores."""
+    values = dict(stored)
+    return BY_VERB[values.pop("verb")].of(**values)
+
+
 class Request(BaseModel):
     """The docstring of a subclass is the help text of its command: one line, details, examples."""
 
@@ -96,6 +104,11 @@ class Request(BaseModel):
     verb: ClassVar[str]
     shortcuts: ClassVar[tuple[str, ...]] = ()  # options of model and recipe with a flag of their own
     takes: ClassVar[tuple[type[BaseModel], ...]] = (ModelConfig, Recipe)  # what `options` may set
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        if "verb" in vars(cls):
+            BY_VERB[cls.verb] = cls
 
     @classmethod
     def of(cls, **keywords: Any) -> Self:
@@ -152,7 +165,7 @@ class Request(BaseModel):
                 raise ValueError(f"unknown size '{value}'" + choices(str(value), SIZES))
             return value
         try:
-            return _adapter(fields[name]).validate_python(value)
+            return TypeAdapter(cast(Any, Annotated)[fields[name].annotation, fields[name]]).validate_python(value)
         except ValidationError as error:
             raise clear(error, name) from None
 
@@ -221,18 +234,3 @@ def _word(value: Any, separator: str = ",") -> str:
     if isinstance(value, (list, tuple)):
         return separator.join(map(str, value)) or "none"
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
-
-
-@cache
-def _adapter_of(schema: type[BaseModel], name: str) -> TypeAdapter[Any]:
-    field = schema.model_fields[name]
-    kind: Any = field.annotation
-    return TypeAdapter(cast(Any, Annotated)[(kind, *field.metadata)] if field.metadata else kind)
-
-
-def _adapter(field: FieldInfo) -> TypeAdapter[Any]:
-    for schema in (ModelConfig, Recipe):
-        for name, own in schema.model_fields.items():
-            if own is field:
-                return _adapter_of(schema, name)
-    raise AssertionError(field)

@@ -8,31 +8,29 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from linvit.requests.base import Text, option
-from linvit.requests.using import Show
+from linvit.requests.groups import NamedData, Seeded, Show, specs
 
 
-class BenchRequest(Show):
+class BenchRequest(Show, Seeded):
     """What all benchmarks have in common."""
 
-    attentions: tuple[str, ...] = option(
-        (),
-        "An attention; repeatable. [default: all, or those of a figure]",
-        flag="--attention",
-        short="-a",
-        metavar="SPEC",
-    )
+    threads: int | None = option(None, "CPU threads. [default: PyTorch's choice]", ge=1)
+    out: Path | None = option(None, "Folder for records and chart.", metavar="DIR")
+
+
+class AttentionBenchRequest(BenchRequest):
+    """A benchmark of several attentions."""
+
+    attentions: tuple[str, ...] = specs("An attention; repeatable. [default: all, or those of a figure]")
     against: str | None = option(
         None,
         "Other packages, separated by commas: performer-pytorch, linformer, transformers. One without options computes "
         "what the given attentions do, with as many features.",
         metavar="PEERS",
     )
-    seed: int = option(0, "Seed of everything random.", ge=0)
-    threads: int | None = option(None, "CPU threads. [default: PyTorch's choice]", ge=1)
-    out: Path | None = option(None, "Folder for records and chart.", metavar="DIR")
 
 
-class ModelBenchRequest(BenchRequest):
+class ModelBenchRequest(AttentionBenchRequest, NamedData):
     """A benchmark on random inputs, or on those of a trained model."""
 
     model: Path | None = option(None, "A trained model: its q and k are used, for --images of --data.", metavar="DIR")
@@ -42,7 +40,6 @@ class ModelBenchRequest(BenchRequest):
     heads: int | None = option(None, "Attention heads. [default: 4; features: 1]", ge=1)
     head_dim: int | None = option(None, "Width of a head. [default: 64; features: 16, depth: 32]", ge=1)
     draws: int | None = option(None, "Draws of random features. [default: 4; features without --model: 15]", ge=1)
-    data_root: Path | None = option(None, "Folder of the named data sets. [default: $LINVIT_DATA]")
 
     @model_validator(mode="after")
     def _check_model(self) -> Self:
@@ -113,7 +110,7 @@ class DepthRequest(ModelBenchRequest):
     layers: int | None = option(None, "Layers of the untrained model. [default: 12]", ge=1)
 
 
-class AngleRequest(Show):
+class AngleRequest(BenchRequest):
     """Compare trigonometric with positive features by the angle between two vectors (the paper's figure 2).
 
     Examples:
@@ -123,12 +120,8 @@ class AngleRequest(Show):
 
     verb = "bench angle"
 
-    seed: int = option(0, "Seed of everything random.", ge=0)
-    threads: int | None = option(None, "CPU threads. [default: PyTorch's choice]", ge=1)
-    out: Path | None = option(None, "Folder for records and chart.", metavar="DIR")
 
-
-class MapsRequest(BenchRequest):
+class MapsRequest(AttentionBenchRequest, NamedData):
     """Show where a trained model looks: the attention matrix of every layer and head for one image.
 
     Other attentions are given the same q and k. --out gets the picture, and the matrices as an .npz file for each
@@ -144,14 +137,11 @@ class MapsRequest(BenchRequest):
 
     model: Path = option(..., "The folder of a run, or of a model.", argument=True, metavar="DIR")
     data: Text = option(..., "A data set's name or a path.", argument=True, metavar="DATA")
-    attentions: tuple[str, ...] = option(
-        (), "Another attention, on the same q and k; repeatable.", flag="--attention", short="-a", metavar="SPEC"
-    )
+    attentions: tuple[str, ...] = specs("Another attention, on the same q and k; repeatable.")
     image: int = option(0, "Which test image, from 0.", ge=0)
-    data_root: Path | None = option(None, "Folder of the named data sets. [default: $LINVIT_DATA]")
 
 
-class MemoryRequest(BenchRequest):
+class MemoryRequest(AttentionBenchRequest):
     """Measure the peak memory of one call relative to fused softmax, and how many tokens would fit.
 
     Each attention and length has a process of its own, which takes some seconds to start. q, k and v themselves are not

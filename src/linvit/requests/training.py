@@ -2,84 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import model_validator
 
-from linvit.requests.base import Duration, Listed, Request, Share, Text, option
+from linvit.requests.base import Duration, Listed, Share, Text, option
+from linvit.requests.groups import DATA, Data, Jobs, Options, Output, Resumed, Started, specs
 from linvit.schemas.conversion import Inherit
 from linvit.schemas.recipe import Recipe
 from linvit.schemas.search import Pruner, Sampler
 from linvit.schemas.study import MAX_MARGIN
 
-DATA = "A data set's name, or the path of an image folder, .npz or .parquet file."
+LENGTH, RECIPE = ("epochs", "steps"), ("batch_size", "optimizer", "lr", "amp")  # options with a flag of their own
+SHAPE = ("size", "stem", "patch_size", "dim", "depth", "heads")
 
 
-class Data(Request):
-    """Images, and how they are read."""
-
-    data: Text = option("digits", DATA, argument=True, metavar="DATA")
-    data_root: Path | None = option(None, "Folder of the named data sets. [default: $LINVIT_DATA]")
-    image_size: int | None = option(None, "Side of the images. [default: the data set's own]", metavar="PIXELS", ge=1)
-    limit: int | None = option(None, "Use at most N images of each split.", metavar="N", ge=1)
-    skip_bad: bool = option(False, "Leave out unreadable images, and count them.")
-
-
-class Options(Request):
-    """Where a model starts, and options of model and recipe."""
-
-    start: Text | None = option(
-        None,
-        "Start from a trained model: a run's folder, a Hugging Face or timm ViT, 'backbones' (those that ship with "
-        "linvit) or 'scratch'. [default: backbones for photos, else scratch]",
-        flag="--from",
-        metavar="MODEL",
-    )
-    config: Path | None = option(
-        None, "The best.toml of `linvit tune`; command-line options override it.", metavar="FILE"
-    )
-    options: dict[str, Any] = option(
-        {}, "Any other option of the model or the recipe; repeatable.", flag="--set", metavar="KEY=VALUE"
-    )
-    seed: int = option(0, "Seed of everything random.", ge=0)
-
-    @model_validator(mode="after")
-    def _one_length(self) -> Self:
-        given = [name for name in ("epochs", "steps") if name in self.options]
-        if getattr(self, "budget", None) is not None:
-            given.append("budget")
-        if len(given) > 1:
-            raise ValueError(f"give {given[0]} or {given[1]}, not both")
-        return self
-
-
-class Jobs(Request):
-    """Where trainings run."""
-
-    device: str = option("auto", "auto, cpu, cuda, cuda:1 or mps.")
-    threads: int | None = option(None, "CPU threads of each training.", ge=1)
-    jobs: int | None = option(None, "Trainings at a time. [default: chosen by a short benchmark]", ge=1)
-    runner: str | None = option(
-        None,
-        "Where trainings run: here, processes, ray (the cluster of this machine or of $RAY_ADDRESS) or ray://HOST:PORT.",
-        flag="--on",
-        metavar="WHERE",
-    )
-
-
-class Output(Request):
-    """What is written and shown."""
-
-    out: Path | None = option(None, "Folder for the results.", metavar="DIR")
-    track: tuple[str, ...] = option((), "Log metrics to tensorboard or mlflow; repeatable.", metavar="NAME")
-    dry_run: bool = option(False, "Show what would be done and what is finished, and stop.", transient=True)
-    print_config: bool = option(False, "Print the resolved configuration as TOML, and stop.", transient=True)
-    as_json: bool = option(False, "Print JSON instead of tables.", flag="--json", transient=True)
-    quiet: bool = option(False, "Print only the result.", short="-q", transient=True)
-
-
-class TrainRequest(Output, Options, Data):
+class TrainRequest(Output, Resumed, Started, Data):
     """Train a vision transformer on a data set or a folder of images.
 
     Options that are not given are chosen for the data. The same command resumes an interrupted training at any point.
@@ -100,25 +38,7 @@ class TrainRequest(Output, Options, Data):
     """
 
     verb = "train"
-    shortcuts = (
-        "epochs",
-        "steps",
-        "size",
-        "stem",
-        "patch_size",
-        "dim",
-        "depth",
-        "heads",
-        "batch_size",
-        "optimizer",
-        "lr",
-        "schedule",
-        "weight_decay",
-        "ema",
-        "patience",
-        "amp",
-        "compile",
-    )
+    shortcuts = (*LENGTH, *SHAPE, *RECIPE, "schedule", "weight_decay", "ema", "patience", "compile")
 
     attention: str | None = option(
         None,
@@ -129,16 +49,10 @@ class TrainRequest(Output, Options, Data):
     task: str = option(
         "classification", "What is learned: classification, or next-pixel (a likelihood).", metavar="NAME"
     )
-    folds: int | None = option(None, "Cross-validate with K stratified folds, each held out once.", metavar="K", ge=2)
     test: bool = option(True, hidden=True)
-    device: str = option("auto", "auto, cpu, cuda, cuda:1 or mps.")
-    threads: int | None = option(None, "CPU threads. [default: PyTorch's choice]", ge=1)
-    checkpoint_seconds: float = option(
-        30.0, "Seconds between checkpoints.", flag="--save-every", metavar="SECONDS", ge=0
-    )
 
 
-class CompareRequest(Output, Jobs, Options, Data):
+class CompareRequest(Output, Jobs, Started, Data):
     """Train several attentions on your images and recommend one.
 
     Every variant gets the same data, steps and parameters; accuracy, speed and memory are measured on this machine. The
@@ -160,12 +74,8 @@ class CompareRequest(Output, Jobs, Options, Data):
     verb = "compare"
     shortcuts = ("epochs", "size")
 
-    attentions: tuple[str, ...] = option(
-        (),
-        "A variant; repeatable. [default: softmax, performer-exp, -relu and -theta with m=32, linformer:k=16]",
-        flag="--attention",
-        short="-a",
-        metavar="SPEC",
+    attentions: tuple[str, ...] = specs(
+        "A variant; repeatable. [default: softmax, performer-exp, -relu and -theta with m=32, linformer:k=16]"
     )
     task: str | None = option(None, "What is learned: classification, or next-pixel (a likelihood).", metavar="NAME")
     with_scratch: bool = option(False, "With --from: train every variant from scratch, too, for as many steps.")
@@ -188,7 +98,6 @@ class CompareRequest(Output, Jobs, Options, Data):
         metavar="K",
         ge=1,
     )
-    folds: int | None = option(None, "Cross-validate with K stratified folds, each held out once.", metavar="K", ge=2)
     margin: Share | None = option(
         None,
         "Accuracy that a faster variant may lose, e.g. 1% (or bits per dimension). [default: 1%]",
@@ -204,7 +113,7 @@ class CompareRequest(Output, Jobs, Options, Data):
     )
 
 
-class TuneRequest(Output, Jobs, Options, Data):
+class TuneRequest(Output, Jobs, Started, Data):
     """Search the best options for several attentions alike, and show whether that changes which one wins.
 
     Every variant gets as many trials (or as much time) from one space. Validation images decide; test images are never
@@ -225,9 +134,7 @@ class TuneRequest(Output, Jobs, Options, Data):
     verb = "tune"
     shortcuts = ("epochs", "size")
 
-    attentions: tuple[str, ...] = option(
-        (), "A variant; repeatable. [default: those of compare]", flag="--attention", short="-a", metavar="SPEC"
-    )
+    attentions: tuple[str, ...] = specs("A variant; repeatable. [default: those of compare]")
     trials: int | None = option(None, "Trials of every variant. [default: 20]", ge=1)
     budget: Duration | None = option(
         None, "Time for the whole search, e.g. 2h, divided equally among the variants.", metavar="TIME"
@@ -258,7 +165,7 @@ class TuneRequest(Output, Jobs, Options, Data):
         return self
 
 
-class ConvertRequest(Output, Data):
+class ConvertRequest(Output, Resumed, Options, Data):
     """Make the attention of a trained model linear, and show what that costs and gains.
 
     Each stage reports its accuracy, agreement with the teacher, steps and time. The same command resumes an interrupted
@@ -274,7 +181,7 @@ class ConvertRequest(Output, Data):
     """
 
     verb = "convert"
-    shortcuts = ("epochs", "steps", "batch_size", "optimizer", "lr", "amp")
+    shortcuts = (*LENGTH, *RECIPE)
     takes = (Recipe,)
 
     model: Text = option(
@@ -303,16 +210,4 @@ class ConvertRequest(Output, Data):
     options: dict[str, Any] = option(
         {}, "Any other option of the recipe; repeatable.", flag="--set", metavar="KEY=VALUE"
     )
-    seed: int = option(0, "Seed of everything random.", ge=0)
-    device: str = option("auto", "auto, cpu, cuda, cuda:1 or mps.")
-    threads: int | None = option(None, "CPU threads. [default: PyTorch's choice]", ge=1)
-    checkpoint_seconds: float = option(
-        30.0, "Seconds between checkpoints.", flag="--save-every", metavar="SECONDS", ge=0
-    )
     report: bool = option(True, hidden=True)
-
-    @model_validator(mode="after")
-    def _one_length(self) -> Self:
-        if sum(name in self.options for name in ("epochs", "steps")) + (self.budget is not None) > 1:
-            raise ValueError("give one of epochs, steps and budget")
-        return self

@@ -6,22 +6,10 @@ from pathlib import Path
 from typing import Literal
 
 from linvit.requests.base import Request, Share, Text, option
-from linvit.requests.training import Jobs
+from linvit.requests.groups import Compute, Images, Jobs, NamedData, Planned, Seeded, Show, specs
 
 
-class Show(Request):
-    """How a result is shown."""
-
-    as_json: bool = option(False, "Print JSON instead of tables.", flag="--json", transient=True)
-    quiet: bool = option(False, "Print only the result.", short="-q", transient=True)
-
-
-class Compute(Request):
-    device: str = option("auto", "auto, cpu, cuda, cuda:1 or mps.")
-    threads: int | None = option(None, "CPU threads. [default: PyTorch's choice]", ge=1)
-
-
-class EvaluateRequest(Show, Compute):
+class EvaluateRequest(Show, Compute, Images):
     """Show the accuracy of a trained model, overall and per class.
 
     Examples:
@@ -41,9 +29,6 @@ class EvaluateRequest(Show, Compute):
     split: Literal["test", "validation"] = option("test", "Which images: test or validation.")
     confusion: bool = option(False, "Show the confusion matrix as well.")
     summary: bool = option(False, "Show the model's layers, shapes and parameters instead; no image is read.")
-    data_root: Path | None = option(None, "Folder of the named data sets. [default: $LINVIT_DATA]")
-    limit: int | None = option(None, "Use at most N images of each split.", metavar="N", ge=1)
-    skip_bad: bool = option(False, "Leave out unreadable images, and count them.")
 
 
 class PredictRequest(Show, Compute):
@@ -65,7 +50,7 @@ class PredictRequest(Show, Compute):
     skip_bad: bool = option(False, "Leave out unreadable images, and name them.")
 
 
-class SampleRequest(Show, Compute):
+class SampleRequest(Show, Compute, Seeded):
     """Draw images, pixel by pixel, from a model trained with --task next-pixel.
 
     With linear attention every pixel costs the same, as the state of the earlier ones has a fixed size.
@@ -81,7 +66,6 @@ class SampleRequest(Show, Compute):
     model: Text = option(..., "The folder of a run or of a model (…/best).", argument=True, metavar="DIR")
     images: int = option(16, "Number of images.", ge=1)
     temperature: float = option(1.0, "Below 1, likelier values are preferred.", gt=0)
-    seed: int = option(0, "Seed of everything random.", ge=0)
     out: Path = option(Path("samples.png"), "One PNG with all images.", metavar="FILE")
 
 
@@ -133,7 +117,7 @@ class ReportRequest(Show):
     )
 
 
-class JobRequest(Request):
+class JobRequest(Planned):
     """Run one training of a study, as a scheduler's array does.
 
     The same command resumes an interrupted training. `linvit report DIR` shows what is finished; the study's own
@@ -157,8 +141,6 @@ class JobRequest(Request):
     number: int | None = option(None, "Which job, from 1. [default: $SLURM_ARRAY_TASK_ID]", argument=True, metavar="N")
     threads: int | None = option(None, "CPU threads. [default: the study's, or 1]", ge=1)
     device: str | None = option(None, "cpu, cuda or cuda:1. [default: the study's]")
-    track: tuple[str, ...] = option((), "Log metrics to tensorboard or mlflow; repeatable.", metavar="NAME")
-    dry_run: bool = option(False, "Show what would be done and what is finished, and stop.", transient=True)
     quiet: bool = option(False, "Print only the result.", short="-q", transient=True)
 
 
@@ -180,7 +162,7 @@ class ListRequest(Request):
     as_json: bool = option(False, "Print JSON instead of tables.", flag="--json", transient=True)
 
 
-class ReproduceRequest(Show, Jobs):
+class ReproduceRequest(Show, Jobs, NamedData):
     """Run published studies again: the printed numbers, the report's own recipe, and the fair protocol.
 
     Without a name, studies are listed. The same command resumes an interrupted study. A missing data set is named, and
@@ -207,10 +189,9 @@ class ReproduceRequest(Show, Jobs):
     )
     out: Path = option(Path("runs/reproduce"), "Folder for the results: DIR/NAME/SCALE.", metavar="DIR")
     seeds: int | None = option(None, "Seeds of each row, instead of the scale's.", ge=1)
-    data_root: Path | None = option(None, "Folder of the named data sets. [default: $LINVIT_DATA]")
 
 
-class AdviseRequest(Show):
+class AdviseRequest(Show, Compute, NamedData):
     """Show from how many tokens linear attention is faster here, and which one to try; nothing is trained.
 
     Half a minute of measuring finds the break-even of each attention on this machine, attention's share of the model's
@@ -236,13 +217,7 @@ class AdviseRequest(Show):
     image_size: int | None = option(None, "Side of the images.", metavar="PIXELS", ge=1)
     patch: int | None = option(None, "Side of a patch.", metavar="PIXELS", ge=1)
     size: str | None = option(None, "A model size by name; see `linvit list sizes`.", metavar="NAME")
-    attentions: tuple[str, ...] = option(
-        (),
-        "What softmax is compared with; repeatable. [default: those of compare]",
-        flag="--attention",
-        short="-a",
-        metavar="SPEC",
-    )
+    attentions: tuple[str, ...] = specs("What softmax is compared with; repeatable. [default: those of compare]")
     data: Text | None = option(None, "With MODEL: images whose q and k are used.", metavar="DATA")
     task: Literal["latency", "inference", "training"] = option(
         "inference", "What decides: latency (one image at a time), inference (batches) or training.", flag="--for"
@@ -258,7 +233,4 @@ class AdviseRequest(Show):
     sigma: float = option(1.0, "Standard deviation of q and k where no model supplies them.", gt=0)
     runs: Path | None = option(None, "Folder of earlier studies. [default: runs, if it exists]", metavar="DIR")
     fresh: bool = option(False, "Repeat cached measurements.")
-    device: str = option("auto", "auto, cpu, cuda, cuda:1 or mps.")
-    data_root: Path | None = option(None, "Folder of the named data sets. [default: $LINVIT_DATA]")
-    threads: int | None = option(None, "CPU threads. [default: PyTorch's choice]", ge=1)
     out: Path | None = option(None, "Folder for the results.", metavar="DIR")
