@@ -20,9 +20,9 @@ from linvit.schemas.experiment import Experiment
 from linvit.schemas.study import Study
 from linvit.studies import STUDIES, reproduce
 from linvit.studies.declaration import COLUMNS
-from linvit.studies.page import _reduced
 from linvit.studies.results import Results
 from linvit.studies.run import runnable, softmax_models, state, variants
+from linvit.studies.sheets import reduced
 
 pytestmark = pytest.mark.usefixtures("plugin")
 KILLED = """
@@ -223,9 +223,9 @@ def test_a_figure_is_measured_once_with_the_threads_asked_for(tmp_path):
 
 def test_the_page_says_what_was_run_if_the_scale_has_changed(done):
     tiny, column = STUDIES["tiny"], Results(done.parents[1]).column("tiny", "fair")
-    assert _reduced(tiny, "fair", column) == tiny.reduced("fair", "cpu")
+    assert reduced(tiny, "fair", column) == tiny.reduced("fair", "cpu")
     larger = replace(tiny, fair=replace(tiny.fair, cpu=replace(tiny.fair.cpu, limit=10**6)))
-    assert _reduced(larger, "fair", column).endswith(" training images, 1 epochs, an earlier definition of this scale")
+    assert reduced(larger, "fair", column).endswith(" training images, 1 epochs, an earlier definition of this scale")
 
 
 def test_one_that_cannot_be_reproduced_says_why():

@@ -11,8 +11,7 @@ import pytest
 from results_of import made, noisy
 
 from linvit.cli import main
-from linvit.report import reproduction
-from linvit.studies import STUDIES, page
+from linvit.studies import STUDIES, page, sheets
 from linvit.studies.claims import CLAIMS
 from linvit.studies.declaration import all_published
 from linvit.studies.hypotheses import MISSING
@@ -51,12 +50,14 @@ def book(home):
 def test_with_nothing_run_everything_is_shown_and_nothing_claimed(tmp_path):
     book = page.gather(tmp_path)
     assert len(book.printed) == 68
-    assert [sheet.name for sheet in book.sheets if sheet.report == "001"][:3] == ["001-I", "001-II", "001-III"]
+    assert [sheet.study.name for sheet in book.sheets if sheet.study.report == "001"][:3] == [
+        "001-I",
+        "001-II",
+        "001-III",
+    ]
     assert not book.run("literal") + book.run("fair")
     assert book.counts[MISSING] >= len(CLAIMS) - 3  # what can be computed is
-    assert reproduction.findings(book)[0] == (
-        "None of the 68 published numbers has been run again under a fair protocol yet."
-    )
+    assert page.findings(book)[0] == ("None of the 68 published numbers has been run again under a fair protocol yet.")
     text = page.write(tmp_path).read_text()
     for result in [result for rows in all_published().values() for result in rows.values()]:
         if result.accuracy is not None:
@@ -65,19 +66,19 @@ def test_with_nothing_run_everything_is_shown_and_nothing_claimed(tmp_path):
 
 
 def test_a_row_shows_what_was_printed_and_what_was_found(home):
-    sheet = page.sheet(STUDIES["000-mnist"], Results(home))
+    sheet = sheets.sheet(STUDIES["000-mnist"], Results(home))
     lines = {line.name: line for line in sheet.lines}
     assert len(sheet.printed) == 9
     line = lines["RF16 softmax"]
-    assert reproduction.printed(line).text == "99.12\N{NO-BREAK SPACE}%"
-    fair = reproduction.rerun(line, sheet, "fair")
+    assert sheets.printed(line.published).text == "99.12\N{NO-BREAK SPACE}%"
+    fair = sheets.rerun(line, sheet, "fair")
     assert (fair.text, fair.small) == ("99.2\xa0±\xa00.2\xa0%", ["3 seeds, cpu"])
-    assert reproduction.rerun(line, sheet, "literal").text == "diverged"
-    one = reproduction.rerun(lines["linformer"], sheet, "literal")
+    assert sheets.rerun(line, sheet, "literal").text == "diverged"
+    one = sheets.rerun(lines["linformer"], sheet, "literal")
     assert (one.text, one.small) == ("96.0\N{NO-BREAK SPACE}%", ["one seed, cpu"])
-    assert reproduction.rerun(lines["RF128 ReLU"], sheet, "fair").text == "not run"
+    assert sheets.rerun(lines["RF128 ReLU"], sheet, "fair").text == "not run"
     assert lines["linformer, twice the steps"].columns == ["fair"]
-    found = {name: cells[sheet.lines.index(line)] for name, cells in reproduction.columns(sheet).items()}
+    found = sheets.table(sheet).rows[sheet.lines.index(line)]
     assert (found["Time, printed"].text, found["Time, printed"].small) == ("340 ms per step", ["speed 0.98×"])
     assert (found["Training speed here"].text, found["Training speed here"].small) == ("0.80×", ["inference 0.80×"])
     assert found["Memory here"].text == "125\N{NO-BREAK SPACE}%"
@@ -90,18 +91,18 @@ def test_a_row_shows_what_was_printed_and_what_was_found(home):
 
 def test_a_study_without_a_literal_column_has_rows_in_one(tmp_path):
     made(tmp_path, {"Transformer": [1.21, 1.22, 1.2]}, study="paper-fig18", metric="bits_per_dim")
-    sheet = page.sheet(STUDIES["paper-fig18"], Results(tmp_path))
+    sheet = sheets.sheet(STUDIES["paper-fig18"], Results(tmp_path))
     assert {tuple(line.columns) for line in sheet.lines} == {("fair",)}
-    assert reproduction.rerun(sheet.lines[0], sheet, "fair").text == "1.210\xa0±\xa00.025 bits"
-    assert "Published" not in reproduction.columns(sheet)
-    alt.LayerChart.from_dict(reproduction.chart(sheet).page())
+    assert sheets.rerun(sheet.lines[0], sheet, "fair").text == "1.210\xa0±\xa00.025 bits"
+    assert "Published" not in sheets.table(sheet).columns
+    alt.LayerChart.from_dict(page.chart(sheet).page())
 
 
 def test_smoke_is_said_to_mean_nothing(home):
-    sheet = page.sheet(STUDIES["000-cifar10"], Results(home))
+    sheet = sheets.sheet(STUDIES["000-cifar10"], Results(home))
     assert sheet.smoke
     assert not sheet.columns
-    assert reproduction.rerun(sheet.lines[0], sheet, "fair").text == "it runs"
+    assert sheets.rerun(sheet.lines[0], sheet, "fair").text == "it runs"
     text = (home / "report.html").read_text()
     assert "47.1" not in re.sub(r"<script.*?</script>", "", text, flags=re.S)
 
@@ -121,14 +122,14 @@ def test_a_page_that_can_be_kept(tmp_path):
 
 
 def test_findings_come_from_the_data(book):
-    first, second, third = reproduction.findings(book)
+    first, second, third = page.findings(book)
     assert first.startswith("Under a fair protocol, at scale cpu")
     assert " 2 of 3 numbers that were run again" in first
     assert second.startswith("13 of the 68 published numbers are of models that see an image as one token")
     assert third.startswith("1 of 3 linear attentions train faster than softmax")
     assert "linformer, at 1.20 times" in third
-    assert reproduction.headline(book).startswith("Of 24 claims ")
-    drawn = [found for sheet in book.sheets if (found := reproduction.chart(sheet))]
+    assert page.headline(book).startswith("Of 24 claims ")
+    drawn = [found for sheet in book.sheets if (found := page.chart(sheet))]
     assert [found.name for found in drawn] == ["dots-000-mnist"]
     alt.LayerChart.from_dict(drawn[0].page())
 

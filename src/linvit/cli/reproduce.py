@@ -11,7 +11,7 @@ from linvit.requests.base import flag_name, flag_of
 if TYPE_CHECKING:
     from linvit.studies.declaration import Declaration
 
-SHOWN = ("Published", "Literal", "Fair", "Training speed here")  # columns of the page
+SHOWN = ("Row", "Published", "Literal", "Fair", "Training speed here")  # columns of the page
 
 
 def run(request: ReproduceRequest) -> None:
@@ -93,18 +93,13 @@ def _announcement(study: Declaration, request: ReproduceRequest) -> str:
 
 def _rows(study: Declaration, request: ReproduceRequest) -> list[dict[str, str]]:
     """What was published and what was found; nothing at scale smoke."""
-    from linvit.report.reproduction import columns
-    from linvit.studies.page import sheet
     from linvit.studies.results import Results
+    from linvit.studies.sheets import sheet, table
 
     found = sheet(study, Results(request.out))
     if not found.lines or {column.scale for column in found.columns.values()} != {request.scale}:
         return []
-    cells = {heading.lower(): column for heading, column in columns(found).items() if heading in SHOWN}
-    return [
-        {"row": line.name} | {heading: column[i].text for heading, column in cells.items()}
-        for i, line in enumerate(found.lines)
-    ]
+    return [{name.lower(): text for name, text in row.items() if name in SHOWN} for row in table(found).texts]
 
 
 def _list(request: ReproduceRequest) -> None:

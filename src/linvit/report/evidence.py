@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -45,12 +45,6 @@ class Evidence(Generic[D]):
 
     def of_variant(self, name: str) -> list[Record]:
         return self._sorted[..., name]
-
-    def provenance(self) -> dict[str, str]:
-        """Where the records were measured, and with what."""
-        names = ("device", "threads", "versions", "commit")
-        every = {name: sorted({str(getattr(r, name)) for r in self.records} - {"", "0"}) for name in names}
-        return {name.capitalize(): ", ".join(values) for name, values in every.items()}
 
     @cached_property
     def _sorted(self) -> dict[Any, list[Record]]:
@@ -107,6 +101,12 @@ class StudyEvidence(Evidence[Study]):
             if len(labels) > 1 and np.array_equal(labels, self.labels) and predicted.shape == labels.shape:
                 found[str(r.tags.get("variant"))][run_of(r)] = predicted == labels
         return dict(found)
+
+
+def provenance(records: Iterable[Record], *names: str) -> dict[str, str]:
+    """Where records were measured, and with what: fields of theirs, without those that are always empty."""
+    every = {name: sorted({str(getattr(record, name)) for record in records} - {"", "0"}) for name in names}
+    return {name.capitalize(): ", ".join(values) for name, values in every.items() if values}
 
 
 def run_of(record: Record) -> Run:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jinja2
 from markupsafe import Markup
@@ -15,9 +15,6 @@ from markupsafe import Markup
 from linvit.files import write_atomically
 from linvit.report import theme
 from linvit.report.result import Result, markdown, results_csv
-
-if TYPE_CHECKING:
-    from linvit.report.vega import Chart
 
 HERE = Path(__file__).parent
 
@@ -31,7 +28,9 @@ def write(result: Result, figures: bool = True) -> None:
     write_atomically(folder / "results.csv", results_csv(result))
     write_atomically(folder / "report.md", markdown(result, [(chart.name, chart.title) for chart in shown]))
     context = {"result": result, "sections": sections} | result.context()
-    write_atomically(result.page, render(f"{result.kind}.html", every, **context))
+    write_atomically(
+        result.page, render(f"{result.kind}.html", {chart.name: chart.page() for chart in every}, **context)
+    )
     if figures:
         draw_files({chart.name: chart.figure() for chart in every}, folder / "figures")
 
@@ -46,14 +45,14 @@ def draw_files(specs: dict[str, Any], folder: Path) -> None:
         write_atomically(folder / f"{name}.png", vl_convert.svg_to_png(svg, scale=2))
 
 
-def render(template: str, charts: Iterable[Chart], **context: Any) -> str:
+def render(template: str, specs: Mapping[str, Any], **context: Any) -> str:
     """A page that needs no other file: its charts, style and scripts are inside."""
     return (
         _templates()
         .get_template(template)
         .render(
             **context,
-            specs=script_json({chart.name: chart.page() for chart in charts}),
+            specs=script_json(specs),
             style=Markup(theme.css() + (HERE / "page.css").read_text(encoding="utf-8")),
             library=Markup(_library()),
             script=Markup((HERE / "page.js").read_text(encoding="utf-8")),

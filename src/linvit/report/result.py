@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from linvit.report.evidence import Evidence, provenance
 from linvit.requests import Request, read_request
 
 if TYPE_CHECKING:
-    from linvit.report.evidence import Evidence
     from linvit.report.vega import Chart
 
 NOTHING = "–"
@@ -119,7 +119,8 @@ def commands(requests: Sequence[Mapping[str, Any]]) -> list[str]:
 def facts(evidence: Evidence[Any], found: Mapping[str, str], **times: float | None) -> Facts:
     """With where it was measured and when, and without what is empty."""
     when = {n.capitalize(): time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(t)) for n, t in times.items() if t}
-    return [(name, text) for name, text in ({**found} | evidence.provenance() | when).items() if text]
+    where = provenance(evidence.records, "device", "threads", "versions", "commit")
+    return [(name, text) for name, text in ({**found} | where | when).items() if text]
 
 
 def results_csv(result: Result) -> str:

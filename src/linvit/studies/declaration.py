@@ -132,8 +132,8 @@ class Declaration:
         return "004" if start == "paper" else start
 
     def reduction(self, scale: str) -> str:
-        """What is smaller than in the report, or why the study cannot be run."""
-        raise NotImplementedError
+        """What is smaller than in the report."""
+        return ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,9 +239,6 @@ class Figure(Declaration):
 @dataclass(frozen=True)
 class NotReproducible(Declaration):
     """A published figure that cannot be made here; `about` says why."""
-
-    def reduction(self, scale: str) -> str:
-        return self.about
 
 
 STUDIES: Registry[Declaration] = Registry("study", "linvit.studies")

@@ -29,11 +29,10 @@ import numpy as np
 from scipy.special import stdtr
 
 from linvit.records import Record
-from linvit.report.reproduction import VERDICTS
 from linvit.report.statistics import ENOUGH, LEVEL, MARGIN, holm
 from linvit.studies.results import Pair, Ref, Results
 
-HOLDS, FAILS, OPEN, MISSING = VERDICTS
+HOLDS, FAILS, OPEN, MISSING = "holds", "does not hold", "cannot tell at this scale", "not run"
 
 
 @dataclass(frozen=True)
@@ -196,8 +195,6 @@ class Verdict:
     claim: Claim
     word: str
     parts: list[Part]
-    denied: bool  # by the report's own numbers
-    own: str
 
 
 def judge(claims: Sequence[Claim], results: Results) -> list[Verdict]:
@@ -212,6 +209,5 @@ def judge(claims: Sequence[Claim], results: Results) -> list[Verdict]:
         for claim, p, q in zip(tested, holds, fails, strict=True):
             words[claim] = HOLDS if p <= LEVEL else FAILS if q <= LEVEL else OPEN
         for claim, word in words.items():
-            own = claim.contradicted or claim.own
-            verdicts.append(Verdict(claim, word, parts[claim], bool(claim.contradicted), own))
+            verdicts.append(Verdict(claim, word, parts[claim]))
     return verdicts

@@ -22,6 +22,7 @@ from linvit.attention.performer import Performer
 from linvit.kernels.projections import Omega
 from linvit.models import create_model, estimate, model_config
 from linvit.models.vit import VisionTransformer
+from linvit.report import Table
 from linvit.schemas.sizes import SIZES
 from linvit.site import Site
 from linvit.studies.declaration import all_published
@@ -32,8 +33,12 @@ class Shown:
     """What an experiment showed: a sentence and a table."""
 
     says: str
-    head: tuple[str, ...] = ()
-    rows: Sequence[tuple[str, ...]] = ()
+    head: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+
+    @property
+    def table(self) -> Table:
+        return Table.of([dict(zip(self.head, row, strict=True)) for row in self.rows], self.head)
 
 
 @dataclass(frozen=True)
