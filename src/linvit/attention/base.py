@@ -55,7 +55,9 @@ class Attention(nn.Module, ABC):
     role: ClassVar[Role] = "candidate"
     linear: ClassVar[bool] = True  # in the number of tokens
     size_option: ClassVar[str | None] = None  # sets the number of projected keys; that of features is a kernel's
-    precision: ClassVar[Literal["float32", "input"]] = "float32"  # at least that, or as the inputs are
+    # In what is computed. float32: in that or better. half: on a GPU in the dtype of the inputs, on a CPU as float32.
+    # input: in the dtype of the inputs, with autocast.
+    precision: Literal["float32", "half", "input"] = "float32"
     can_be_causal: ClassVar[bool] = True
     why_not_causal: ClassVar[str] = ""
     without_effect: ClassVar[dict[str, str]] = {}  # switches that would change nothing, and why
@@ -81,7 +83,8 @@ class Attention(nn.Module, ABC):
 
     @abstractmethod
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """float32 or float64 (B, H, N, D), v of any width; mask bool (B, N) over keys."""
+        """(B, H, N, D), v of any width, float32 or float64; on a GPU also in half precision, if `precision` says so;
+        mask bool (B, N) over keys."""
 
     @classmethod
     def build(cls, site: Site, switches: Switches, **options: Any) -> Self:
@@ -128,15 +131,22 @@ class Attention(nn.Module, ABC):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         """Computed in its `precision`, returned in v's dtype."""
-        usual, dtype, cast = self._check(q, k, v, mask), v.dtype, self.precision == "float32"
-        if usual and self.bare and (not cast or (dtype in PRECISE and not torch.is_autocast_enabled(q.device.type))):
+        usual, dtype, cast = self._check(q, k, v, mask), v.dtype, self._casts(q, k, v)
+        as_given = self.precision == "input" or not torch.is_autocast_enabled(q.device.type)
+        if usual and self.bare and as_given and (not cast or dtype in PRECISE):
             return self.attend(q, k, v, None)  # what stands below would change nothing, and takes as long as a product
-        with full_precision(q) if cast else nullcontext():
+        with nullcontext() if as_given else full_precision(q):
             q, k, v = _kept(mask, *(precise(q, k, v) if cast else (q, k, v)))
             out = self._mix(q, k, v, mask)
             if self.dwc is not None:
                 out = out + self.dwc(v)
         return out if out.dtype == dtype else out.to(dtype)
+
+    def _casts(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
+        """Whether inputs in half precision are computed in float32."""
+        if self.precision == "half":
+            return q.device.type == "cpu" or not q.dtype == k.dtype == v.dtype
+        return self.precision == "float32"
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         """Decode one or a few tokens (B, H, t, D) after those whose `state` is given → their outputs, and the next."""

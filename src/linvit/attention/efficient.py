@@ -13,6 +13,7 @@ from linvit.site import Cost, Site
 class Efficient(Attention):
     formula = "softmax_features(q) [softmax_tokens(k)ᵀ v]"
     estimates = "itself"
+    precision = "half"
     can_be_causal = False
     why_not_causal = "its softmax over tokens sees later keys"
 

@@ -19,6 +19,7 @@ class Softmax(Attention):
     formula = "softmax(q·k/√d) v"
     estimates = "itself"
     role = "baseline"
+    precision = "half"
     linear = False
     without_effect = {"exact_cls": "softmax is exact for every query"}  # noqa: RUF012
 
@@ -45,6 +46,7 @@ class Identity(Attention):
     formula = "v"
     estimates = "the speed limit"
     role = "limit"
+    precision = "half"
     without_effect = {"qk_norm": "q and k do not matter"}  # noqa: RUF012
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -65,6 +67,7 @@ class Uniform(Attention):
     formula = "mean_j v_j"
     estimates = "the control"
     role = "control"
+    precision = "half"
     without_effect = Identity.without_effect
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

@@ -31,6 +31,7 @@ class Linformer(Attention):
     formula = "softmax(q (E k)ᵀ/√d) (F v)"
     estimates = "softmax of rank k"
     size_option = "k"
+    precision = "half"
     shared: Sequence[Linformer] = ()
     can_be_causal = False
     why_not_causal = "each projected key is a mixture of all tokens, later ones too"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linvit.attention.base import Attention, Switches
+from linvit.attention.accelerated import accelerated_attention, transformed
+from linvit.attention.base import PRECISE, Attention, Switches, precise
 from linvit.attention.causal import causal_attention
 from linvit.attention.linear import FEW_FEATURES, linear_attention, short
 from linvit.attention.plain import State, plain_attention, plain_causal
@@ -26,6 +29,7 @@ class Performer(Attention):
         super().__init__(site, switches)
         self.kernel = kernel
         self._at_once = kernel.direct and not site.causal
+        self.precision = "float32" if kernel.signed or site.causal else "half"
 
     @classmethod
     def build(cls, site: Site, switches: Switches, *, kernel: type[FeatureMap], **options: Any) -> Self:
@@ -39,13 +43,22 @@ class Performer(Attention):
         return Cost(size.parameters, macs, 2 * size.parameters, size.drawn, size.drawn, features=size.width)
 
     def prepare(self, q: Tensor, k: Tensor, mask: Tensor | None = None) -> Prepared:
-        """(B, H, N, D) → what the kernel makes of them, (G, N, ·); a masked key gets the log-weight −∞."""
-        if mask is None:
-            return self.kernel.prepare(q.flatten(0, 1), k.flatten(0, 1), None)
-        b, h, n, _ = q.shape
-        keep = mask[:, None, :, None].expand(b, h, n, 1).reshape(b * h, n, 1)
-        prepared = self.kernel.prepare(q.flatten(0, 1), k.flatten(0, 1), keep.to(q))
-        weight = q.new_zeros(b * h, n, 1) if prepared.weight is None else prepared.weight
+        """(B, H, N, D) → what the kernel makes of them, (G, N, ·); a masked key gets the log-weight −∞. In float32 or
+        better, but that a kernel which leaves q and k as they are leaves them in half precision, too."""
+        keep = None
+        if mask is not None:
+            b, h, n, _ = q.shape
+            keep = mask[:, None, :, None].expand(b, h, n, 1).reshape(b * h, n, 1)
+        if self.kernel.direct and q.dtype not in PRECISE:
+            wide = q.new_empty(0, dtype=torch.float32)
+            prepared = Prepared(q.flatten(0, 1), k.flatten(0, 1), self.kernel.features(wide))
+        else:
+            wide, k = precise(q, k)
+            kept = None if keep is None else keep.to(wide)
+            prepared = self.kernel.prepare(wide.flatten(0, 1), k.flatten(0, 1), kept)
+        if keep is None:
+            return prepared
+        weight = wide.new_zeros(keep.shape) if prepared.weight is None else prepared.weight
         return prepared._replace(weight=weight.masked_fill(~keep, float("-inf")))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -54,13 +67,20 @@ class Performer(Attention):
         prepared, flat = self.prepare(q, k, mask), v.flatten(0, 1)
         if v.shape[2] == 1 and mask is None and (prepared.features.exponential or prepared.features.positive):
             return v  # a token alone: φ(q)·φ(k) v / φ(q)·φ(k), which computing would only round
-        if self.plain or tracing():
-            out = plain_attention(prepared, flat, self.site.causal)
-        else:
-            out = causal_attention(prepared, flat) if self.site.causal else linear_attention(prepared, flat)
+        out = self._path(q.device.type)(prepared, flat)
         if not prepared.features.divide:
             out = F.rms_norm(out, out.shape[-1:])
         return out.view_as(v)
+
+    def _path(self, device: str) -> Callable[[Prepared, Tensor], Tensor]:
+        """Which implementation of the same formulas: blocks that fit the cache of a CPU, few operations for a GPU, or
+        ordinary operations where gradients must not be hand-written."""
+        plain = self.plain or tracing() or transformed()
+        if self.site.causal:
+            return partial(plain_attention, causal=True) if plain else causal_attention
+        if device != "cpu" and not self.plain:
+            return accelerated_attention
+        return plain_attention if plain else linear_attention
 
     def _of_one_image(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
         """What `attend` comes to, without its preparations: they take as long as the products of 64 tokens. None for
@@ -69,6 +89,7 @@ class Performer(Attention):
         if (
             batch != 1
             or tokens == 1
+            or not q.is_cpu
             or not self._at_once
             or heads * tokens * kernel.width > FEW_FEATURES
             or self.plain

@@ -28,6 +28,7 @@ class Window(Attention):
 
     formula = "softmax over j near i (q·k/√d) v"
     estimates = "softmax of neighbours"
+    precision = "half"
     can_be_causal = False
     why_not_causal = "a neighbourhood on the grid has later tokens in it"
     without_effect = {"exact_cls": "prefix tokens see all tokens already"}  # noqa: RUF012

@@ -68,6 +68,7 @@ class FeatureMap(nn.Module, ABC):
     estimates_softmax: ClassVar[bool] = False  # whether it tends to softmax with the number of random features
     size_option: ClassVar[str | None] = None  # the option that sets the number of features
     width: int  # features
+    signed: bool = True  # whether a feature can be negative: it is then never rounded to half precision
     direct: bool = False  # whether `prepare` leaves q and k as they are, and all it adds is `features(q)`
 
     @dataclass(frozen=True, kw_only=True)

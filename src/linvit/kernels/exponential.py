@@ -21,6 +21,7 @@ class Exponential(Projected):
     """φ(x) = rows^-½·exp(Ωx − ‖x‖²/2). `center` moves the means of q and k out of the estimate, which is exact."""
 
     symmetric: ClassVar[bool] = False  # Ω and −Ω
+    signed = False
     deterministic = False
 
     @dataclass(frozen=True, kw_only=True)

@@ -49,6 +49,7 @@ class ThetaLinear(Learned, Projected):
 
     formula = "relu(W Ωx) + ε, W (m×m) learned"
     estimates = "learned"
+    signed = False
 
     @dataclass(frozen=True, kw_only=True)
     class Options(Projected.Options):
@@ -136,6 +137,7 @@ class Hedgehog(FeatureMap):
 
     formula = "[exp(Wx); exp(−Wx)], W (d×d) learned for each head"
     estimates = "learned (2 Σ_f cosh(x_f + y_f) at the start)"
+    signed = False
 
     def __init__(self, site: Site, **options):
         super().__init__(site, **options)

@@ -49,6 +49,7 @@ class Pointwise(Projected):
             raise ValueError(f"negative=shift: {name} has no minimum; choose clamp, rms or literal")
         if self.negative == "auto":
             self.negative = "clamp" if self.minimum is None else "shift"
+        self.signed = self.negative != "shift" and (self.minimum is None or self.minimum < 0)
         straight = type(self).prepare is Pointwise.prepare and self.negative != "rms"
         self.direct = straight and self.omega is not None and self.clamp is None
 
