@@ -17,7 +17,7 @@ ROOT = Path(linvit.__file__).parent
 # What each part may import, besides itself. One line through it: base → kernels → attention → models, data → measure →
 # training → conversion, execute → pipeline → study, tuning → studies → cli. Reports are made from base modules alone.
 BASE = {"registry", "records", "ledger", "metrics", "files", "locks", "errors", "progress", "durations", "signals"}
-BASE |= {"toml", "site", "machine", "randomness", "ranks", "schemas", "requests"}
+BASE |= {"toml", "site", "machine", "randomness", "ranks", "devices", "schemas", "requests"}
 ENGINE = BASE - {"requests"}  # engines know experiments, not requests
 MODELS = ENGINE | {"kernels", "attention", "models"}
 TRAINING = MODELS | {"data", "measure", "training"}
@@ -26,6 +26,7 @@ MAY: dict[str, set[str]] = {
     **{name: set() for name in ("files", "site", "errors", "progress", "durations", "signals", "toml", "machine")},
     "randomness": set(),
     "ranks": set(),
+    "devices": set(),
     "locks": {"files"},
     "registry": {"errors"},
     "records": {"files", "locks"},
@@ -41,14 +42,14 @@ MAY: dict[str, set[str]] = {
     "training": TRAINING,
     "conversion": TRAINING,
     "execute": TRAINING,
-    "report": BASE - {"randomness", "ranks"},
+    "report": BASE - {"randomness", "ranks", "devices"},
     "pipeline": PIPELINE,
     "study": PIPELINE,
     "tuning": PIPELINE,
     "studies": PIPELINE | {"study"},
     "cli": PIPELINE | {"study", "studies", "tuning"},
 }
-NO_TORCH = (BASE - {"randomness", "ranks"}) | {"report"}
+NO_TORCH = (BASE - {"randomness", "ranks", "devices"}) | {"report"}
 HEAVY = {"torch", "numpy", "scipy", "sklearn", "altair"}
 
 

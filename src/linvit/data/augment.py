@@ -2,8 +2,9 @@
 
 Every random choice is a hash of (seed, epoch, sample index, which choice), never a draw from a generator. A sample is
 therefore augmented the same, bit for bit, in whatever batch, process or order it comes, and a resumed run needs no
-random state. Only mixup and CutMix look at the batch: a sample's partner is the one before it, which may be the last of
-another process's part.
+random state. Choices are made on the host, a few numbers for each sample, so that nothing synchronises with a GPU.
+Only mixup and CutMix look at the batch: a sample's partner is the one before it, which may be the last of another
+process's part.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -20,6 +22,7 @@ from torch import Tensor
 
 from linvit import ranks
 from linvit.data.randaugment import OPERATIONS, randaugment
+from linvit.devices import to_device
 
 
 @dataclass(frozen=True)
@@ -57,15 +60,16 @@ class Augment:
         return self.mixup > 0 or self.cutmix > 0
 
     def __call__(self, images: Tensor, labels: Tensor, indices: Tensor, epoch: int, seed: int) -> tuple[Tensor, Tensor]:
-        """uint8 (B, C, H, W), int64 (B,), int64 (B,) → float32 (B, C, H, W) and labels (B,) or float (B, classes)."""
-        indices = torch.as_tensor(indices, dtype=torch.int64, device=images.device)
-        draw = Draw(seed, epoch, indices)
+        """uint8 (B, C, H, W), int64 (B,), int64 (B,) → float32 (B, C, H, W) and labels (B,) or float (B, classes).
+        Indices belong on the host."""
+        indices = torch.as_tensor(indices, dtype=torch.int64, device="cpu")
+        draw = Draw(seed, epoch, indices, images.device)
         for layer in range(self.randaugment):
-            images = randaugment(images, draw("op", layer), draw("sign", layer) < 0.5, self.magnitude)
+            images = randaugment(images, draw.here("op", layer), draw.here("sign", layer) < 0.5, self.magnitude)
         if self.pad_crop:
             images = shifted(images, draw, self.pad_crop, self.padding)
         if self.flip != "none":
-            first = draw("flip") if self.flip == "random" else Draw(seed, 0, indices)("flip")
+            first = draw("flip") if self.flip == "random" else Draw(seed, 0, indices, images.device)("flip")
             mirrored = (first < 0.5) ^ (self.flip == "alternating" and epoch % 2 == 1)
             images = torch.where(mirrored.view(-1, 1, 1, 1), images.flip(3), images)
         x = normalise(images, self.mean, self.std)
@@ -95,21 +99,23 @@ class Augment:
 
 
 class Draw:
-    """Uniform numbers as a hash: `draw(name)` is float32 in [0, 1), (B,), one for each sample."""
+    """Uniform numbers as a hash: `draw(name)` is float32 in [0, 1), (B,), one for each sample, on the device."""
 
-    def __init__(self, seed: int, epoch: int, indices: Tensor):
-        run = _mix(torch.tensor(_signed(seed), device=indices.device))  # mixed first: seed 1 is not seed 0 moved by one
-        self.base = _mix(indices + _mix(run + epoch))
+    def __init__(self, seed: int, epoch: int, indices: Tensor, device: torch.device | str = "cpu"):
+        run = _mix(torch.tensor(_signed(seed)))  # mixed first: seed 1 is not seed 0 moved by one
+        self.base, self.device = _mix(indices + _mix(run + epoch)), device
 
     def __call__(self, name: str, number: int = 0) -> Tensor:
-        """`name` has at most eight letters; `number` counts draws of the same name."""
+        return to_device(self.here(name, number), self.device)
+
+    def here(self, name: str, number: int = 0) -> Tensor:
+        """The same on the host. `name` has at most eight letters; `number` counts draws of the same name."""
         bits = _mix(_mix(self.base + _signed(int.from_bytes(name.encode(), "little"))) + number)
         return (bits >> 40 & 0xFFFFFF).to(torch.float32) / 2**24
 
     def beta(self, name: str, alpha: float) -> Tensor:
-        uniform = self(name)
-        values = betaincinv(alpha, alpha, uniform.double().cpu().numpy())
-        return torch.as_tensor(values, dtype=torch.float32, device=uniform.device)
+        values = betaincinv(alpha, alpha, self.here(name).double().numpy())
+        return to_device(torch.as_tensor(values, dtype=torch.float32), self.device)
 
 
 def _signed(value: int) -> int:
@@ -127,9 +133,17 @@ def _mix(x: Tensor) -> Tensor:
 
 def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """uint8 (B, C, H, W) → float32 with mean 0 and standard deviation 1 per channel; mean and std in [0, 1] units."""
-    scale = torch.tensor([1 / (255 * s) for s in std], dtype=torch.float32, device=images.device)
-    bias = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], dtype=torch.float32, device=images.device)
-    return images.to(torch.float32).mul_(scale.view(-1, 1, 1)).add_(bias.view(-1, 1, 1))
+    scale, bias = _scale_and_bias(tuple(mean), tuple(std), images.device)
+    return images.to(torch.float32).mul_(scale).add_(bias)
+
+
+@lru_cache
+def _scale_and_bias(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """(C, 1, 1), on the device once and for all."""
+    with torch.inference_mode(False):  # they outlive this call
+        scale = torch.tensor([1 / (255 * s) for s in std], dtype=torch.float32)
+        bias = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], dtype=torch.float32)
+        return scale.view(-1, 1, 1).to(device), bias.view(-1, 1, 1).to(device)
 
 
 def shifted(images: Tensor, draw: Draw, pad: int, padding: str) -> Tensor:

@@ -14,17 +14,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from linvit.devices import to_device
+
 LUMA = (19595, 38470, 7471)  # ITU-R 601 in 1/65536, as Pillow has it
 
 
 def randaugment(images: Tensor, operation: Tensor, negative: Tensor, magnitude: int) -> Tensor:
-    """One operation on each image. images: uint8 (B, C, H, W); operation: [0, 1) (B,); negative: bool (B,)."""
+    """One operation on each image. images: uint8 (B, C, H, W); operation: [0, 1) (B,); negative: bool (B,).
+    The last two are on the host, which thereby knows the size of each group."""
     kind = (operation * len(OPERATIONS)).long()
     out = images.clone()
     for number, apply in enumerate(OPERATIONS):
-        rows = kind == number
-        if apply is not None and rows.any():
-            out[rows] = apply(images[rows], torch.where(negative[rows], -1.0, 1.0), magnitude / 30)
+        rows = (kind == number).nonzero().squeeze(1)
+        if apply is not None and len(rows):
+            chosen = to_device(rows, images.device)
+            sign = to_device(torch.where(negative[rows], -1.0, 1.0), images.device)
+            out[chosen] = apply(images[chosen], sign, magnitude / 30)
     return out
 
 
@@ -42,7 +47,10 @@ def affine(x: Tensor, **map: Tensor | float) -> Tensor:
     y = torch.arange(height, device=x.device).view(1, -1, 1) - (height - 1) / 2
     z = torch.arange(width, device=x.device).view(1, 1, -1) - (width - 1) / 2
     values = {"a": 1.0, "b": 0.0, "c": 0.0, "d": 1.0, "dy": 0.0, "dx": 0.0} | map
-    a, b, c, d, dy, dx = (torch.as_tensor(value, device=x.device).view(-1, 1, 1) for value in values.values())
+    a, b, c, d, dy, dx = (
+        value.view(-1, 1, 1) if isinstance(value, Tensor) else torch.full((1, 1, 1), value, device=x.device)
+        for value in values.values()
+    )
     row = ((a * y + b * z + dy) + (height - 1) / 2).round().long()
     column = ((c * y + d * z + dx) + (width - 1) / 2).round().long()
     inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)

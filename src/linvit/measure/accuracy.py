@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from linvit.data import Split, normalise
+from linvit.devices import to_device
 from linvit.progress import Progress, ignore
 
 
@@ -63,8 +64,9 @@ def evaluate(
     for start in range(0, len(split), batch):
         progress(start, len(split), "evaluating")
         images, labels = split.batch(slice(start, start + batch))
-        logits = model(normalise(images.to(device), mean, std)).float()
-        losses.append(F.cross_entropy(logits, labels.to(device), reduction="sum"))
+        images, labels = to_device(images, device), to_device(labels, device)
+        logits = model(normalise(images, mean, std)).float()
+        losses.append(F.cross_entropy(logits, labels, reduction="sum"))
         best = logits.softmax(-1).max(-1)
         predictions.append(best.indices)
         confidence.append(best.values)

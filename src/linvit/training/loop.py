@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from linvit import ranks
 from linvit.data import Dataset, Split
+from linvit.devices import to_device
 from linvit.files import append_line, read_lines, write_atomically
 from linvit.measure.devices import wait
 from linvit.models import VisionTransformer
@@ -64,7 +65,7 @@ class Tally:
 class Batch(NamedTuple):
     step: int
     epoch: int
-    indices: Tensor
+    indices: Tensor  # on the host
     images: Tensor
     labels: Tensor
 
@@ -242,10 +243,8 @@ class Training:
         """A part of the step's images."""
         position = step % self.per_epoch * self.batch
         chosen = order[position : position + self.batch][part]
-        parts = torch.as_tensor(chosen), *self.dataset.train.batch(chosen)
-        if self.device.type == "cuda":
-            parts = tuple(part.pin_memory() for part in parts)
-        return Batch(step, epoch, *(part.to(self.device, non_blocking=True) for part in parts))
+        images, labels = (to_device(part, self.device) for part in self.dataset.train.batch(chosen))
+        return Batch(step, epoch, torch.as_tensor(chosen), images, labels)
 
     def _step(self, batch: Batch) -> float:
         """One step of the optimizer; the learning rate it took."""
