@@ -231,11 +231,12 @@ def _measured(attention, speed, i) -> list[Record]:
         "attention_error": 0.0 if attention == "softmax" else 0.08 + 0.09 * i,
         "attention_error_uniform": 0.31 + 0.01 * i,
         "attention_entropy": 2.1 + 0.1 * i,
-        "break_even_tokens": None if attention == "softmax" else 180.0 * i,
     }
+    even = None if attention == "softmax" else 180.0 * i
     found = [record(metric, value, attention=attention) for metric, value in once.items()]
     found.append(record("train_step", step, attention=attention, low=step * 0.96, high=step * 1.07, n=30))
     for mode, factor in (("forward", 1), ("both", 2.8)):
+        found.append(record("break_even_tokens", even, attention=attention, mode=mode))
         for tokens in (64, 128, 256, 512, 1024, 2048, 4096):
             quadratic, linear = 2e-9 * tokens**2 + 2e-5, 4e-7 * tokens * (1 + 0.3 * i) + 3e-5
             value = factor * (quadratic if attention == "softmax" else linear)

@@ -42,7 +42,7 @@ def test_files_of_a_conversion(converted):
         rows = list(csv.DictReader(file))
     assert [row["model"] for row in rows] == ["teacher", "zero-shot", "stage 2", "mix"]
     assert [row["chosen"] for row in rows].count("True") == 1
-    names = {chart.name for charts in converted.sections().values() for chart in charts}
+    names = {chart.name for section in converted.sections().values() for chart in section.drawn}
     assert names == {"stages", "layers", "speed", "growth-accuracy", "growth-speed"}
     assert "## Choice of the layers" in (converted.page.parent / "report.md").read_text()
 

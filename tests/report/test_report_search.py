@@ -60,7 +60,7 @@ def test_folds(tmp_path):
     assert "images in 3-fold cross-validation" in said.sentences[1]
     assert "3-fold cross-validation" in said.table.note
     assert dict(said.facts)["A trial"] == "3 folds of 4 epochs"
-    assert said.sections()["history"][0].page()["layer"][0]["encoding"]["y"]["title"] == "Out-of-fold accuracy"
+    assert said.sections()["search"].drawn[0].page()["layer"][0]["encoding"]["y"]["title"] == "Out-of-fold accuracy"
 
 
 def test_only_whole_trials_can_be_best_and_the_lower_loss_breaks_ties(tmp_path):
@@ -89,7 +89,7 @@ def test_files_of_a_search(searched):
 
 
 def test_where_values_are_drawn(searched):
-    spec = searched.sections()["coordinates"][0].page()
+    spec = searched.sections()["coordinates"].drawn[0].page()
     values = spec["datasets"][spec["layer"][1]["data"]["name"]]
     places = {(row["axis"], row["trial"]): row["place"] for row in values}
     assert [places["lr", i] for i in range(3)] == pytest.approx([0.0, 1.0, 0.477], abs=1e-3)

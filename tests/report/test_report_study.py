@@ -13,7 +13,7 @@ from synthetic import ATTENTIONS, record, study, variant
 
 from linvit import report
 from linvit.records import Records
-from linvit.report import benchmarks, curves, images, study_charts
+from linvit.report import benchmarks, images, scaling, study_charts
 
 PERFORMER = "performer-exp:m=64"
 SHAPE = {"heads": 4, "head_dim": 16, "prefix": 0}
@@ -21,6 +21,11 @@ SHAPE = {"heads": 4, "head_dim": 16, "prefix": 0}
 
 def summary_of(folder):
     return report.study_result(folder).summary
+
+
+def names_of(layer):
+    """What a layer writes next to its marks."""
+    return [row["variant"] for row in layer.data.values] if "text" in layer.encoding.to_dict() else []
 
 
 def add(folder, *records):
@@ -84,9 +89,10 @@ def test_many_classes_and_large_photos(tmp_path):
     result = report.build(study(tmp_path, many, classes=names, side=224, channels=3), figures=False)
     assert result.page.stat().st_size < 5_000_000
     assert "data:image/jpeg" in result.page.read_text(encoding="utf-8")
-    assert "confusion" not in result.sections()
-    assert len(result.context()["confused"][many[0]]) == 8
-    assert "The 20 hardest of 60 classes." in result.sections()["classes"][0].note
+    sections = result.sections()
+    assert not sections["confusion"].drawn
+    assert [(table.title, len(table.rows)) for table in sections["confusion"].tables] == [(name, 8) for name in many]
+    assert "The 20 hardest of 60 classes." in sections["classes"].drawn[0].note
 
 
 def test_a_grid_too_fine_to_draw_is_left_out(copy):
@@ -100,7 +106,7 @@ def test_a_grid_too_fine_to_draw_is_left_out(copy):
 
 def test_recovery_from_a_start_and_redrawn_features(tmp_path):
     folder = study(tmp_path, ATTENTIONS[:2])
-    usual = study_charts.build(summary_of(folder), None)["learning"][0]
+    usual = report.study_result(folder).sections()["learning"].drawn[0]
     assert (usual.title, usual.note) == ("Validation accuracy", "")
     for place in folder.glob("run-*/log.jsonl"):
         place.write_text('{"epoch": 0.0, "step": 0, "validation_accuracy": 0.31}\n' + place.read_text())
@@ -111,7 +117,7 @@ def test_recovery_from_a_start_and_redrawn_features(tmp_path):
         record("redrawn_accuracy", 0.876, attention=PERFORMER, seed=0, draws=5),
     )
     result = report.study_result(folder)
-    chart = result.sections()["learning"][0]
+    chart = result.sections()["learning"].drawn[0]
     assert (chart.name, chart.title) == ("learning-validation-accuracy", "Recovery from the start")
     points = next(iter(chart.page()["datasets"].values()))
     assert {row["mean"] for row in points if row["step"] == 0} == {0.31}
@@ -123,7 +129,7 @@ def test_recovery_from_a_start_and_redrawn_features(tmp_path):
 
 
 def test_bubbles_have_the_area_of_the_memory(built):
-    chart = built.sections()["pareto"][0]
+    chart = built.sections()["front"].drawn[0]
     spec = chart.page()
     (circle,) = [layer for layer in spec["layer"] if layer["mark"]["type"] == "circle"]
     memory = [row["memory"] for rows in spec["datasets"].values() for row in rows if "memory" in row]
@@ -163,9 +169,11 @@ def test_the_baseline_is_drawn_once(tmp_path, attentions, heads, name):
     own = record("attention_time", 1e-3, attention="softmax", tokens=64, mode="forward", **SHAPE | {"heads": heads})
     add(tmp_path, *([own] if "softmax" in attentions else []))
     summary = summary_of(tmp_path)
-    assert study_charts.scaling(summary, "forward").reference == name
-    _, rows = curves.reference(summary, "forward")
+    rows = scaling.reference(summary, "forward")
+    assert {row["variant"] for row in rows} == ({name} if name else set())
     assert [(row["tokens"], row["seconds"]) for row in rows] == ([(64, 0.064), (4096, 4.096)] if name else [])
+    names = [text for layer in scaling.chart(summary, "forward").layers for text in names_of(layer)]
+    assert names == ([name] if name else [])
 
 
 def test_what_is_not_timed_is_named_with_the_reason(tmp_path):
@@ -180,20 +188,22 @@ def test_what_is_not_timed_is_named_with_the_reason(tmp_path):
         ),
     )
     summary, reason = summary_of(tmp_path), "k=16 is more than the 4 tokens there are to project"
-    assert curves.partly_timed(summary) == [f"{PERFORMER} could not be timed at 4 tokens: {reason}."]
-    assert curves.not_timed(summary) == {"linformer:k=16": reason, "other": "not measured"}
+    assert scaling.partly_timed(summary) == [f"{PERFORMER} could not be timed at 4 tokens: {reason}."]
+    assert scaling.not_timed(summary) == {"linformer:k=16": reason, "other": "not measured"}
 
 
 def test_learned_parameters_and_layers(built):
-    rows = curves.learned(built.summary)["tau"]
+    chart = next(chart for chart in study_charts.learned(built.summary) if chart.name == "learned-tau")
+    rows = chart.layers[0].data.values
     layers = {("performer-theta:m=32", f"layer {i}") for i in (0, 2)}
     assert {(row["variant"], row["layer"]) for row in rows} == layers
     assert [row["epoch"] for row in rows if row["marked"]] == [30, 30]
     logs = [log for log in built.summary.evidence.logs.values() if "learned.2.tau" in log[0]]
     last = [row["value"] for row in rows if row["marked"] and row["layer"] == "layer 2"]
     assert last == pytest.approx([sum(log[-1]["learned.2.tau"] for log in logs) / 4])
-    assert "performer-theta:m=32" not in curves.unlearned(built.summary)
-    assert [sum(row["total"] for row in found) for _, found in curves.models(built.summary)] == [50_240] * 6
+    assert list(chart.legend) == ["performer-theta:m=32"]  # no other variant has learned parameters
+    tables = built.sections()["models"].tables
+    assert [table.title.partition(": ")[2] for table in tables] == ["50,240 parameters"] * 6
 
 
 def test_a_cross_says_why_the_next_length_was_not_measured():

@@ -5,19 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from linvit.durations import duration
 from linvit.metrics import METRICS, percent
 from linvit.records import Record
 from linvit.registry import parse_layers
 from linvit.report.evidence import Evidence, read
-from linvit.report.result import NOTHING, Cell, Facts, Result, Table, commands, facts
+from linvit.report.result import NOTHING, Cell, Facts, Result, Section, Table, commands, facts
 from linvit.requests import EvaluateRequest
 from linvit.schemas.conversion import Conversion
-
-if TYPE_CHECKING:
-    from linvit.report.vega import Chart
 
 FEW = 500  # images below which one of them is worth a fifth of a point or more
 INHERITED = {"all": "all weights", "not-qk": "all but q and k", "mlp": "all but attention"}
@@ -109,14 +106,14 @@ class ConversionResult(Result):
         accuracies = {"teacher_accuracy": teacher.value, "test_accuracy": student.value}
         return {"attention": student.tags["attention"], **accuracies, "rows": self.rows()}
 
-    def sections(self) -> dict[str, list[Chart]]:
+    def sections(self) -> dict[str, Section]:
         from linvit.report import conversion_charts  # altair takes a second to import
 
         return conversion_charts.build(self.evidence)
 
     def context(self) -> dict[str, Any]:
-        kinds = list(dict.fromkeys(self.evidence.layers))
-        return {"kinds": kinds, "strip": [(kinds.index(spec), spec) for spec in self.evidence.layers]}
+        kinds = dict.fromkeys(self.evidence.layers)
+        return {"kinds": {spec: i for i, spec in enumerate(kinds)}}
 
 
 def conversion_result(folder: Path | str, out: Path | None = None) -> ConversionResult:

@@ -8,16 +8,20 @@ from linvit.metrics import METRICS
 from linvit.records import Record
 from linvit.report import vega
 from linvit.report.conversion import ConversionEvidence, show
+from linvit.report.result import Section
 
 KINDS = vega.Series(["teacher", "student"], "kind")
 
 
-def build(evidence: ConversionEvidence) -> dict[str, list[vega.Chart]]:
-    """Section → its charts; a section without data is absent."""
-    growth = [_growth(evidence, "conversion_accuracy", "Accuracy"), _growth(evidence, "conversion_speed", "Speed")]
-    return vega.present(
-        {"stages": [_stages(evidence)], "mixes": [_by_layers(evidence), _by_speed(evidence)], "growth": growth}
-    )
+def build(evidence: ConversionEvidence) -> dict[str, Section]:
+    accuracy, speed = (_growth(evidence, f"conversion_{name}", name.capitalize()) for name in ("accuracy", "speed"))
+    scaled = "Validation images scaled to each size, or cut into smaller patches, with interpolated positions."
+    timed = "Speed only: no model was trained or tested on larger images, as --image-size does."
+    return {
+        "front": Section("", [_stages(evidence)]),
+        "mixes": Section("Linear layers: accuracy and speed", [_by_layers(evidence), _by_speed(evidence)]),
+        "growth": Section("More tokens", [accuracy, speed], scaled if accuracy else timed),
+    }
 
 
 def _stages(evidence: ConversionEvidence) -> vega.Chart:
@@ -33,7 +37,7 @@ def _stages(evidence: ConversionEvidence) -> vega.Chart:
     ]
     tips = vega.tooltips("stage", ("shown", "validation accuracy"), ("agreement", "agreement with the teacher"))
     layers = vega.bars(rows, vega.x_axis("accuracy", domain=[0, 1.15], axis=False), KINDS, tips, "stage")
-    return vega.Chart("stages", "Validation accuracy of each stage", vega.ROW * len(rows), layers)
+    return vega.Chart("stages", "Validation accuracy of each stage", vega.ROW * len(rows), layers, series=KINDS)
 
 
 def _by_layers(evidence: ConversionEvidence) -> vega.Chart | None:
@@ -86,7 +90,7 @@ def _by_speed(evidence: ConversionEvidence) -> vega.Chart | None:
         named.mark_text(dy=-14, style="quiet").encode(text="kind:N"),
     ]
     note = "Teacher and student: test images. Mixes: the images of the search, before they were trained as a whole."
-    return vega.Chart("speed", "Accuracy and measured speed", 320, layers, note)
+    return vega.Chart("speed", "Accuracy and measured speed", 320, layers, note, series)
 
 
 def _growth(evidence: ConversionEvidence, metric: str, title: str) -> vega.Chart | None:
@@ -112,7 +116,7 @@ def _growth(evidence: ConversionEvidence, metric: str, title: str) -> vega.Chart
         student = vega.data(row for row in rows if row["kind"] == "student").encode(x=x, y=y)
         layers.append(student.mark_text(dy=-14, fontWeight=600).encode(text="times:N"))
     over = "smaller patches" if patches else "larger images"
-    return vega.Chart(f"growth-{title.lower()}", f"{title} with {over}", 280, layers)
+    return vega.Chart(f"growth-{title.lower()}", f"{title} with {over}", 280, layers, series=KINDS)
 
 
 def _times(evidence: ConversionEvidence, speed: Record) -> str:

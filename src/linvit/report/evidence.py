@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -56,9 +57,19 @@ class Evidence(Generic[D]):
                 found[key].append(r)
         return found
 
-    def arrays(self, metric: str) -> dict[str, np.ndarray]:
-        """The first readable .npz of a metric."""
-        return next(filter(None, map(_arrays, self.of(metric))), {})
+    def artefact(self, record: Record) -> dict[str, Any]:
+        """The content of its .npz or .json file; empty if it cannot be read. Pickled objects are never loaded."""
+        with suppress(OSError, ValueError, EOFError, BadZipFile):
+            if record.artefact.endswith(".npz"):
+                with np.load(record.artefact) as file:
+                    return dict(file)
+            found = json.loads(Path(record.artefact).read_bytes())
+            return found if isinstance(found, dict) else {}
+        return {}
+
+    def first_artefact(self, metric: str) -> dict[str, Any]:
+        """That can be read."""
+        return next(filter(None, map(self.artefact, self.of(metric))), {})
 
 
 @dataclass(frozen=True)
@@ -82,7 +93,7 @@ class StudyEvidence(Evidence[Study]):
     @cached_property
     def labels(self) -> np.ndarray:
         """The classes of the test images, where predictions are stored."""
-        found = self.arrays("predictions").get("labels", np.zeros(0, int))
+        found = self.first_artefact("predictions").get("labels", np.zeros(0, int))
         return found if found.ndim == 1 and found.dtype.kind in "iu" and (found >= 0).all() else np.zeros(0, int)
 
     @cached_property
@@ -90,13 +101,13 @@ class StudyEvidence(Evidence[Study]):
         """variant → seed → whether each test image was right, or its score in bits; only of runs that were tested on
         the same images."""
         found: dict[str, dict[Run, np.ndarray]] = defaultdict(dict)
-        shape = self.arrays("image_bits").get("bits", np.zeros(0)).shape
+        shape = self.first_artefact("image_bits").get("bits", np.zeros(0)).shape
         for r in self.of("image_bits"):
-            bits = _arrays(r).get("bits", np.zeros(0))
+            bits = self.artefact(r).get("bits", np.zeros(0))
             if bits.shape == shape and len(bits) > 1 and r.tags.get("selection", "best") == "best":
                 found[str(r.tags.get("variant"))][run_of(r)] = -bits.astype(float)
         for r in self.of("predictions") if not self.folds else ():
-            file = _arrays(r) if r.tags.get("selection", "best") == "best" else {}
+            file = self.artefact(r) if r.tags.get("selection", "best") == "best" else {}
             predicted, labels = (file.get(name, np.zeros(0)) for name in ("predicted", "labels"))
             if len(labels) > 1 and np.array_equal(labels, self.labels) and predicted.shape == labels.shape:
                 found[str(r.tags.get("variant"))][run_of(r)] = predicted == labels
@@ -189,13 +200,6 @@ def _with_distinct_labels(variants: Sequence[Variant]) -> list[Variant]:
         label if labels.count(label) == 1 else f"{label} ({v.id})" for v, label in zip(variants, labels, strict=True)
     ]
     return [v.model_copy(update={"label": label}) for v, label in zip(variants, distinct, strict=True)]
-
-
-def _arrays(record: Record) -> dict[str, np.ndarray]:
-    """Its .npz; empty if it cannot be read. Pickled objects are never loaded."""
-    with suppress(OSError, ValueError, EOFError, BadZipFile), np.load(record.artefact) as file:
-        return dict(file)
-    return {}
 
 
 def _resolve(record: Record, home: str, missing: list[str]) -> Record:

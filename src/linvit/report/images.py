@@ -46,7 +46,7 @@ def heat(attention: np.ndarray) -> str:
 
 def examples(summary: Summary) -> list[dict[str, Any]]:
     """Test images with each variant's prediction, those that most variants got wrong first."""
-    arrays = summary.evidence.arrays("examples")
+    arrays = summary.evidence.first_artefact("examples")
     pictures, labels = _pictures(arrays.get("images"), 4), arrays.get("labels")
     if pictures is None or labels is None or len(labels) != len(pictures):
         return []
@@ -79,7 +79,7 @@ def examples(summary: Summary) -> list[dict[str, Any]]:
 
 def samples(summary: Summary) -> list[dict[str, Any]]:
     """Images drawn by each variant, after real ones as the models see them."""
-    arrays = summary.evidence.arrays("samples")
+    arrays = summary.evidence.first_artefact("samples")
     found = [{"variant": v, "images": arrays.get(f"drawn/{v.id}")} for v in summary.variants]
     rows = [{"variant": None, "images": arrays.get("real")}, *found]
     return [
@@ -96,7 +96,7 @@ def _name(summary: Summary, label: Any) -> str:
 
 def illustration(summary: Summary) -> dict[str, Any]:
     """An image, its patches as the model sees them, its colour channels, and its augmentations."""
-    arrays = summary.evidence.arrays("illustration")
+    arrays = summary.evidence.first_artefact("illustration")
     original, augmented = _pictures(arrays.get("original"), 3), _pictures(arrays.get("augmented"), 4)
     if original is None:
         return {}

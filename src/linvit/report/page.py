@@ -21,10 +21,11 @@ HERE = Path(__file__).parent
 
 def write(result: Result, figures: bool = True) -> None:
     """All files of a result; `figures=False` leaves the figure files out."""
-    folder, sections = result.page.parent, result.sections()
+    folder = result.page.parent
     folder.mkdir(parents=True, exist_ok=True)
-    every = [chart for found in sections.values() for chart in found]
-    shown = [chart for name in result.illustrated or sections for chart in sections.get(name, []) if figures]
+    sections = {name: found for name, found in result.sections().items() if found.drawn or found.tables or found.notes}
+    every = [chart for found in sections.values() for chart in found.drawn]
+    shown = every if figures else []
     write_atomically(folder / "results.csv", results_csv(result))
     write_atomically(folder / "report.md", markdown(result, [(chart.name, chart.title) for chart in shown]))
     context = {"result": result, "sections": sections} | result.context()

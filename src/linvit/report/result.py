@@ -61,12 +61,33 @@ def _filled(cell: Cell) -> bool:
     return bool(cell.small) or cell.text not in ("", NOTHING)
 
 
+@dataclass(frozen=True)
+class Section:
+    """A part of a page: charts under one legend, tables and notes. Charts without data are left out."""
+
+    title: str
+    charts: Sequence[Chart | None]
+    intro: str = ""
+    tables: Sequence[Table] = ()  # those with a title are folded
+    notes: Sequence[str] = ()
+    small: bool = False  # three charts in a row
+
+    @property
+    def drawn(self) -> list[Chart]:
+        return [chart for chart in self.charts if chart]
+
+    @property
+    def legend(self) -> dict[str, int]:
+        """Name → the index of its symbol."""
+        found = {name: i for chart in self.drawn for name, i in chart.legend.items()}
+        return dict(sorted(found.items(), key=lambda pair: pair[1]))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """Text is plain: each output escapes it in its own way."""
 
     kind: ClassVar[str]  # names the template of its page
-    illustrated: ClassVar[Sequence[str]] = ()  # sections whose charts report.md shows; empty: all
 
     title: str
     headline: str
@@ -95,8 +116,8 @@ class Result:
         """What `json` has beyond what all results share."""
         return {}
 
-    def sections(self) -> dict[str, list[Chart]]:
-        """The charts of each section of the page; a section without data is absent."""
+    def sections(self) -> dict[str, Section]:
+        """Of the page, in order: `front` is next to the headline, `early` before the limitations."""
         raise NotImplementedError
 
     def context(self) -> dict[str, Any]:

@@ -9,22 +9,24 @@ import altair as alt
 
 from linvit.metrics import percent
 from linvit.report import vega
+from linvit.report.result import Section
 from linvit.report.tuning import SearchResult, Trial, TunedVariant, bare, describe, shorten, show
 from linvit.schemas.search import Values
 
 GOOD = 0.25  # of a variant's trials are drawn strongly
 
 
-def build(result: SearchResult) -> dict[str, list[vega.Chart]]:
-    """Section → its charts; a section without data is absent."""
-    return vega.present(
-        {
-            "spread": [_spread(result)],
-            "history": [_history(result)],
-            "coordinates": [_coordinates(result, i, v) for i, v in enumerate(result.variants)],
-            "importance": [_importance(result)],
-        }
-    )
+def build(result: SearchResult) -> dict[str, Section]:
+    return {
+        "front": Section("", [_spread(result)]),
+        "search": Section("Search", [_history(result), _importance(result)]),
+        "coordinates": Section(
+            "Options and accuracy",
+            [_coordinates(result, i, v) for i, v in enumerate(result.variants)],
+            "Each line is a trial. It crosses each axis at the value of an option, and the last axis at its accuracy. "
+            "The best quarter of the trials is drawn strongly.",
+        ),
+    }
 
 
 def _series(result: SearchResult) -> vega.Series:
@@ -74,7 +76,9 @@ def _spread(result: SearchResult) -> vega.Chart | None:
     cut = sum(value < low for value in values)
     note = f"Points: trials that were trained to the end; large: the best; mark: {first}."
     note += f" {cut} trial{'s' * (cut != 1)} further left {'are' if cut != 1 else 'is'} not shown." if cut else ""
-    return vega.Chart("spread", "Trials of each variant", (vega.ROW + 8) * len(result.variants), layers, note)
+    return vega.Chart(
+        "spread", "Trials of each variant", (vega.ROW + 8) * len(result.variants), layers, note, _series(result)
+    )
 
 
 def _history(result: SearchResult) -> vega.Chart | None:
@@ -103,7 +107,7 @@ def _history(result: SearchResult) -> vega.Chart | None:
     ]
     until = "the accuracy of their finished folds" if result.evidence.document.folds else "their best accuracy"
     note = f"Lines: the best so far. Faint: trials that were stopped early, with {until}."
-    return vega.Chart("history", "Accuracy of each trial", 300, layers, note)
+    return vega.Chart("history", "Accuracy of each trial", 300, layers, note, _series(result))
 
 
 def _coordinates(result: SearchResult, index: int, variant: TunedVariant) -> vega.Chart | None:
@@ -177,4 +181,4 @@ def _importance(result: SearchResult) -> vega.Chart | None:
     )
     note = f"fANOVA over trials that were trained to the end, at least {min(r.n for r in found)}: an indication only."
     height = max(120, 14 * len(labels) * len(options))
-    return vega.Chart("importance", "Importance of the options", height, [layer], note)
+    return vega.Chart("importance", "Importance of the options", height, [layer], note, _series(result))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from linvit import metrics
 from linvit.metrics import METRICS, TABLE
@@ -13,14 +13,11 @@ from linvit.report import statistics
 from linvit.report.evidence import Folders, StudyEvidence, as_paths, read_study
 from linvit.report.merit import ACCURACY, Merit
 from linvit.report.recommendation import Recommendation, recommend
-from linvit.report.result import NOTHING, Cell, Facts, Result, Table, commands, facts, last_request
+from linvit.report.result import NOTHING, Cell, Facts, Result, Section, Table, commands, facts, last_request
 from linvit.report.statistics import WORSE
 from linvit.report.summary import Summary, VariantResult, number, summarise
 from linvit.schemas.model import DATA_OPTIONS
 from linvit.schemas.study import Placement
-
-if TYPE_CHECKING:
-    from linvit.report.vega import Chart
 
 EXTRA = {  # details of accuracy
     "macro_f1": "F1",
@@ -33,7 +30,6 @@ EXTRA = {  # details of accuracy
 @dataclass(frozen=True, kw_only=True)
 class StudyResult(Result):
     kind = "study"
-    illustrated = ("pareto", "growth", "cost", "scaling", "learning")
 
     summary: Summary
     recommendation: Recommendation
@@ -48,31 +44,24 @@ class StudyResult(Result):
     def numbers(self) -> dict[str, Any]:
         return {"recommendation": self.recommendation.variant, "variants": self.rows()}
 
-    def sections(self) -> dict[str, list[Chart]]:
+    def sections(self) -> dict[str, Section]:
         from linvit.report import study_charts  # altair takes a second to import
 
-        return study_charts.build(self.summary, self.recommendation.variant)
+        return study_charts.build(self.summary, self.recommendation.variant, self.recommendation.growth is not None)
 
     def context(self) -> dict[str, Any]:
-        from linvit.report import curves, images
+        from linvit.report import images
 
-        summary = self.summary
-        return {
-            "summary": summary,
-            "merit": summary.merit,
-            "untimed": curves.not_timed(summary),
-            "breaks": {
-                v.id: text for v in summary.variants if not v.baseline and (text := curves.break_even(summary, v))
-            },
-            "examples": images.examples(summary),
-            "illustration": images.illustration(summary),
-            "samples": images.samples(summary),
-            "confused": {v.label: found for v in summary.variants if (found := curves.confused(summary, v))},
-            "models": curves.models(summary),
-            "unlearned": curves.unlearned(summary),
-            "points": accuracy,
-            "shown": lambda variant, metric: METRICS[metric].show(variant.get(metric)),
-        }
+        found = {make.__name__: make(self.summary) for make in (images.examples, images.illustration, images.samples)}
+        return {"summary": self.summary, "stats": self._stats()} | found
+
+    def _stats(self) -> dict[str, str]:
+        """The numbers of the chosen variant that stand below the recommendation."""
+        if self.chosen is None:
+            return {}
+        metrics = {"inference_vs_softmax": "Speed, softmax = 1", "peak_memory": "Peak memory"}
+        more = {title: METRICS[name].show(self.chosen.get(name)) for name, title in metrics.items()}
+        return {self.summary.merit.title: accuracy(self.chosen, self.summary.merit)} | more
 
 
 def study_result(folders: Folders, margin: float | None = None, out: Path | str | None = None) -> StudyResult:

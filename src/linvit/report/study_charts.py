@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
 import altair as alt
+import numpy as np
 
 from linvit import metrics
 from linvit.metrics import METRICS, Metric
-from linvit.report import curves, vega
+from linvit.report import classes, scaling, vega
+from linvit.report.evidence import run_of
 from linvit.report.merit import ACCURACY
+from linvit.report.result import Section, Table
 from linvit.report.study import accuracy
-from linvit.report.summary import Summary, VariantResult
+from linvit.report.summary import Summary, VariantResult, number
 
 CURVES = [  # key of the log, title, axis and its format
     ("train_loss", "Training loss", "Cross-entropy", "~r"),
     ("validation_loss", "Validation loss", "Cross-entropy", "~r"),
     ("gradient_norm", "Gradient norm before clipping", "Norm", "~r"),
 ]
+MAX_POINTS = 120  # of one learning curve
+MARKS = 5  # shapes along it
 LETTERS = {"alpha": "α", "tau": "τ", "eps": "ε"}
 RECOVERY = ("validation_accuracy", "Recovery from the start", "Validation accuracy", "~%")
 RECOVERY_NOTE = (
@@ -24,24 +33,56 @@ RECOVERY_NOTE = (
 )
 
 
-def build(summary: Summary, chosen: str | None) -> dict[str, list[vega.Chart]]:
-    """Section → its charts; a section without data is absent."""
-    started = any(v.get("start_accuracy") is not None for v in summary.variants)
-    recovery = learning(summary, *RECOVERY, over="step", note=RECOVERY_NOTE) if started else None
-    usual = [curve for curve in CURVES if summary.merit is ACCURACY or curve[0] != "validation_loss"]  # bits are losses
-    return vega.present(
-        {
-            "pareto": [pareto(summary, chosen)],
-            "cost": [costs(summary, metric) for metric in metrics.TABLE if metric.bar],
-            "scaling": [scaling(summary, mode) for mode in ("forward", "both")],
-            "growth": [growth(summary)],
-            "learning": [recovery or learning(summary, *summary.merit.curve), *(learning(summary, *c) for c in usual)],
-            "learned": [learned(summary, *found) for found in curves.learned(summary).items()],
-            "confusion": [confusion(summary, v) for v in summary.variants],
-            "classes": [classes(summary), scores(summary, chosen)],
-            "error": [error(summary)],
-        }
-    )
+def build(summary: Summary, chosen: str | None, early: bool) -> dict[str, Section]:
+    """`early`: how accuracy grows with training is why nothing is recommended."""
+    front = pareto(summary, chosen)
+    run = "fold" if summary.folds else "seed"
+    curves = learning_curves(summary)
+    return {
+        "front": Section(
+            "",
+            [front],
+            notes=[] if front else [f"Speed was not measured, so there is no chart of {summary.merit.noun} and speed."],
+        ),
+        "early" if early else "growth": Section(
+            "More training",
+            [growth(summary)],
+            "Every variant was also trained for half of the steps, with one seed and its own schedule. If the lines "
+            "are still steep, or cross, more training would change the result.",
+        ),
+        "cost": Section(
+            "Cost",
+            [costs(summary, metric) for metric in metrics.TABLE if metric.bar],
+            "Peak memory is measured in a fresh process. Shorter is cheaper.",
+        ),
+        "scaling": scaling.section(summary),
+        "learning": Section(
+            "Learning curves",
+            curves,
+            f"Mean over {run}s; the band spans the lowest and the highest {run}.",
+            small=len(list(filter(None, curves))) == 3,
+        ),
+        "learned": Section(
+            "Learned parameters",
+            learned(summary),
+            "Parameters of learnable kernels after each epoch, mean over seeds; one line for each layer.",
+            small=True,
+        ),
+        **classes.sections(summary, chosen),
+        "error": Section(
+            "Distance from softmax",
+            [error(summary)],
+            "Total variation between the attention of each trained variant and softmax on the same queries and keys: "
+            "mean over test images, layers and seeds.",
+        ),
+        "models": Section(
+            "Models",
+            [],
+            "Layers with parameters, and attentions, in the order of computation, with the shape of their outputs. "
+            "Equal blocks are one row.",
+            tables=models(summary),
+        ),
+    }
 
 
 def series_of(summary: Summary) -> vega.Series:
@@ -94,7 +135,7 @@ def pareto(summary: Summary, chosen: str | None) -> vega.Chart | None:
         "Bars: 95 % intervals over seeds. Dashed: variants that no other beats in both. Ring: the recommendation."
         + " Pale circles: their area is the memory of a training step." * bool(most)
     )
-    return vega.Chart("pareto", f"{merit.noun.capitalize()} and inference speed", 340, layers, note)
+    return vega.Chart("pareto", f"{merit.noun.capitalize()} and inference speed", 340, layers, note, series)
 
 
 def _front(rows: vega.Rows, sign: int) -> vega.Rows:
@@ -119,44 +160,48 @@ def costs(summary: Summary, metric: Metric) -> vega.Chart | None:
     return vega.Chart(metric.name, metric.bar, vega.ROW * len(rows), vega.bars(rows, x, series_of(summary), tips))
 
 
-def scaling(summary: Summary, mode: str) -> vega.Chart | None:
-    rows, breaks = curves.scaling(summary, mode)
-    if not rows:
-        return None
-    series, (name, other) = series_of(summary), curves.reference(summary, mode)
-    every = [*rows, *other]
-    tokens = sorted({row["tokens"] for row in every})
-    x = vega.x_axis("tokens", "Tokens N (log)", log=True, values=tokens, labelOverlap=True, grid=False)
-    ticks = vega.decades(row["seconds"] for row in every)
-    y = vega.y_axis(
-        "seconds", "Time per layer (log)", log=True, values=ticks, labelExpr="format(datum.value, '~s') + 's'"
-    )
-    tips = vega.tooltips("variant", ("tokens", "tokens", "d"), ("shown", "time"))
-    layers, notes = [], []
-    if breaks:
-        faster = vega.tooltips("variant", ("tokens", "faster than softmax from N =", ".0f"))
-        rule = vega.data(breaks).mark_rule(strokeWidth=1.5, strokeOpacity=0.5, strokeDash=[2, 3])
-        layers.append(rule.encode(x=x, tooltip=faster, **series("color")))
-        notes.append("Vertical lines: the number of tokens from which a variant is faster than softmax.")
-    if other:
-        base, last = (vega.data(part).encode(x=x, y=y) for part in (other, other[-1:]))
-        layers += [
-            base.mark_line(strokeWidth=2, strokeDash=[6, 4], style="quiet"),
-            base.mark_point(size=50, filled=True, style="quiet").encode(tooltip=tips),
-            last.mark_text(align="right", dx=-8, dy=-8, style="quiet").encode(text="variant:N"),
-        ]
-    if any("+" in v.attention for v in summary.variants):
-        notes.append("Where layers differ, the mean is shown.")
-    notes += curves.partly_timed(summary) if mode == "forward" else []
-    title = {"forward": "One attention layer, inference", "both": "One attention layer, training"}[mode]
-    layers += vega.lines(rows, x, y, series, tips)
-    return vega.Chart(f"scaling-{mode}", title, 300, layers, " ".join(notes), name if other else "")
+def learning_curves(summary: Summary) -> list[vega.Chart | None]:
+    started = any(v.get("start_accuracy") is not None for v in summary.variants)
+    first = learning(summary, *RECOVERY, over="step", note=RECOVERY_NOTE) if started else None
+    usual = [curve for curve in CURVES if summary.merit is ACCURACY or curve[0] != "validation_loss"]  # bits are losses
+    return [first or learning(summary, *summary.merit.curve), *(learning(summary, *curve) for curve in usual)]
+
+
+def _logs(summary: Summary, variant: VariantResult) -> list[dict[str, Any]]:
+    """Lines of the learning curves of seeds that did not diverge, or of all if every seed did: a mean must be of the
+    same seeds."""
+    diverged = {run_of(r) for r in summary.evidence.of("diverged", variant=variant.id)}
+    every = summary.evidence.of("learning_curve", variant=variant.id)
+    whole = [r for r in every if run_of(r) not in diverged] or every
+    return [line for record in whole for line in summary.evidence.logs[record.artefact]]
+
+
+def _by_place(logs: Iterable[dict[str, Any]], key: str, over: str) -> dict[float, list[float]]:
+    seen: dict[float, list[float]] = defaultdict(list)
+    for line in logs:
+        place, value = number(line.get(over)), number(line.get(key))
+        if place is not None and value is not None:
+            seen[place].append(value)
+    return dict(sorted(seen.items()))
 
 
 def learning(
     summary: Summary, key: str, title: str, label: str, form: str, over: str = "epoch", note: str = ""
 ) -> vega.Chart | None:
-    rows, series = curves.learning(summary, key, over), series_of(summary)
+    """Mean, lowest and highest seed at each epoch, or step."""
+    rows: vega.Rows = []
+    for variant in summary.variants:
+        seen = _by_place(_logs(summary, variant), key, over)
+        places, last = list(seen), len(seen) - 1
+        if last < 1:
+            continue
+        points = np.linspace(0, last, min(last + 1, MAX_POINTS)).round().astype(int)
+        shift = variant.index / len(summary.variants)  # shapes of different lines do not cover each other
+        marks = ((np.arange(MARKS) + shift) / MARKS * last).round().astype(int)
+        for i in np.union1d(points, marks):
+            values = seen[places[i]]
+            row = {"mean": sum(values) / len(values), "low": min(values), "high": max(values)}
+            rows.append({"variant": variant.label, over: places[i], "marked": bool(i in marks)} | row)
     if not rows:
         return None
     ticks = vega.whole_ticks(row[over] for row in rows)
@@ -165,12 +210,28 @@ def learning(
     shown = ".1%" if form == "~%" else ".4g"
     ends = ("low", "lowest seed", shown), ("high", "highest seed", shown)
     tips = vega.tooltips("variant", (over, over, "~f"), ("mean", title.lower(), shown), *ends)
+    series = series_of(summary)
     layers = [vega.band(rows, x, y, series), *vega.lines(rows, x, y, series, tips)]
-    return vega.Chart(f"learning-{key.replace('_', '-')}", title, 280, layers, note)
+    return vega.Chart(f"learning-{key.replace('_', '-')}", title, 280, layers, note, series)
 
 
-def learned(summary: Summary, name: str, rows: vega.Rows) -> vega.Chart:
-    """One parameter of attentions over training, a line for each layer."""
+def learned(summary: Summary) -> list[vega.Chart]:
+    """Parameters of attentions over training: the mean over seeds, a line for each variant and layer."""
+    found: dict[str, vega.Rows] = defaultdict(list)
+    for variant in summary.variants:
+        logs = _logs(summary, variant)
+        for key in dict.fromkeys(key for line in logs for key in line if key.startswith("learned.")):
+            _, layer, name = key.split(".", 2)
+            seen = _by_place(logs, key, "epoch")
+            for place, values in seen.items():
+                row = {"epoch": place, "value": sum(values) / len(values), "marked": place == max(seen)}
+                found[name].append({"variant": variant.label, "layer": f"layer {layer}"} | row)
+    return [
+        _learned(name, rows, series_of(summary)) for name, rows in found.items() if any(not r["marked"] for r in rows)
+    ]
+
+
+def _learned(name: str, rows: vega.Rows, series: vega.Series) -> vega.Chart:
     letter = LETTERS.get(name, name)
     first, last = (end(row["epoch"] for row in rows) for end in (min, max))
     domain, ticks = [first, last + 0.16 * (last - first)], vega.whole_ticks([last])  # with room for names
@@ -179,13 +240,20 @@ def learned(summary: Summary, name: str, rows: vega.Rows) -> vega.Chart:
     tips = vega.tooltips("variant", "layer", ("epoch", "epoch", "~f"), ("value", letter, ".4g"))
     ends = vega.data(row for row in rows if row["marked"]).encode(x=x, y=y)
     names = ends.mark_text(align="left", dx=8, style="quiet").encode(text="layer:N")
-    layers = [*vega.lines(rows, x, y, series_of(summary), tips, detail="layer:N"), names]
-    return vega.Chart(f"learned-{name}", f"{letter} of each layer", 280, layers)
+    layers = [*vega.lines(rows, x, y, series, tips, detail="layer:N"), names]
+    return vega.Chart(f"learned-{name}", f"{letter} of each layer", 280, layers, series=series)
 
 
 def growth(summary: Summary) -> vega.Chart | None:
     """Merit after half of the steps and after all, of the seeds that have both."""
-    rows, merit = curves.growth(summary), summary.merit
+    rows, merit, series = [], summary.merit, series_of(summary)
+    for v in summary.variants:
+        if v.both:
+            half, whole = (sum(of[seed] for seed in v.both) / len(v.both) for of in (v.half, v.scores))
+            about = {"variant": v.label, "gain": f"{merit.signed(whole - half)} {merit.unit}"}
+            for share, score in ((0.5, half), (1, whole)):
+                value = merit.sign * score
+                rows.append(about | {"share": share, "merit": value, "shown": merit.show(value)})
     if not rows:
         return None
     ends = {"values": [0.5, 1], "labelExpr": "datum.value < 1 ? 'half' : 'all'", "grid": False}
@@ -193,75 +261,7 @@ def growth(summary: Summary) -> vega.Chart | None:
     y = vega.y_axis("merit", merit.title, format=merit.form, tickCount=5)
     tips = vega.tooltips("variant", ("shown", merit.title.lower()), ("gain", "gained"))
     title = f"{merit.title} after half and after all of the training"
-    return vega.Chart("growth", title, 280, vega.lines(rows, x, y, series_of(summary), tips))
-
-
-def confusion(summary: Summary, variant: VariantResult) -> vega.Chart | None:
-    rows, names = curves.confusion(summary, variant)
-    if not rows:
-        return None
-    label = {"labelLimit": 80, "labelPadding": 4, "grid": False}
-    tips = vega.tooltips("true", "predicted", ("count", "test images", "d"), ("share", "of the true class", ".1%"))
-    base = vega.data(rows).encode(
-        x=vega.x_names("predicted", names, "Predicted", **label),
-        y=vega.y_names("true", names, "True", **label),
-        tooltip=tips,
-    )
-    opacity = alt.FillOpacity("share:Q", legend=None, scale=alt.Scale(type="sqrt", domain=[0, 1], range=[0.03, 0.95]))
-    colour = series_of(summary)("color")["color"].legend(None)
-    layers = [base.mark_rect().encode(color=colour, fillOpacity=opacity)]
-    if len(names) <= 10:
-        digits = base.transform_filter("datum.share >= 0.005").encode(text=alt.Text("share:Q", format=".0%"))
-        layers += [
-            digits.transform_filter("datum.share < 0.5").mark_text(fontSize=9),
-            digits.transform_filter("datum.share >= 0.5").mark_text(fontSize=9, style="paper", fontWeight=600),
-        ]
-    return vega.Chart(f"confusion-{variant.index}", variant.label, min(420, max(200, 30 * len(names))), layers)
-
-
-def classes(summary: Summary) -> vega.Chart | None:
-    """F1 of every variant, the hardest class first."""
-    rows, names, cut = curves.classes(summary)
-    if not rows:
-        return None
-    y = vega.y_names("class", names, labelLimit=120, grid=False)
-    x = vega.x_axis("f1", "F1", format="~%", tickCount=5)
-    tips = vega.tooltips("variant", "class", *((key, key, ".1%") for key in curves.SCORES))
-    base = vega.data(rows).encode(y=y)
-    range_of = base.mark_rule(strokeWidth=1, strokeOpacity=0.5).encode(x=alt.X("min(f1):Q", title="F1"), x2="max(f1):Q")
-    points = base.mark_point(size=90, filled=True, fillOpacity=0.9)
-    points = points.encode(x=x, tooltip=tips, **series_of(summary)("color", "shape"))
-    note = "Hardest class first, mean over seeds." + (f" The {len(names)} hardest of {cut} classes." if cut else "")
-    return vega.Chart("classes", "F1 by class", 26 * len(names), [range_of, points], note)
-
-
-def scores(summary: Summary, chosen: str | None) -> vega.Chart | None:
-    """Precision, recall and F1 of the recommended variant, by class."""
-    rows, names, _ = curves.classes(summary)
-    kinds = ["precision", "recall", "f1"]
-    label = next((v.label for v in summary.variants if v.id == chosen), "")
-    found = [
-        {"variant": label, "class": row["class"], "metric": kind, "value": row[kind]}
-        for row in rows
-        for kind in kinds
-        if row["variant"] == label and row.get(kind) is not None
-    ]
-    if not found:
-        return None
-    layer = (
-        vega.data(found)
-        .mark_bar(cornerRadiusEnd=2)
-        .encode(
-            y=vega.y_names("class", names, labelLimit=120, grid=False),
-            yOffset=alt.YOffset("metric:N", sort=kinds),
-            x=vega.x_axis("value", "Precision, recall, F1 (top to bottom)", domain=[0, 1], format="~%", tickCount=5),
-            fillOpacity=alt.FillOpacity("metric:O", legend=None, scale=alt.Scale(domain=kinds, range=[0.45, 0.7, 1])),
-            tooltip=vega.tooltips("class", "metric", ("value", "value", ".1%")),
-            **series_of(summary)("color"),
-        )
-    )
-    height = max(160, 36 * len({row["class"] for row in found}))
-    return vega.Chart("class-scores", f"Precision, recall and F1 of {label}", height, [layer])
+    return vega.Chart("growth", title, 280, vega.lines(rows, x, y, series, tips), series=series)
 
 
 def error(summary: Summary) -> vega.Chart | None:
@@ -285,3 +285,22 @@ def error(summary: Summary) -> vega.Chart | None:
         "weights. Bars are cut at 1, which only rows that do not sum to one can exceed."
     )
     return vega.Chart("attention-error", "Distance from softmax", vega.ROW * len(rows), layers, note)
+
+
+def models(summary: Summary) -> list[Table]:
+    """The layers of each variant's model, from the file that lists them."""
+    layers = summary.evidence.first_artefact("model_summary")
+    tables = []
+    for v in summary.variants:
+        rows = [
+            {
+                "Layer": row["name"],
+                "Kind": row["kind"],
+                "Output": " × ".join(map(str, row["shape"])),
+                "Parameters": (f"{row['times']} × " if row["times"] > 1 else "") + f"{row['parameters']:,}",
+            }
+            for row in layers.get(v.id, [])
+        ]
+        total = sum(row["times"] * row["parameters"] for row in layers.get(v.id, []))
+        tables += [Table.of(rows, ["Kind"], title=f"{v.label}: {total:,} parameters")] if rows else []
+    return tables

@@ -7,19 +7,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from linvit.durations import duration
 from linvit.metrics import METRICS, percent
 from linvit.metrics import key as key_of
 from linvit.records import Record
 from linvit.report.evidence import Evidence, read
-from linvit.report.result import NOTHING, Cell, Facts, Result, Table, commands, facts, last_request
+from linvit.report.result import NOTHING, Cell, Facts, Result, Section, Table, commands, facts, last_request
 from linvit.requests import CompareRequest, TrainRequest
 from linvit.schemas.search import Search
-
-if TYPE_CHECKING:
-    from linvit.report.vega import Chart
 
 OUTCOMES = ("complete", "pruned", "diverged", "failed")
 DATA = ("data", "data_root", "image_size", "limit", "skip_bad")  # fields of requests that say which images are read
@@ -126,7 +123,7 @@ class SearchResult(Result):
         best = {"best": str(file) if file.exists() else None}
         return {"folds": self.evidence.document.folds, "variants": rows} | best
 
-    def sections(self) -> dict[str, list[Chart]]:
+    def sections(self) -> dict[str, Section]:
         from linvit.report import search_charts  # altair takes a second to import
 
         return search_charts.build(self)

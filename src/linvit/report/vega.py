@@ -29,7 +29,15 @@ class Chart:
     height: int
     layers: list[alt.Chart]
     note: str = ""
-    reference: str = ""  # what is drawn in grey, and is no variant
+    series: Series | None = None  # what its legend explains; None: names are in the chart
+
+    @property
+    def legend(self) -> dict[str, int]:
+        """Names that have data → the index of their symbol."""
+        if self.series is None:
+            return {}
+        shown = {row.get(self.series.field) for layer in self.layers for row in layer.data.values}
+        return {name: i for i, name in enumerate(self.series.names) if name in shown}
 
     def page(self) -> dict[str, Any]:
         return self._spec(True, width="container", autosize=alt.AutoSizeParams(type="fit-x"))
@@ -45,12 +53,6 @@ class Chart:
         """Not validated here, which takes longer than everything else: the tests do it."""
         spec = alt.layer(*self.layers).properties(height=self.height, **properties)
         return spec.to_dict(validate=False) | {"config": theme.config(page)}
-
-
-def present(sections: Mapping[str, Sequence[Chart | None]]) -> dict[str, list[Chart]]:
-    """Without charts that have no data, and sections without a chart."""
-    found = {name: [chart for chart in charts if chart] for name, charts in sections.items()}
-    return {name: charts for name, charts in found.items() if charts}
 
 
 def data(rows: Iterable[Mapping[str, Any]]) -> alt.Chart:
