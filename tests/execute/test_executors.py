@@ -43,6 +43,7 @@ def here() -> Executor:
 class Fails(Work):
     """Raises a named exception; for a worker to rebuild."""
 
+    result_type = TypeAdapter(int)
     how: str
 
     def run(self, datasets: Any, on_event: Any) -> int:
@@ -54,10 +55,6 @@ class Fails(Work):
             on_event(Progressed(1, 2, "half"))
             return os.getpid()
         raise {"value": ValueError, "os": OSError, "memory": MemoryError, "runtime": RuntimeError}[self.how]("because")
-
-    @classmethod
-    def result_type(cls) -> TypeAdapter[int]:
-        return TypeAdapter(int)
 
 
 def fails(how: str) -> Fails:

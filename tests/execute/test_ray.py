@@ -87,15 +87,12 @@ def run_here(folder: Path, **options: Any) -> None:
 class Measures(Work):
     """Says on which machine it runs, and with how many threads."""
 
+    result_type = TypeAdapter(int)
     threads: int | None = None
 
     def run(self, datasets: Any, on_event: Any) -> int:
         on_event(Progressed(1, 2, "half"))
         return self.threads or 0
-
-    @classmethod
-    def result_type(cls) -> TypeAdapter[int]:
-        return TypeAdapter(int)
 
 
 def test_a_cluster_gives_the_same_weights_events_and_errors(

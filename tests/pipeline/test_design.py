@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from linvit.data import Dataset, folded, load_data
+from linvit.execute import work
 from linvit.models import VisionTransformer, estimate
 from linvit.pipeline import design
 from linvit.pipeline.design import DataShape, Designer, default_layers, resolve
@@ -204,7 +205,8 @@ def test_an_attention_that_cannot_be_built_is_an_error(tiny):
 
 def test_options_of_the_data_open_other_images_once(monkeypatch):
     opened = []
-    monkeypatch.setattr(design, "open_source", lambda source: opened.append(source.image_size) or open_source(source))
+    noted = lambda source, progress: opened.append(source.image_size) or open_source(source)  # noqa: E731
+    monkeypatch.setattr(work, "open_source", noted)
     source = source_of("synthetic:images=60,size=8,classes=3")
     designer = Designer(open_source(source), source, 0, OPTIONS)
     larger = Variant(attention="uniform", data={"image_size": 16})

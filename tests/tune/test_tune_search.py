@@ -118,7 +118,7 @@ def test_the_test_split_is_never_read(tmp_path, monkeypatch):
     hidden = replace(dataset, test=Forbidden(len(dataset.test)))
     out = tune(hidden, trials=1, epochs=1, space=write_space(tmp_path), out=tmp_path / "x", **TINY)
     assert len(rows(out)) == 2  # one training at a time, here: others could not find these images
-    with pytest.raises(ValueError, match="jobs=2 needs images that workers can open"):
+    with pytest.raises(ValueError, match="the executor 'processes' needs images that workers can open"):
         tune(hidden, trials=1, epochs=1, space=write_space(tmp_path), out=tmp_path / "y", jobs=2, **TINY)
     with pytest.raises(ValueError, match="jobs=2: the executor 'here' runs one training at a time"):
         tune(DATA, trials=1, epochs=1, out=tmp_path / "y", runner="here", jobs=2, **TINY)

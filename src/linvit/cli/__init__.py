@@ -2,9 +2,8 @@
 
 A verb is a file `cli/<verb>.py` with a function `run(request)`, and a request class with that verb in
 `linvit.requests`, from which its options and help text derive. A verb with verbs of its own (`bench speed`) has
-functions of their names instead of `run`. A file whose name starts with `_` is not a verb: `_parser.py` makes options,
-`_display.py` shows progress, `_output.py` prints tables and JSON. Heavy imports go inside `run`: help must not load
-torch.
+one file for all of them. A file whose name starts with `_` is not a verb: `_parser.py` makes options, `_display.py`
+shows progress, `_output.py` prints tables and JSON. Heavy imports go inside `run`: help must not load torch.
 
 Errors: a verb lets ValueError and OSError with a file name rise; `main` prints one line, `linvit: error: …`, and
 returns 2. LINVIT_TRACEBACK=1 shows where it came from. A KeyboardInterrupt becomes one line and 130; SIGTERM and
@@ -16,7 +15,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import pkgutil
 import signal
 import sys
 import threading
@@ -52,7 +50,7 @@ def main(args: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code: 0, 1 if a training diverged, 2 for a user's error, 130 when
     interrupted, 75 when evicted."""
     words = [*(sys.argv[1:] if args is None else args)]
-    command = ""
+    request = None
     try:
         with _heeding_schedulers():
             if not words or words[0] in ("-h", "--help"):
@@ -61,14 +59,13 @@ def main(args: Sequence[str] | None = None) -> int:
                 code = _print_version()
             else:
                 request, run = parse(words)
-                command = request.command()
                 code = run(request)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except SystemExit as done:  # argparse's --help
         return int(done.code or 0)
     except KeyboardInterrupt as stop:
-        return _interrupted(stop, command)
+        return _interrupted(stop, request)
     except BrokenPipeError:  # the reader of our output has gone, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
@@ -81,8 +78,9 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def verbs() -> list[str]:
-    found = [module.name for module in pkgutil.iter_modules(__path__)]
-    return sorted(name for name in found if not name.startswith("_"))
+    from linvit.requests import BY_VERB
+
+    return sorted({name.partition(" ")[0] for name in BY_VERB})
 
 
 def parse(words: Sequence[str]) -> tuple[Request, Callable[[Any], Any]]:
@@ -96,15 +94,15 @@ def parse(words: Sequence[str]) -> tuple[Request, Callable[[Any], Any]]:
     from linvit.cli._parser import parse_request, print_group_help
     from linvit.requests import BY_VERB
 
-    if verb in BY_VERB:
-        return parse_request(BY_VERB[verb], rest), module.run
-    inner = [name.partition(" ")[2] for name in BY_VERB if name.startswith(f"{verb} ")]
-    if not rest or rest[0] in ("-h", "--help"):
-        print_group_help(verb, module.__doc__ or "", inner)
-        raise SystemExit(0)
-    if rest[0] not in inner:
-        raise ValueError(f"unknown verb '{verb} {rest[0]}'" + choices(rest[0], inner))
-    return parse_request(BY_VERB[f"{verb} {rest[0]}"], rest[1:]), getattr(module, rest[0])
+    if verb not in BY_VERB:
+        inner = [name.partition(" ")[2] for name in BY_VERB if name.startswith(f"{verb} ")]
+        if not rest or rest[0] in ("-h", "--help"):
+            print_group_help(verb, module.__doc__ or "", inner)
+            raise SystemExit(0)
+        if rest[0] not in inner:
+            raise ValueError(f"unknown verb '{verb} {rest[0]}'" + choices(rest[0], inner))
+        verb = f"{verb} {rest.pop(0)}"
+    return parse_request(BY_VERB[verb], rest), module.run
 
 
 def _print_help() -> int:
@@ -122,10 +120,10 @@ def _print_version() -> int:
     return 0
 
 
-def _interrupted(stop: BaseException, command: str) -> int:
-    what = f": {stop}" if str(stop) else ""
-    resume = f"; resume with: {command}" if what and command else ""
-    return _fail(f"interrupted{what}{resume}", REQUEUE if isinstance(stop, Evicted) else 130)
+def _interrupted(stop: BaseException, request: Request | None) -> int:
+    text = "nothing that was trained is lost" if request is not None and request.resumes else str(stop)
+    resume = f"; resume with: {request.command()}" if text and request is not None else ""
+    return _fail(f"interrupted{': ' * bool(text)}{text}{resume}", REQUEUE if isinstance(stop, Evicted) else 130)
 
 
 @contextmanager

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from linvit.cli._display import Display
     from linvit.records import Record
     from linvit.report import Result
 
@@ -60,6 +61,16 @@ def print_table(
 
 
 @contextmanager
+def working(request: Any) -> Iterator[Display]:
+    """Carry out a request: with its threads, a display of its progress, and warnings as one line each."""
+    from linvit.cli._display import Display
+    from linvit.measure.threads import use_threads
+
+    with use_threads(request.threads), Display(request.quiet) as display, warnings_in_one_line():
+        yield display
+
+
+@contextmanager
 def warnings_in_one_line() -> Iterator[None]:
     """What the user is warned about, once and as one line each on stderr; warnings of other kinds as they come."""
     import warnings
@@ -80,30 +91,22 @@ def warnings_in_one_line() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def nothing_lost() -> Iterator[None]:
-    """An interrupt says so; `main` adds the command that resumes."""
-    try:
-        yield
-    except KeyboardInterrupt as stop:
-        stop.args = ("nothing that was trained is lost",)
-        raise
+def carry_out(kind: Callable[..., Any], request: Any, on_event: str = "") -> None:
+    """A study, search or conversion, and what its page says. on_event: the method of the display for its events."""
+    planned = request.dry_run or request.print_config or getattr(request, "jobs_file", False)
+    with working(request) as display:
+        listener = {"on_event": getattr(display, on_event)} if on_event else {}
+        result = kind(request, log=print if planned else display.log, progress=display.progress, **listener).run()
+    if result is not None:
+        show(result, request)
 
 
-def use_threads(threads: int | None) -> None:
-    """CPU threads of PyTorch for this process; None leaves its choice."""
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
-
-
-def show(result: Result, as_json: bool, quiet: bool) -> None:
+def show(result: Result, request: Any) -> None:
     """What a study, search or conversion shows, as its page does; `quiet` leaves the table out."""
-    if as_json:
+    if request.as_json:
         print_json(result.json())
         return
-    if not quiet:
+    if not request.quiet:
         print_table(result.table.texts, right=result.table.right)
     print(f"{result.headline}. {' '.join(result.sentences)}")
     for command in result.suggested:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from linvit.cli._output import print_json, print_table, use_threads, warnings_in_one_line
+from linvit.cli._output import print_json, print_table, working
 from linvit.metrics import percent
 from linvit.requests import AdviseRequest
 
@@ -19,14 +19,12 @@ HEADINGS = {"latency": "one image", "inference": "inference", "training": "train
 
 
 def run(request: AdviseRequest) -> None:
-    from linvit.cli._display import Display
     from linvit.study import advising
 
     out = request.out
     if out is not None and out.exists() and not out.is_dir():
         raise ValueError(f"--out {out} is a file: name a folder")
-    use_threads(request.threads)
-    with Display(request.quiet or request.as_json) as display, warnings_in_one_line():
+    with working(request) as display:
         advice = advising.run(request, progress=display.progress)
     written = [] if out is None else write(advice, out)
     if request.as_json:

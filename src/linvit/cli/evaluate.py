@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from linvit.cli._output import print_json, print_table, use_threads, warnings_in_one_line
+from linvit.cli._output import print_json, print_table, working
 from linvit.requests import EvaluateRequest
 
 if TYPE_CHECKING:
@@ -15,15 +15,13 @@ if TYPE_CHECKING:
 
 
 def run(request: EvaluateRequest) -> None:
-    from linvit.cli._display import Display
     from linvit.measure.likelihood import Likelihood
     from linvit.training.evaluate import evaluate_folder
 
-    use_threads(request.threads)
     if request.summary:
         print_layers(request.model, request.as_json)
         return
-    with Display(request.quiet) as display, warnings_in_one_line():
+    with working(request) as display:
         done = evaluate_folder(
             request.model,
             request.data,

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from linvit.cli._output import print_json, use_threads, warnings_in_one_line
+from linvit.cli._output import print_json, working
 from linvit.requests import ExportRequest
 
 
 def run(request: ExportRequest) -> None:
-    from linvit.cli._display import Display
     from linvit.conversion.export import export
 
-    use_threads(request.threads)
-    with Display(request.quiet) as display, warnings_in_one_line():
+    with working(request) as display:
         done = export(request.model, request.format, request.out, progress=display.progress)
     if request.as_json:
         names = ("batch", "low", "median", "high")

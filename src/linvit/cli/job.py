@@ -4,33 +4,39 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from linvit.cli._output import warnings_in_one_line
+from linvit.cli._output import working
 from linvit.requests import JobRequest
+
+if TYPE_CHECKING:
+    from linvit.training.events import Event
 
 SLURM = "SLURM_ARRAY_TASK_ID"
 
 
 def run(request: JobRequest) -> None:
-    from linvit.cli._display import Display
     from linvit.cli.train import print_outlook
-    from linvit.execute import DatasetCache
+    from linvit.execute import DatasetCache, Tracking
     from linvit.measure.devices import pick_device
     from linvit.study.jobs import read_job
-    from linvit.training.trackers import tracking
 
-    kinds = tracking(request.track)
     number = _number(request)
     job = read_job(request.folder, number)
+    trackers = Tracking(request.track, Path(job.folder))
     device = None if request.device is None else str(pick_device(request.device))
     changes = {"threads": request.threads, "device": device}
     job = job.model_copy(update={key: value for key, value in changes.items() if value is not None})
     place, datasets = Path(job.folder), DatasetCache()
-    with Display(request.quiet) as display, warnings_in_one_line():
+    with working(request) as display:
         dataset = datasets.find(job.experiment, display.progress)
-        trackers = [kind(job.experiment, place, place) for kind in kinds]
+
+        def on_event(event: Event) -> None:
+            display.on_event(event)
+            trackers(job, event)
+
         if not request.dry_run:
-            job.run(datasets, lambda event: [listen(event) for listen in (display.on_event, *trackers)])  # type: ignore[func-returns-value]
+            job.run(datasets, on_event)
     if request.dry_run:
         print_outlook(job.experiment, dataset, place)
     elif not request.quiet:

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import sys
 
-from linvit.cli._output import print_json, print_table, use_threads, warnings_in_one_line
+from linvit.cli._output import print_json, print_table, working
 from linvit.requests import PredictRequest
 
 
 def run(request: PredictRequest) -> None:
-    from linvit.cli._display import Display
     from linvit.data.folder import find_images
     from linvit.measure.devices import pick_device
     from linvit.training.checkpoint import load
     from linvit.training.predict import predict
 
-    use_threads(request.threads)
     paths = find_images(request.images)
-    with warnings_in_one_line():
-        model = load(request.model).to(pick_device(request.device))
     skipped: list[str] = []
     on_bad = (lambda error: skipped.append(str(error))) if request.skip_bad else None
-    with Display(request.quiet) as display:
+    with working(request) as display:
+        model = load(request.model).to(pick_device(request.device))
         found = list(predict(model, paths, top=request.top, skip=on_bad, progress=display.progress))
     for message in skipped:
         print(f"linvit: skipped: {message}", file=sys.stderr)

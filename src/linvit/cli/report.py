@@ -15,4 +15,4 @@ def run(request: ReportRequest) -> None:
         for folder in request.folders:
             assemble(folder)
     result = report.build(request.folders, request.out, margin=request.margin)
-    show(result, request.as_json, request.quiet)
+    show(result, request)

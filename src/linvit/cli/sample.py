@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from linvit.cli._output import use_threads, warnings_in_one_line
+from linvit.cli._output import working
 from linvit.requests import SampleRequest
 
 
 def run(request: SampleRequest) -> None:
-    from linvit.cli._display import Display
     from linvit.measure.devices import pick_device
     from linvit.models.sampling import draw_images
     from linvit.training.checkpoint import load
 
     if request.out.suffix.lower() != ".png":
         raise ValueError(f"--out {request.out} must end in .png")
-    use_threads(request.threads)
-    with Display(request.quiet) as display, warnings_in_one_line():
+    with working(request) as display:
         model = load(request.model).to(pick_device(request.device))
         draw_images(
             model,

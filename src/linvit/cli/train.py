@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from linvit.cli._output import print_json, rows, warnings_in_one_line
+from linvit.cli._output import print_json, rows, working
 from linvit.durations import duration
 from linvit.requests import TrainRequest
 
@@ -19,10 +19,9 @@ if TYPE_CHECKING:
 
 def run(request: TrainRequest) -> int:
     from linvit import ranks
-    from linvit.cli._display import Display
     from linvit.pipeline import train as training
 
-    with Display(request.quiet) as display, warnings_in_one_line():
+    with working(request) as display:
         trained = training.run(request, on_event=display.on_event, progress=display.progress)
     if ranks.number() > 0:  # the first rank prints
         return 0

@@ -1,7 +1,7 @@
 """Where jobs run: here, in processes, or on a Ray cluster, behind one interface with `concurrent.futures` semantics."""
 
 from linvit.execute.base import EXECUTORS, Executor, executor_type, job_records
-from linvit.execute.work import DatasetCache, Job, OnEvent, Probe, StopWork, Work, WorkerDied
+from linvit.execute.work import DatasetCache, Job, OnEvent, Probe, StopWork, Tracking, Work, WorkerDied
 
 __all__ = [
     "EXECUTORS",
@@ -11,6 +11,7 @@ __all__ = [
     "OnEvent",
     "Probe",
     "StopWork",
+    "Tracking",
     "Work",
     "WorkerDied",
     "executor_type",

@@ -11,15 +11,13 @@ from typing import Any, Self
 
 import torch
 
-from linvit.execute.work import DatasetCache, Job, OnEvent, Probe, StopWork, Work, WorkerDied
+from linvit.execute.work import DatasetCache, Job, OnEvent, Probe, Work, WorkerDied, first_line
 from linvit.progress import Progress
 from linvit.records import Record
 from linvit.registry import Registry
 from linvit.schemas.experiment import Experiment
 from linvit.training.events import Event, Progressed
 from linvit.training.loop import Rate
-
-__all__ = ["EXECUTORS", "Executor", "OnEvent", "StopWork", "WorkerDied", "executor_type"]
 
 
 class Executor(ABC):
@@ -80,8 +78,7 @@ class Executor(ABC):
         try:
             return [future.result() for future in futures]
         except (WorkerDied, RuntimeError, MemoryError) as error:
-            why = str(error).strip().partition("\n")[0] or type(error).__name__
-            raise ValueError(f"a worker could not run {probe.experiment.label}: {why}") from None
+            raise ValueError(f"a worker could not run {probe.experiment.label}: {first_line(error)}") from None
 
     def rate(self, experiment: Experiment, seconds: float, device: torch.device) -> Rate:
         """Of one training while all slots are busy with the same."""
@@ -101,7 +98,7 @@ def job_records(job: Job, future: Future[Any]) -> list[Record]:
     try:
         return future.result()
     except (WorkerDied, RuntimeError, MemoryError) as error:
-        return job.failed(str(error).strip().partition("\n")[0] or type(error).__name__)
+        return job.failed(first_line(error))
 
 
 def forward_progress(progress: Progress) -> OnEvent:

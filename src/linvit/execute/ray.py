@@ -24,7 +24,7 @@ import torch
 
 from linvit.data import Dataset
 from linvit.execute.base import EXECUTORS, Executor, forward_progress
-from linvit.execute.work import DatasetCache, OnEvent, Work, WorkerDied, outcome, perform, thinned
+from linvit.execute.work import DatasetCache, OnEvent, Work, WorkerDied, first_line, outcome, perform, thinned
 from linvit.files import write_atomically
 from linvit.measure.provenance import machine
 from linvit.progress import Progress
@@ -91,10 +91,9 @@ def only_on(node: str) -> dict[str, Any]:
     return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
 
 
-def first_line(error: Any) -> str:
+def reason(error: Any) -> str:
     """What went wrong in a task."""
-    error = getattr(error, "cause", None) or error
-    return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+    return first_line(getattr(error, "cause", None) or error).rstrip(".")
 
 
 def check_nodes(ray: Any, marker: Path | None = None) -> None:
@@ -118,7 +117,7 @@ def check_nodes(ray: Any, marker: Path | None = None) -> None:
         try:
             why = ray.get(answer, timeout=CHECK_SECONDS)
         except ray.exceptions.RayError as error:
-            why = f"cannot be used ({first_line(error)})"
+            why = f"cannot be used ({reason(error)})"
         if why:
             raise ValueError(f"node {node_name(node)} {why}")
 
@@ -224,11 +223,11 @@ class Ray(Executor):
                 return outcome(work, self._attempt(work, on_event))
             except self.lost as error:
                 if attempt == MAX_ATTEMPTS:
-                    raise WorkerDied(f"lost {MAX_ATTEMPTS} times: {first_line(error)}") from None
+                    raise WorkerDied(f"lost {MAX_ATTEMPTS} times: {reason(error)}") from None
                 with self.lock:
                     on_event(Noted("its process or node was lost: it resumes elsewhere from its last checkpoint"))
             except self.ray.exceptions.RayError as error:
-                raise WorkerDied(first_line(error)) from None
+                raise WorkerDied(reason(error)) from None
 
     def _attempt(self, work: Work, on_event: OnEvent, **options: Any) -> dict[str, Any]:
         gpu, number, task = work.device.startswith("cuda"), next(self.numbers), Task(on_event)
@@ -275,9 +274,9 @@ class Ray(Executor):
                 answer = run.result()
                 return outcome(mine, answer), answer["machine"] | {"node": name}
             except self.lost as error:
-                why = first_line(error)
+                why = reason(error)
             except self.ray.exceptions.RayError as error:
-                raise WorkerDied(first_line(error)) from None
+                raise WorkerDied(reason(error)) from None
         raise WorkerDied(why)
 
     def shutdown(self) -> None:

@@ -7,10 +7,10 @@ import json
 import time
 import traceback
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from pydantic import TypeAdapter
@@ -22,12 +22,13 @@ from linvit.models.config import checked
 from linvit.progress import Progress, ignore
 from linvit.records import Record
 from linvit.schemas.base import Frozen
-from linvit.schemas.experiment import Experiment, Source
+from linvit.schemas.experiment import Experiment, Fold, Source
 from linvit.training.events import Event, Progressed, Stepped
 from linvit.training.experiment import record_of
 from linvit.training.loop import Rate, Training
 from linvit.training.run import run
 from linvit.training.source import open_source
+from linvit.training.trackers import Tracker, tracking
 
 LOCK_SECONDS = 30.0  # for which the process of a killed study may still be saving
 OnEvent = Callable[[Event], None]  # may raise StopWork
@@ -42,15 +43,26 @@ class WorkerDied(Exception):
 
 
 class DatasetCache:
-    """The images that this process has opened, by their source; folds share one copy."""
+    """The images that this process has opened; folds share one copy."""
 
     def __init__(self) -> None:
-        self._opened: dict[Source, Dataset] = {}
+        self._opened: dict[tuple[Source | None, Fold | None], Dataset] = {}
         self._by_identity: dict[str, Dataset] = {}
 
-    def add(self, dataset: Dataset) -> None:
+    def add(self, dataset: Dataset, source: Source | None = None, fold: Fold | None = None) -> None:
         """Images that are open already."""
-        self._by_identity[dataset.identity] = dataset
+        self._opened[source, fold] = self._by_identity[dataset.identity] = dataset
+
+    def open(self, source: Source | None, fold: Fold | None, progress: Progress = ignore) -> Dataset:
+        """The images of a source with this fold held out; without a source, those that were added without one."""
+        if (source, fold) not in self._opened:
+            if fold is not None:
+                found = folded(self.open(source, None, progress), fold)
+            else:
+                assert source is not None
+                found = open_source(source, progress)
+            self.add(found, source, fold)
+        return self._opened[source, fold]
 
     def find(self, experiment: Experiment, progress: Progress = ignore) -> Dataset:
         """The images of an experiment; a ValueError if they are no longer the same."""
@@ -58,19 +70,15 @@ class DatasetCache:
         if identity not in self._by_identity:
             if source is None:
                 raise ValueError(f"the images of {experiment.data.name} exist only in the process that made them")
-            whole = source.folded(None)
-            if whole not in self._opened:
-                self._opened[whole] = open_source(whole, progress)
-            found = folded(self._opened[whole], source.fold) if source.fold else self._opened[whole]
-            if found.identity != identity:
+            if self.open(source.folded(None), source.fold, progress).identity != identity:
                 raise ValueError(f"{source.data} has changed since the study was started")
-            self.add(found)
         return self._by_identity[identity]
 
 
 class Work(Frozen):
     """Subclasses are importable by name, so that a worker process can rebuild them."""
 
+    result_type: ClassVar[TypeAdapter[Any]]  # how results cross a process boundary as JSON
     experiment: Experiment  # whose images it uses
     device: str = "cpu"
     threads: int | None = 1  # None: PyTorch's choice, or all CPUs of the node on which it is measured
@@ -78,11 +86,6 @@ class Work(Frozen):
     @abstractmethod
     def run(self, datasets: DatasetCache, on_event: OnEvent) -> Any:
         """Do it here; the result must be what `result_type` describes."""
-
-    @classmethod
-    @abstractmethod
-    def result_type(cls) -> TypeAdapter[Any]:
-        """How results cross a process boundary as JSON."""
 
     @property
     def storage(self) -> Path | None:
@@ -101,6 +104,7 @@ class Work(Frozen):
 class Job(Work):
     """One experiment and the folder in which it is trained."""
 
+    result_type = TypeAdapter(list[Record])
     folder: str
     test: bool = True
     checkpoint_seconds: float = 30.0
@@ -122,10 +126,6 @@ class Job(Work):
                 checkpoint_seconds=self.checkpoint_seconds,
             )
 
-    @classmethod
-    def result_type(cls) -> TypeAdapter[list[Record]]:
-        return TypeAdapter(list[Record])
-
     @property
     def storage(self) -> Path:
         return Path(self.folder).parent
@@ -135,7 +135,10 @@ class Job(Work):
 
     def finished(self) -> list[Record]:
         """Its records, if an earlier call completed it."""
-        return finished_records(Path(self.folder), self.experiment.id, self.test)
+        records = list(open_ledger(Path(self.folder)))
+        last = {"test_seconds", "diverged"} if self.test else {"learning_curve"}
+        mine = [r for r in records if r.metric in last and r.experiment == self.experiment.id]
+        return records if mine else []
 
     def failed(self, why: str) -> list[Record]:
         """What remains of a job whose process ended before it did."""
@@ -143,17 +146,30 @@ class Job(Work):
         return [Record("failed", None, experiment=base.experiment, device=base.device, tags=base.tags | {"why": why})]
 
 
-def finished_records(folder: Path, experiment: str, test: bool) -> list[Record]:
-    """The records of the experiment with this id, if it was completed in this folder."""
-    records = list(open_ledger(folder))
-    last = {"test_seconds", "diverged"} if test else {"learning_curve"}
-    return records if any(r.metric in last and r.experiment == experiment for r in records) else []
+class Tracking:
+    """The trackers of several jobs, with one store for all of them in `home`."""
+
+    def __init__(self, names: Sequence[str], home: Path):
+        self.kinds, self.home = tracking(names), home
+        self.trackers: dict[str, list[Tracker]] = {}
+
+    def __call__(self, job: Job, event: Event) -> None:
+        if job.folder not in self.trackers:
+            self.trackers[job.folder] = [kind(job.experiment, Path(job.folder), self.home) for kind in self.kinds]
+        for tracker in self.trackers[job.folder]:
+            tracker(event)
+
+    def give_up(self, job: Job) -> None:
+        """No event will end it."""
+        for tracker in self.trackers.get(job.folder, ()):
+            tracker.give_up()
 
 
 class Probe(Work):
     """How fast an experiment trains, from a few seconds of real steps that leave nothing behind; 0 seconds: only
     whether it can be built there."""
 
+    result_type = TypeAdapter(Rate)
     seconds: float
 
     def run(self, datasets: DatasetCache, on_event: OnEvent) -> Rate:
@@ -164,9 +180,10 @@ class Probe(Work):
         with use_threads(self.threads):
             return Training(self.experiment, dataset, torch.device(self.device), []).rate(self.seconds)
 
-    @classmethod
-    def result_type(cls) -> TypeAdapter[Rate]:
-        return TypeAdapter(Rate)
+
+def first_line(error: BaseException) -> str:
+    """What went wrong, briefly."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def perform(text: str, datasets: DatasetCache, on_event: OnEvent) -> dict[str, Any]:
@@ -176,7 +193,7 @@ def perform(text: str, datasets: DatasetCache, on_event: OnEvent) -> dict[str, A
         module, _, name = row["work"].partition(":")
         kind: type[Work] = reduce(getattr, name.split("."), importlib.import_module(module))  # type: ignore[arg-type]
         work = kind.model_validate(row["fields"])
-        return {"result": kind.result_type().dump_python(work.run(datasets, on_event), mode="json")}
+        return {"result": kind.result_type.dump_python(work.run(datasets, on_event), mode="json")}
     except StopWork:
         return {"stopped": True}
     except (ValueError, OSError) as error:
@@ -185,7 +202,7 @@ def perform(text: str, datasets: DatasetCache, on_event: OnEvent) -> dict[str, A
             message = f"{message.partition(';')[0]}: a worker knows only what linvit and LINVIT_PLUGINS register"
         return {"error": message}
     except (RuntimeError, MemoryError) as error:  # out of memory, as a rule
-        return {"failed": str(error).strip().partition("\n")[0] or type(error).__name__}
+        return {"failed": first_line(error)}
     except Exception:
         return {"bug": traceback.format_exc()}
 
@@ -200,7 +217,7 @@ def outcome(work: Work, answer: dict[str, Any]) -> Any:
         raise StopWork
     if "bug" in answer:
         raise AssertionError(f"in a worker:\n{answer['bug']}")
-    return work.result_type().validate_python(answer["result"])
+    return work.result_type.validate_python(answer["result"])
 
 
 def thinned(on_event: OnEvent, seconds: float) -> OnEvent:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from linvit.attention import BASELINE, create_attention
-from linvit.data import Dataset, folded
+from linvit.attention import BASELINE, build_attention
+from linvit.data import Dataset
 from linvit.errors import clear
 from linvit.execute.work import DatasetCache
 from linvit.models import estimate, match_parameters, model_config
@@ -27,7 +27,6 @@ from linvit.schemas.study import DatasetFacts, Variant
 from linvit.training.defaults import GENTLER, OF_TASK, tuned
 from linvit.training.optimizers import OPTIMIZERS
 from linvit.training.recipe import create_recipe
-from linvit.training.source import open_source
 from linvit.training.start import architecture
 from linvit.training.tasks import TASKS
 
@@ -121,9 +120,7 @@ class Designer:
     datasets: DatasetCache = field(default_factory=DatasetCache)
 
     def __post_init__(self) -> None:
-        self._opened: dict[Source | None, Dataset] = {}
-        self._opened[self.origin] = self.whole
-        self._folded: dict[tuple[Source | None, Fold], Dataset] = {}
+        self.datasets.add(self.whole, self.origin)
         self._experiments: dict[str, Experiment] = {}
 
     @cached_property
@@ -203,15 +200,8 @@ class Designer:
                 source = Source(**source.model_dump() | variant.data)
             except ValidationError as error:
                 raise clear(error) from None
-            if source not in self._opened:
-                self._opened[source] = open_source(source)
-        found, fold = self._opened[source], fold or next(iter(self.fold_list()), None)
-        if fold is not None:
-            if (source, fold) not in self._folded:
-                self._folded[source, fold] = folded(found, fold)
-            found = self._folded[source, fold]
-        self.datasets.add(found)
-        return found, source and source.folded(fold)
+        fold = fold or next(iter(self.fold_list()), None)
+        return self.datasets.open(source, fold), source and source.folded(fold)
 
     def fold_list(self) -> list[Fold]:
         """Those of the first seed; empty without folds."""
@@ -229,14 +219,5 @@ class Designer:
 
 def check_attention(config: ModelConfig) -> None:
     """A ValueError if one of its attentions cannot be built; no model is built for it."""
-    for spec in {str(spec): spec for spec in parse_layers(config.attention, config.depth)}.values():
-        create_attention(
-            spec,
-            heads=config.heads,
-            head_dim=config.head_dim or config.dim // config.heads,
-            tokens=config.tokens,
-            grid=config.grid,
-            prefix=config.prefix_tokens,
-            seed=config.seed,
-            causal=config.causal,
-        )
+    for spec in dict.fromkeys(map(str, parse_layers(config.attention, config.depth))):
+        build_attention(spec, config.site)

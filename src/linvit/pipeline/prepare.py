@@ -10,9 +10,10 @@ import torch
 
 from linvit.attention import attention_options
 from linvit.data import Dataset, Fold, Survey, folded, folder_of, survey
-from linvit.execute import executor_type
+from linvit.execute import Executor, executor_type
 from linvit.files import slug
 from linvit.locks import require_outside
+from linvit.machine import cpu_count
 from linvit.measure.devices import pick_device
 from linvit.pipeline.design import Designer
 from linvit.pipeline.plan import Planner, choose_plan
@@ -20,7 +21,7 @@ from linvit.progress import Progress, ignore
 from linvit.registry import parse
 from linvit.requests import CompareRequest, ConvertRequest, TrainRequest, TuneRequest
 from linvit.schemas.experiment import Source, Start
-from linvit.schemas.study import Plan, Study, Variant, name_variants
+from linvit.schemas.study import Placement, Plan, Study, Variant, name_variants
 from linvit.training import backbones
 from linvit.training.source import open_source, source_of
 from linvit.training.start import architecture, check_folds
@@ -141,6 +142,28 @@ def locate(request: Trainable) -> tuple[torch.device, int | None]:
     runner = getattr(request, "runner", None)
     remote = executor_type(runner).locate(runner, request.device, request.threads) if runner else None
     return remote or (pick_device(request.device), None)
+
+
+def requested_placement(request: CompareRequest | TuneRequest, prepared: Prepared) -> Placement | None:
+    """Where trainings run, if the request, the images or the device decide it."""
+    runner, jobs, in_memory = request.runner, request.jobs, prepared.source is None
+    if runner is None and jobs is not None and jobs > 1:
+        runner = "processes"
+    if runner == "here" and jobs not in (None, 1):
+        raise ValueError(f"jobs={jobs}: the executor 'here' runs one training at a time")
+    if runner is not None and executor_type(runner).opens_data and in_memory:
+        raise ValueError(f"the executor '{runner}' needs images that workers can open: give a name or a path")
+    if runner not in (None, "here"):
+        slots = jobs or prepared.slots or cpu_count()
+        return Placement(executor=runner, jobs=slots, threads=request.threads or 1)
+    if runner or jobs == 1 or in_memory or prepared.device.type != "cpu":
+        return Placement(executor="here", threads=request.threads or torch.get_num_threads())
+    return None
+
+
+def start_executor(placement: Placement, designer: Designer) -> Executor:
+    kind = executor_type(placement.executor)
+    return kind(placement.jobs, placement.threads, designer.datasets, placement.executor)
 
 
 def survey_images(request: Trainable, dataset: Dataset | None, spare_test: bool) -> Survey:

@@ -103,6 +103,7 @@ class Request(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     verb: ClassVar[str]
     shortcuts: ClassVar[tuple[str, ...]] = ()  # options of model and recipe with a flag of their own
+    resumes: ClassVar[bool] = False  # the same command resumes it, whenever it was interrupted
     takes: ClassVar[tuple[type[BaseModel], ...]] = (ModelConfig, Recipe)  # what `options` may set
 
     @classmethod

@@ -72,6 +72,7 @@ class CompareRequest(Output, Jobs, Started, Data):
     """
 
     verb = "compare"
+    resumes = True
     shortcuts = ("epochs", "size")
 
     attentions: tuple[str, ...] = specs(
@@ -132,6 +133,7 @@ class TuneRequest(Output, Jobs, Started, Data):
     """
 
     verb = "tune"
+    resumes = True
     shortcuts = ("epochs", "size")
 
     attentions: tuple[str, ...] = specs("A variant; repeatable. [default: those of compare]")
@@ -181,6 +183,7 @@ class ConvertRequest(Output, Resumed, Options, Data):
     """
 
     verb = "convert"
+    resumes = True
     shortcuts = (*LENGTH, *RECIPE)
     takes = (Recipe,)
 

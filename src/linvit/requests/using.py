@@ -178,6 +178,7 @@ class ReproduceRequest(Show, Jobs, NamedData):
     """
 
     verb = "reproduce"
+    resumes = True
 
     names: tuple[str, ...] = option((), "Studies to run.", argument=True, metavar="NAME")
     scale: Literal["full", "cpu", "smoke"] = option(

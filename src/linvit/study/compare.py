@@ -16,7 +16,7 @@ from typing import Any
 from linvit import metrics, report
 from linvit.attention import has_random_features, role_of
 from linvit.data import Dataset, repeats
-from linvit.execute import WorkerDied
+from linvit.execute import Tracking, WorkerDied
 from linvit.files import remove_parts
 from linvit.ledger import open_ledger
 from linvit.locks import claim_folder, locked
@@ -37,15 +37,16 @@ from linvit.study.jobs import (
     store_runs,
     study_jobs,
     study_records,
-    tracked,
     write_jobs,
 )
 from linvit.study.measuring import MeasureStudy
 from linvit.study.placement import JobPlacement
 from linvit.toml import to_toml
 from linvit.training.defaults import ATTENTIONS, CAUSAL_ATTENTIONS, CONTROL, OF_TASK, TUNED
+from linvit.training.events import Event
 from linvit.training.run import status
 from linvit.training.tasks import TASKS
+from linvit.training.trackers import tracking
 
 OWN_FILES = ("experiment.json", "records.jsonl", "report.html", "results.csv")
 DEFAULT_SEEDS = 3
@@ -99,7 +100,7 @@ class Comparison:
         self.asked = self.request  # before a configuration file is applied
         self.request, configured = configured_comparison(self.request)
         request, variants = self.request, wanted_variants(self.request, [*configured, *self.extra])
-        tracked(self.on_event, request.track, Path())  # a missing package is an error before any image is read
+        tracking(request.track)  # a missing package is an error before any image is read
         with use_threads(request.threads):
             self.prepare(variants)
             self.placement = JobPlacement(request, self.prepared, self.study)
@@ -204,9 +205,14 @@ class Comparison:
         self.study.save(self.folder)
         if self.study.plan is not None and self.study.finished is None:
             self.all_jobs = self.with_deadline(self.all_jobs)
-        on_event = tracked(self.on_event, self.request.track, self.folder)
+        trackers = Tracking(self.request.track, self.folder)
+
+        def on_event(job: StudyJob, event: Event) -> None:
+            self.on_event(job, event)
+            trackers(job, event)
+
         for job, records in self.placement.run(self.all_jobs, on_event):
-            store_runs(self.ledger, study_records(records, Path(job.folder).name, job.variant, job.half, job.fold))
+            store_runs(self.ledger, study_records(job, records))
         folds = len({job.fold for job in self.all_jobs})
         store_runs(self.ledger, pooled_records(self.ledger, self.folder, folds))
 

@@ -15,7 +15,6 @@ from pydantic import ValidationError
 from linvit import metrics
 from linvit.errors import clear
 from linvit.execute import Job
-from linvit.execute.work import finished_records
 from linvit.files import read_lines, slug, write_atomically
 from linvit.ledger import Ledger, open_ledger
 from linvit.pipeline.design import Designer
@@ -24,7 +23,6 @@ from linvit.schemas.experiment import Experiment, Fold
 from linvit.schemas.study import Run, Study
 from linvit.training.events import Event
 from linvit.training.folds import out_of_fold
-from linvit.training.trackers import Tracker, tracking
 
 JOBS_FILE = "jobs.jsonl"
 HALF_METRICS = {"test_accuracy": "half_accuracy", "bits_per_dim": "half_bits_per_dim"}
@@ -95,54 +93,39 @@ def _experiment(study: Study, designer: Designer, run: Run) -> Experiment:
     return experiment
 
 
-def tracked(on_event: OnJobEvent, names: Sequence[str], home: Path) -> OnJobEvent:
-    """The same, and a tracker of each job with one store for all of them."""
-    kinds = tracking(names)
-    trackers: dict[int, list[Tracker]] = {}
-
-    def forward(job: StudyJob, event: Event) -> None:
-        on_event(job, event)
-        if job.number not in trackers:
-            trackers[job.number] = [kind(job.experiment, Path(job.folder), home) for kind in kinds]
-        for tracker in trackers[job.number]:
-            tracker(event)
-
-    return forward if kinds else on_event
-
-
 def write_jobs(folder: Path, jobs: Sequence[StudyJob]) -> Path:
     """With the folder of each relative to the study's, which may be mounted elsewhere."""
-    rows = [job.model_dump(mode="json") | {"id": job.experiment.id, "folder": Path(job.folder).name} for job in jobs]
+    rows = [job.model_copy(update={"folder": Path(job.folder).name}).model_dump(mode="json") for job in jobs]
     write_atomically(folder / JOBS_FILE, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     return folder / JOBS_FILE
 
 
+def read_jobs(folder: Path) -> list[StudyJob]:
+    """All of a study's jobs, if they were written."""
+    found = []
+    for number, row in enumerate(read_lines(folder / JOBS_FILE), 1):
+        try:
+            found.append(StudyJob.model_validate(row | {"folder": str(folder / row["folder"])}))
+        except ValidationError as error:
+            raise ValueError(f"{folder / JOBS_FILE}:{number}: {clear(error)}") from None
+    return found
+
+
 def read_job(folder: Path, number: int) -> StudyJob:
     """The number counts from 1, as do the lines."""
-    rows = list(read_lines(folder / JOBS_FILE))
-    if not rows:
+    jobs = read_jobs(folder)
+    if not jobs:
         raise ValueError(f"{folder} holds no {JOBS_FILE}: write it with `linvit compare … --jobs-file`")
-    if not 1 <= number <= len(rows):
-        raise ValueError(f"{folder} has no job {number}: it has 1 to {len(rows)}")
-    row = rows[number - 1]
-    own = {key: value for key, value in row.items() if key != "id"}
-    try:
-        return StudyJob.model_validate(own | {"folder": str(folder / row["folder"])})
-    except ValidationError as error:
-        raise ValueError(f"{folder / JOBS_FILE}:{number}: {clear(error)}") from None
+    if not 1 <= number <= len(jobs):
+        raise ValueError(f"{folder} has no job {number}: it has 1 to {len(jobs)}")
+    return jobs[number - 1]
 
 
 def assemble(folder: Path) -> None:
     """Copy the records of jobs that a scheduler has finished into the study's, once."""
-    if not (folder / JOBS_FILE).exists():
-        return
-    found, rows = [], list(read_lines(folder / JOBS_FILE))
-    for row in rows:
-        place = folder / row["folder"]
-        mine = finished_records(place, row["id"], row["test"])
-        found += study_records(mine, place.name, row["variant"], row["half"], row["fold"])
-    found += pooled_records(found, folder, len({row["fold"] for row in rows}))
-    store_runs(open_ledger(folder), found)
+    if jobs := read_jobs(folder):
+        found = [record for job in jobs for record in study_records(job, job.finished())]
+        store_runs(open_ledger(folder), found + pooled_records(found, folder, len({job.fold for job in jobs})))
 
 
 def store_runs(ledger: Ledger, records: Iterable[Record]) -> None:
@@ -155,13 +138,12 @@ def _run_key(record: Record) -> tuple[Any, ...]:
     return record.experiment, *metrics.key(record)
 
 
-def study_records(
-    records: Iterable[Record], place: str, variant: str, half: bool, fold: int | None
-) -> Iterator[Record]:
+def study_records(job: StudyJob, records: Iterable[Record]) -> Iterator[Record]:
     """A run's records as the study has them; the files they name are in the run's folder."""
-    tags: dict[str, Tag] = {"variant": variant} if fold is None else {"variant": variant, "fold": fold}
+    place = Path(job.folder).name
+    tags: dict[str, Tag] = {"variant": job.variant} if job.fold is None else {"variant": job.variant, "fold": job.fold}
     for r in records:
-        if half:  # only its final result matters
+        if job.half:  # only its final result matters
             if r.metric not in HALF_METRICS or r.tags["selection"] != "best":
                 continue
             own = {name: value for name, value in r.tags.items() if name != "selection"}

@@ -59,6 +59,7 @@ SAMPLES = 10  # images drawn by each next-pixel model
 class MeasureStudy(Work):
     """The measurements that are missing in a study's folder; they can be made on any machine that sees the folder."""
 
+    result_type = TypeAdapter(list[str])
     folder: str
     jobs: tuple[StudyJob, ...]
     seconds: float | None = None  # in which it should end
@@ -73,10 +74,6 @@ class MeasureStudy(Work):
         deadline = None if self.seconds is None else time.monotonic() + self.seconds
         with use_threads(self.threads), repeated(progress) as tell:
             return Measuring(self, datasets.find(self.experiment), tell, deadline).run()
-
-    @classmethod
-    def result_type(cls) -> TypeAdapter[list[str]]:
-        return TypeAdapter(list[str])
 
     @property
     def storage(self) -> Path:

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from linvit.execute import EXECUTORS, Executor, Work, executor_type
+from linvit.execute import EXECUTORS, Executor, Work
 from linvit.machine import cpu_count
-from linvit.pipeline.prepare import Prepared
+from linvit.pipeline.prepare import Prepared, requested_placement, start_executor
 from linvit.progress import Progress
 from linvit.records import Record
 from linvit.requests import CompareRequest
@@ -24,41 +24,21 @@ class JobPlacement:
     """Chooses the executor when there is work, and owns it."""
 
     def __init__(self, request: CompareRequest, prepared: Prepared, study: Study):
-        self.prepared, self.designer, self.device = prepared, prepared.designer, prepared.device
-        self.study, self.threads = study, request.threads
+        self.designer, self.device, self.study = prepared.designer, prepared.device, study
         self.executor: Executor | None = None
-        self.placement = self._requested(request)
-
-    def _requested(self, request: CompareRequest) -> Placement | None:
-        """None: the faster way is yet to be found."""
-        runner, jobs = request.runner, request.jobs
-        if runner is None and jobs is not None and jobs > 1:
-            runner = "processes"
-        if runner == "here" and jobs not in (None, 1):
-            raise ValueError(f"jobs={jobs}: the executor 'here' runs one training at a time")
-        in_memory = self.designer.origin is None
-        if runner is not None and executor_type(runner).opens_data and in_memory:
-            raise ValueError(f"the executor '{runner}' needs images that workers can open: give a name or a path")
-        if runner not in (None, "here"):
-            slots = jobs or self.prepared.slots or cpu_count()
-            return Placement(executor=runner, jobs=slots, threads=self.threads or 1)
-        whole = self.threads or torch.get_num_threads()
-        if runner or jobs == 1 or self.threads is not None or in_memory or self.device.type != "cpu":
-            return Placement(executor="here", threads=whole)
-        known = self.study.placement  # as an earlier call found, unless that was on other machines
-        return known if known is None or known.executor in ("here", "processes") else None
+        self.placement = requested_placement(request, prepared)
+        if self.placement is None and request.threads is not None:
+            self.placement = Placement(executor="here", threads=request.threads)
+        elif self.placement is None and study.placement and study.placement.executor in ("here", "processes"):
+            self.placement = study.placement  # as an earlier call found, unless that was on other machines
 
     def decide(self, progress: Progress) -> Placement:
         """Where jobs run; the executor is ready."""
         if self.placement is None:
             self.placement = self._benchmarked(progress)
         if self.executor is None:
-            self.executor = self._start(self.placement)
+            self.executor = start_executor(self.placement, self.designer)
         return self.placement
-
-    def _start(self, placement: Placement) -> Executor:
-        kind = executor_type(placement.executor)
-        return kind(placement.jobs, placement.threads, self.designer.datasets, placement.executor)
 
     def _benchmarked(self, progress: Progress) -> Placement:
         """One job on all cores, or as many at a time as there are cores and runs, whichever trains faster. What workers
@@ -68,10 +48,10 @@ class JobPlacement:
         if jobs == 1:
             return here
         progress(0, 2, "timing one training at a time")
-        measured = {"here": round(self._start(here).rate(base, PROBE_SECONDS, self.device).steps, 2)}
+        measured = {"here": round(start_executor(here, self.designer).rate(base, PROBE_SECONDS, self.device).steps, 2)}
         progress(1, 2, f"timing {jobs} trainings at a time")
         processes = Placement(executor="processes", jobs=jobs, threads=1)
-        self.executor = self._start(processes)
+        self.executor = start_executor(processes, self.designer)
         try:
             for variant in self.study.variants:
                 if not variant.published:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,16 +24,15 @@ import torch
 from linvit import metrics, report
 from linvit.data import Dataset
 from linvit.durations import duration, seconds
-from linvit.execute import Executor, Job, StopWork, executor_type, job_records
+from linvit.execute import Executor, Job, StopWork, Tracking, job_records
 from linvit.files import slug
 from linvit.ledger import open_ledger
 from linvit.locks import claim_folder, locked
 from linvit.machine import cpu_count
 from linvit.measure.provenance import machine
 from linvit.metrics import percent
-from linvit.pipeline.prepare import Prepared, prepare, result_folder
+from linvit.pipeline.prepare import prepare, requested_placement, result_folder, start_executor
 from linvit.progress import Progress, ignore, repeated
-from linvit.records import Record
 from linvit.requests import TuneRequest
 from linvit.requests.base import without_password
 from linvit.schemas.search import Search
@@ -56,7 +56,7 @@ MAX_JOBS = 8  # trainings at a time, unless a number is given
 PROGRESS_SECONDS = 0.5
 
 Log = Callable[[str], None]
-Course = Generator[Job, list[Record], tuple[str, str]]
+Course = Generator[Future[Any], Any, None]  # is sent each future when it is done
 
 
 def tune(
@@ -95,8 +95,9 @@ class Tuning:
     def run(self) -> report.Result | None:
         """The report's result; None if the request was only for a plan."""
         import_optuna()
-        self.trackers = tracking(self.request.track)
+        tracking(self.request.track)  # a missing package is an error before any image is read
         self.prepare()
+        self.trackers = Tracking(self.request.track, self.folder)
         request, search = self.request, self.search
         claim_folder(Search.path(self.folder), search, OWN_FILES)
         if request.print_config:
@@ -116,7 +117,7 @@ class Tuning:
                 self.points = Points(search, self.prepared.designer)
                 self.trials = Trials(search, self.points, storage or open_storage(self.where), self.folder)
                 search.save(self.folder)
-                self.run_trials(self.executor)
+                self.run_trials()
                 return self.finish()
 
     def prepare(self) -> None:
@@ -165,19 +166,25 @@ class Tuning:
     def start_executor(self) -> Executor:
         """What workers cannot do, such as an attention that only this process knows, is done here unless a number of
         jobs was given."""
-        request, designer = self.request, self.prepared.designer
-        place = self.placement = choose_placement(request, self.prepared, self.search)
-        executor = executor_type(place.executor)(place.jobs, place.threads, designer.datasets, place.executor)
-        if place.executor == "processes":
+        request, designer, trials = self.request, self.prepared.designer, self.search.trials
+        here = Placement(executor="here", threads=request.threads or torch.get_num_threads())
+        place = requested_placement(request, self.prepared)
+        is_free = place is None
+        if place is None:
+            place = Placement(executor="processes", jobs=min(MAX_JOBS, cpu_count()), threads=request.threads or 1)
+        jobs = place.jobs if trials is None else min(place.jobs, trials * len(self.search.variants))
+        self.placement = here if is_free and jobs == 1 else place.model_copy(update={"jobs": jobs})
+        executor = start_executor(self.placement, designer)
+        if self.placement.executor == "processes":
             try:
                 for variant in self.search.variants:
                     executor.check(designer.experiment(variant), self.prepared.device)
             except ValueError:
                 executor.shutdown()
-                if request.jobs is not None or request.runner is not None:
+                if not is_free:
                     raise
-                self.request = request.replaced(jobs=1)
-                return self.start_executor()
+                self.placement = here
+                return start_executor(here, designer)
         return executor
 
     def plan(self) -> None:
@@ -206,25 +213,40 @@ class Tuning:
         steps = experiment.length(len(data.train)).total
         return (folds or 1) * (steps / rate.steps + evaluated / rate.images)
 
-    def run_trials(self, executor: Executor) -> None:
+    def run_trials(self) -> None:
         """As many at a time as there are slots; a trial of several folds runs one after the other."""
         self.ledger = open_ledger(self.folder)
         self.ledger.append_new(self.trials.records())  # a kill may have come between the storage and this
-        running: dict[Future[Any], tuple[Trial, Course]] = {}
+        running: dict[Future[Any], Course] = {}
+
+        def advance(course: Course, future: Future[Any] | None = None) -> None:
+            with self.lock, suppress(StopIteration):
+                running[course.send(future)] = course
+
         while True:
-            while len(running) < executor.slots and (opened := self.open_next()) is not None:
-                trial = self.make_trial(opened)
-                self.advance(trial, trial.course(), None, running)
+            while len(running) < self.executor.slots:
+                with self.lock:
+                    self.done, opened = self.trials.progress(), self.trials.open_next()
+                if opened is None:
+                    break
+                advance(self.course(self.make_trial(opened)))
             if not running:
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:
-                trial, course = running.pop(future)
-                self.advance(trial, course, future, running)
+                advance(running.pop(future), future)
 
-    def open_next(self) -> Opened | None:
-        with self.lock:
-            self.done = self.trials.progress()
-            return self.trials.open_next()
+    def course(self, trial: Trial) -> Course:
+        """Submit the trial's jobs, each when the one before has ended, and store how it ends."""
+        jobs = trial.course()
+        try:
+            job = next(jobs)
+            while True:
+                future = yield self.executor.submit(job, partial(self.on_event, trial))
+                job = jobs.send(job_records(job, future))
+        except StopIteration as end:
+            self.end(trial, *end.value)
+        except StopWork:
+            self.end(trial, "pruned", "")
 
     def make_trial(self, opened: Opened) -> Trial:
         """Its jobs test the fold that is held out; without folds no image of the test split is read."""
@@ -241,25 +263,7 @@ class Tuning:
                 )
             )
         images = self.search.dataset.validation
-        return Trial(self.search, opened, jobs, images, self.trackers, self.folder)
-
-    def advance(
-        self,
-        trial: Trial,
-        course: Course,
-        future: Future[Any] | None,
-        running: dict[Future[Any], tuple[Trial, Course]],
-    ) -> None:
-        """Submit the trial's next job, or store its end. future: of the job before, if there was one."""
-        try:
-            records = None if future is None else job_records(trial.job, future)
-            with self.lock:
-                job = next(course) if records is None else course.send(records)
-        except (StopIteration, StopWork) as end:
-            with self.lock:
-                self.end(trial, *(end.value if isinstance(end, StopIteration) else ("pruned", "")))
-        else:
-            running[self.executor.submit(job, partial(self.on_event, trial))] = trial, course
+        return Trial(self.search, opened, jobs, images)
 
     def on_event(self, trial: Trial, event: Event) -> None:
         with self.lock:
@@ -269,6 +273,7 @@ class Tuning:
                 self.told = time.monotonic()
                 fold = f"fold {trial.current + 1} of {self.search.folds}, " if self.search.folds else ""
                 self.progress(*self.done, f"{trial.name}: {fold}epoch {event.epoch:.3g} of {event.epochs:.3g}")
+            self.trackers(trial.job, event)
             trial.on_event(event)
 
     def end(self, trial: Trial, how: str, why: str) -> None:
@@ -276,8 +281,8 @@ class Tuning:
         records = trial.records(how, why)
         self.trials.finish(trial.opened, how, trial.accuracy, records)
         self.ledger.append_new(records)
-        trial.end_tracking()
         for job in trial.jobs:
+            self.trackers.give_up(job)
             for name in ("last",) if how == "complete" else ("last", "best"):
                 shutil.rmtree(Path(job.folder) / name, ignore_errors=True)
         shown = "no validation" if trial.accuracy is None else percent(trial.accuracy)
@@ -301,23 +306,6 @@ class Tuning:
         with repeated(self.progress) as tell:
             tell(0, 1, "writing the report")
             return report.build(self.folder)
-
-
-def choose_placement(request: TuneRequest, prepared: Prepared, search: Search) -> Placement:
-    """Where trainings run: as requested, or one per core of this machine. Images that were given as a Dataset can only
-    be used by workers to which they are sent."""
-    runner, jobs, in_memory = request.runner, request.jobs, prepared.source is None
-    if runner == "here" and jobs not in (None, 1):
-        raise ValueError(f"jobs={jobs}: the executor 'here' runs one training at a time")
-    cores = min(MAX_JOBS, cpu_count()) if prepared.device.type == "cpu" and not in_memory else 1
-    count = 1 if runner == "here" else jobs or prepared.slots or cores
-    if search.trials is not None:
-        count = min(count, search.trials * len(search.variants))
-    runner = runner or ("processes" if count > 1 else "here")
-    if executor_type(runner).opens_data and in_memory:
-        raise ValueError(f"jobs={jobs} needs images that workers can open: give a name or a path, not a Dataset")
-    threads = request.threads or (torch.get_num_threads() if runner == "here" else 1)
-    return Placement(executor=runner, jobs=count, threads=threads)
 
 
 def plan_lines(search: Search, points: Points, jobs: int) -> list[str]:

@@ -18,7 +18,6 @@ from linvit.records import Record
 from linvit.schemas.search import Search
 from linvit.training.events import Event, Validated
 from linvit.training.experiment import record_of
-from linvit.training.trackers import Tracker
 from linvit.tuning.trials import Opened
 
 
@@ -43,13 +42,10 @@ class Trial:
     opened: Opened
     jobs: list[Job]  # one for each fold
     images: int  # by which a validation judges
-    trackers: Sequence[type[Tracker]] = ()
-    home: Path = Path()  # of the trackers' common store
     reported: dict[int, float] = field(default_factory=dict)  # epoch, or fold from 1 → accuracy
     current: int = 0  # the job under way
     scores: list[Score] = field(default_factory=list)  # of completed folds
     started: float = field(default_factory=time.monotonic)
-    tracking: dict[int, list[Tracker]] = field(default_factory=dict)  # by job
 
     @property
     def name(self) -> str:
@@ -80,11 +76,6 @@ class Trial:
 
     def on_event(self, event: Event) -> None:
         """Report validations; StopWork if the trial is not worth more time. Folds are compared as a whole."""
-        if self.current not in self.tracking:
-            place = Path(self.job.folder)
-            self.tracking[self.current] = [kind(self.job.experiment, place, self.home) for kind in self.trackers]
-        for tracker in self.tracking[self.current]:
-            tracker(event)
         if isinstance(event, Validated) and not self.search.folds:
             self._report(math.ceil(event.row["epoch"]), event.row["validation_accuracy"])
             if self.is_unpromising():
@@ -141,7 +132,3 @@ class Trial:
             replace(base, metric="trial_seconds", value=seconds, unit="s"),
             replace(base, metric="trial_steps", value=sum(row["step"] for row in lasts), unit="count"),
         ]
-
-    def end_tracking(self) -> None:
-        for tracker in (one for every in self.tracking.values() for one in every):
-            tracker.give_up()
