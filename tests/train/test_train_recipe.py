@@ -13,7 +13,7 @@ from linvit.measure.timing import Timing
 from linvit.models import create_model
 from linvit.schemas.model import ModelConfig
 from linvit.schemas.recipe import Recipe
-from linvit.training.muon import orthogonalised
+from linvit.training.muon import Muon, orthogonalised, wide
 from linvit.training.optimizers import make_optimizer
 from linvit.training.recipe import check_amp, create_recipe, learning_rate
 
@@ -97,10 +97,36 @@ def test_muon_orthogonalises_matrices_and_leaves_the_rest_to_adamw():
 def test_orthogonalised_keeps_directions_and_levels_lengths(shape):
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     u, _, v = torch.linalg.svd(matrix, full_matrices=False)
-    found = u.T @ orthogonalised(matrix) @ v.T  # diagonal, if the directions are kept
+    found = u.T @ orthogonalised_one(matrix) @ v.T  # diagonal, if the directions are kept
     assert torch.diagonal(found).sub(1).abs().max() < 0.45
     assert (found - torch.diag(torch.diagonal(found))).abs().max() < 1e-9
-    assert orthogonalised(torch.zeros(shape)).abs().max() == 0
+    assert orthogonalised_one(torch.zeros(shape)).abs().max() == 0
+
+
+def orthogonalised_one(matrix: torch.Tensor) -> torch.Tensor:
+    found = orthogonalised(wide(matrix)[None])[0]
+    return found if found.shape == matrix.shape else found.T
+
+
+def test_muon_steps_alike_in_any_company(monkeypatch):
+    """Matrices of one shape are updated together, tall and wide ones too: as if each were alone."""
+    torch.manual_seed(0)
+    shapes = [(6, 20), (20, 6), (6, 20), (16, 16), (6, 5, 2, 2)]
+    start = [torch.randn(shape) for shape in shapes]
+    gradients = [[torch.randn(shape) for shape in shapes] for _ in range(3)]
+
+    def trained(large: int) -> list[torch.Tensor]:
+        monkeypatch.setattr("linvit.training.muon.LARGE", large)
+        weights = [weight.clone().requires_grad_() for weight in start]
+        optimizer = Muon([{"params": weights, "weight_decay": 0.1, "orthogonal": True}], lr=0.1)
+        for step in gradients:
+            for weight, gradient in zip(weights, step, strict=True):
+                weight.grad = gradient.clone()
+            optimizer.step()
+        return [weight.detach() for weight in weights]
+
+    for together, alone in zip(trained(large=1000), trained(large=1), strict=True):
+        torch.testing.assert_close(together, alone)
 
 
 @pytest.mark.parametrize("name", ["muon", "adam", "adamw", "sgd"])
