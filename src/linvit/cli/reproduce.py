@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from linvit.cli._output import print_json, print_table, warnings_in_one_line
+from linvit.cli._output import print_json, print_table, working
 from linvit.requests import ReproduceRequest
 from linvit.requests.base import flag_name, flag_of
 
@@ -47,20 +47,16 @@ def _given(request: ReproduceRequest, *fields: str) -> list[tuple[str, object]]:
 
 def _run(request: ReproduceRequest, studies: list[Declaration]) -> str:
     """Run each study and print its results; returns which could not be run for lack of data."""
-    from linvit.cli._display import Display
     from linvit.data import Missing
     from linvit.studies.run import Reproduction
 
     missing: dict[str, list[str]] = {}  # what is missing → the studies that need it
     done = []
     for study in studies:
-        with Display(request.as_json or request.quiet) as display, warnings_in_one_line():
+        with working(request) as display:
             display.log(_announcement(study, request))
             try:
                 folder = Reproduction(request, display.on_job_event, display.log, display.progress).run(study)
-            except KeyboardInterrupt as stop:
-                stop.args = ("nothing that was trained is lost",)
-                raise
             except Missing as error:
                 missing.setdefault(str(error), []).append(study.name)
                 continue

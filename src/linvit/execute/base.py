@@ -53,9 +53,11 @@ class Executor(ABC):
     def run_jobs(
         self, jobs: Sequence[Job], on_event: Callable[[Job, Event], None]
     ) -> Iterator[tuple[Job, list[Record]]]:
-        """Each job with its records, in order. A job whose process died, or that ran out of memory, yields a `failed`
-        record; a user's error ends the iteration."""
-        waiting, running, done = deque(enumerate(jobs)), dict[Future[Any], int](), dict[int, list[Record]]()
+        """Each job with its records, in order. What an earlier call has finished is not submitted. A job whose process
+        died, or that ran out of memory, yields a `failed` record; a user's error ends the iteration."""
+        done = {number: records for number, job in enumerate(jobs) if (records := job.finished())}
+        waiting = deque((number, job) for number, job in enumerate(jobs) if number not in done)
+        running: dict[Future[Any], int] = {}
         for number, job in enumerate(jobs):
             while number not in done:
                 while waiting and len(running) < self.slots:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, cast
@@ -190,28 +190,20 @@ class Request(BaseModel):
             if flag.transient or flag.hidden or value is None or (is_default and not flag.argument):
                 continue
             if name == "options":
-                words += [word for key, one in value.items() for word in self._option_words(key, one)]
+                for key, one in value.items():
+                    if key in self.shortcuts:
+                        words += _words(flag_name(key), one, ",")
+                    else:
+                        words += ["--set", f"{key}={_word(one)}"]
             elif flag.argument:
                 arguments += [_word(one) for one in (value if isinstance(value, tuple) else [value])]
-            elif isinstance(value, bool):
-                words.append(flag_name(name, flag) if value else f"--no-{flag_name(name, flag)[2:]}")
             else:
-                several = isinstance(value, tuple) and not flag.separator
-                texts = [_word(one) for one in value] if several else [_word(value, flag.separator)]
-                texts = [without_password(text) for text in texts] if flag.secret else texts
-                words += [word for text in texts for word in (flag_name(name, flag), text)]
+                shown = without_password(value) if flag.secret else value
+                words += _words(flag_name(name, flag), shown, flag.separator)
         dashed = any(word.startswith("-") for word in arguments)
         return shlex.join(
             ["linvit", *self.verb.split(), *([*words, "--", *arguments] if dashed else arguments + words)]
         )
-
-    def _option_words(self, name: str, value: Any) -> Iterator[str]:
-        if name not in self.shortcuts:
-            yield from ("--set", f"{name}={_word(value, ',')}")
-        elif isinstance(value, bool):
-            yield flag_name(name) if value else f"--no-{flag_name(name)[2:]}"
-        else:
-            yield from (flag_name(name), _word(value, ","))
 
 
 def flag_name(field: str, flag: Flag = Flag()) -> str:
@@ -229,6 +221,14 @@ def without_password(text: str) -> str:
     name, colon, _ = user.partition(":")
     query = re.sub(r"(?i)([^&=]*(?:pass|secret|token|key)[^&=]*=)[^&]*", r"\1***", query)
     return f"{scheme}://{name}{':***' if colon else ''}{at}{host}{slash}{path}{question}{query}"
+
+
+def _words(flag: str, value: Any, separator: str) -> list[str]:
+    """A flag with its value; without a separator between several values it is repeated."""
+    if isinstance(value, bool):
+        return [flag if value else f"--no-{flag[2:]}"]
+    values = value if isinstance(value, tuple) and not separator else [value]
+    return [word for one in values for word in (flag, _word(one, separator))]
 
 
 def _word(value: Any, separator: str = ",") -> str:

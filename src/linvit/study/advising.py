@@ -18,6 +18,7 @@ import torch
 
 from linvit.attention import BASELINE, build_attention, role_of, with_size
 from linvit.data import normalise
+from linvit.devices import pick_device
 from linvit.measure import features
 from linvit.measure.advice import (
     TASKS,
@@ -30,7 +31,6 @@ from linvit.measure.advice import (
     suitable_batch,
     workloads,
 )
-from linvit.measure.devices import pick_device
 from linvit.measure.features import Enough
 from linvit.measure.memory import free_memory
 from linvit.metrics import percent
@@ -43,7 +43,7 @@ from linvit.records import Record
 from linvit.registry import parse_layers
 from linvit.report.recommendation import TIE
 from linvit.requests import AdviseRequest
-from linvit.study.earlier import EarlierStudy, earlier_studies, refuted, shown
+from linvit.study.earlier import EarlierStudy, earlier_studies, known_attentions
 from linvit.study.questions import IMAGES, Question, ask, describe, some_images
 from linvit.training.checkpoint import read_model
 from linvit.training.defaults import ATTENTIONS
@@ -148,8 +148,8 @@ def run(request: AdviseRequest, *, progress: Progress = ignore, cache: str | Pat
     others = [with_size(kind, OTHER_FEATURES, question.tokens) for kind in kinds if kind not in map(kind_of, specs)]
     model = measure_model(question.config, [*specs, *others], known, batch=batch, **kept, progress=progress)
     studies = earlier_studies(request.runs or Path("runs"), question)
-    speeds = {spec: model.speed(spec, task) for spec in specs}
-    choice = choose(speeds, shown(studies, question), refuted(studies, question))
+    speeds, known_as = {spec: model.speed(spec, task) for spec in specs}, partial(known_attentions, studies, question)
+    choice = choose(speeds, known_as("shown"), known_as("bad"))
     why, mentioned, pixels = reason(model, specs, choice, task, question, studies)
     evens = [_break_even(model, spec, name) for spec in specs for name in TASKS]
     return Advice(
@@ -239,14 +239,14 @@ def reason(
     if choice != BASELINE:
         how = "its layers measured here" if model.measured else "by this machine's forecast"
         accuracy = "only training can show whether it is as accurate on your images"
-        if study := shown(studies, question).get(choice):
+        if study := known_attentions(studies, question, "shown").get(choice):
             margin, on = count_of(100 * study.margin, "point"), f"{study.data} ({count_of(study.tokens, 'token')})"
             accuracy = f"{study.folder} showed that it loses less than {margin} on {on}"
         faster = f"{model.speed(choice, task):.2f} times as fast as softmax in {words} at {here}"
         return f"it makes the whole model {faster} ({how}); {accuracy}.", choice, None
     best = max(specs, key=lambda spec: model.speed(spec, task))
     faster_by = model.speed(best, task)
-    if faster_by > TIE and (study := refuted(studies, question).get(best)):
+    if faster_by > TIE and (study := known_attentions(studies, question, "bad").get(best)):
         lost = f"it lost more than {count_of(100 * study.margin, 'point')} on {study.data}, or diverged"
         said = f"{best} would be {faster_by:.2f} times as fast in {words} at {here}, but in {study.folder} {lost}."
         return said, best, None

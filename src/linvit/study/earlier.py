@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from linvit import report
 from linvit.measure.provenance import machine
@@ -94,20 +95,13 @@ def _read(folder: Path) -> EarlierStudy:
     return EarlierStudy(folder, study.dataset.name, study.model.tokens, name, summary.margin, tuple(findings))
 
 
-def shown(studies: Iterable[EarlierStudy], question: Question) -> dict[str, EarlierStudy]:
-    """The attentions that a similar study showed to lose less than its margin, and that study."""
-    return _with(studies, question, "shown")
-
-
-def refuted(studies: Iterable[EarlierStudy], question: Question) -> dict[str, EarlierStudy]:
-    """Those that a similar study showed to lose more, or that diverged."""
-    return _with(studies, question, "bad")
-
-
-def _with(studies: Iterable[EarlierStudy], question: Question, property: str) -> dict[str, EarlierStudy]:
+def known_attentions(
+    studies: Iterable[EarlierStudy], question: Question, what: Literal["shown", "bad"]
+) -> dict[str, EarlierStudy]:
+    """The attentions of which a similar study found this, and that study."""
     found: dict[str, EarlierStudy] = {}
     for study in studies:
         for finding in study.findings if study.is_similar(question) else ():
-            if getattr(finding, property):
+            if getattr(finding, what):
                 found.setdefault(finding.attention, study)
     return found

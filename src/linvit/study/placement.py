@@ -79,22 +79,23 @@ class JobPlacement:
         progress(len(trained), len(trained), "timed")
         return found
 
-    def run(self, jobs: list[StudyJob], on_event: OnJobEvent) -> Iterator[tuple[StudyJob, list[Record]]]:
-        """Each job with its records, in order; finished jobs need no executor."""
-        done = {job.number: job.finished() for job in jobs}
-        left = [job for job in jobs if not done[job.number]]
-        if self.placement is not None:
-            left = [job.model_copy(update={"threads": self.placement.threads}) for job in left]
-        work: Iterator[Any] = iter(()) if self.executor is None else self.executor.run_jobs(left, on_event)  # type: ignore[arg-type]
-        for job in jobs:
-            yield (job, found) if (found := done[job.number]) else next(work)
+    def run(self, jobs: list[StudyJob], on_event: OnJobEvent) -> Iterator[tuple[Any, list[Record]]]:
+        """Each job with its records, in order."""
+        threads = {} if self.placement is None else {"threads": self.placement.threads}
+        jobs = [job.model_copy(update=threads) for job in jobs]
+        return self._ready().run_jobs(jobs, on_event)  # type: ignore[arg-type]
 
     def measure(self, work: Work, progress: Progress) -> tuple[Any, dict[str, Any]]:
         """The result of work that needs a machine without other load, and that machine if it is another one."""
-        if self.executor is None and self.placement and self.placement.executor not in ("here", "processes"):
-            self.decide(progress)  # all jobs were finished, but measurements belong to the machines that they ran on
-        executor = self.executor or EXECUTORS["here"](1, 1, self.designer.datasets)
-        return executor.measure(work, progress)
+        if self.placement and self.placement.executor not in ("here", "processes"):
+            self.decide(
+                progress
+            )  # even if all jobs were finished: measurements belong to the machines that they ran on
+        return self._ready().measure(work, progress)
+
+    def _ready(self) -> Executor:
+        """Where there was nothing to run, none was started."""
+        return self.executor or EXECUTORS["here"](1, 1, self.designer.datasets)
 
     def close(self) -> None:
         if self.executor is not None:
