@@ -67,6 +67,7 @@ class Record:
     device: str = ""
     threads: int = 0
     dtype: str = ""
+    settings: str = ""  # of a GPU: how it multiplies float32, which fused softmax it may use
     versions: str = field(default_factory=versions)
     commit: str = field(default_factory=commit)
     time: float = field(default_factory=time.time)
@@ -94,7 +95,9 @@ class Record:
     @property
     def where(self) -> str:
         """On what it was measured."""
-        return f"{self.device}, {self.threads} thread{'s' * (self.threads != 1)}, {self.dtype}, {self.versions}"
+        threads = f"{self.threads} thread{'s' * (self.threads != 1)}"
+        parts = self.device, threads, self.dtype, self.settings, self.versions
+        return ", ".join(part for part in parts if part)
 
 
 OWN = tuple(f.name for f in fields(Record))

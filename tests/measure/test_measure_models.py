@@ -19,7 +19,7 @@ def built(monkeypatch):
     names: list[str] = []
     now = 0.0
 
-    def calls(config, device, batch, optimizer, build):
+    def calls(config, device, batch, optimizer, build, dtype):
         names.append(config.attention)
 
         def call(share):

@@ -7,8 +7,8 @@ from linvit.attention import attention_names, create_attention
 from linvit.attention.base import Attention
 from linvit.attention.performer import Performer
 from linvit.cli.list import macs_formula
+from linvit.devices import pick_device
 from linvit.measure import speed
-from linvit.measure.devices import pick_device
 from linvit.measure.gate import wrong
 from linvit.measure.memory import Limits
 from linvit.measure.race import BASELINES, Times

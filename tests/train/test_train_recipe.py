@@ -8,14 +8,15 @@ import math
 import pytest
 import torch
 
-from linvit.measure import devices
+from linvit.devices import amp_dtype
+from linvit import devices
 from linvit.measure.timing import Timing
 from linvit.models import create_model
 from linvit.schemas.model import ModelConfig
 from linvit.schemas.recipe import Recipe
 from linvit.training.muon import Muon, orthogonalised, wide
 from linvit.training.optimizers import make_optimizer
-from linvit.training.recipe import check_amp, create_recipe, learning_rate
+from linvit.training.recipe import create_recipe, learning_rate
 
 TOTAL, EPOCH, LR = 100, 10, 0.3
 
@@ -165,18 +166,18 @@ def test_bad_recipes_are_named(options, says):
 
 def test_half_precision_is_refused_where_it_crawls(monkeypatch):
     cpu = torch.device("cpu")
-    check_amp("off", cpu)
+    assert amp_dtype("off", cpu) == amp_dtype("auto", cpu) == torch.float32
     with pytest.raises(ValueError, match="amp=fp16 needs a CUDA device"):
-        check_amp("fp16", cpu)
+        amp_dtype("fp16", cpu)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "x86_64"})
     with pytest.raises(ValueError, match="no native bfloat16"):
-        check_amp("bf16", cpu)
+        amp_dtype("bf16", cpu)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "x86_64", "avx512_bf16": True})
-    check_amp("bf16", cpu)
+    amp_dtype("bf16", cpu)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "x86_64", "amx_bf16": True})
     monkeypatch.setattr(devices, "_amx_runs", lambda: False)
     with pytest.raises(ValueError, match="amp=bf16: this machine stops at AMX instructions"):
-        check_amp("bf16", cpu)
+        amp_dtype("bf16", cpu)
     with pytest.raises(ValueError, match="dtype=bfloat16: this machine stops at AMX"):
         Timing(dtype=torch.bfloat16)
 

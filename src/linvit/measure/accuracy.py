@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from linvit.data import Split, normalise
-from linvit.devices import to_device
+from linvit.devices import amp_dtype, autocast, to_device
 from linvit.progress import Progress, ignore
 
 
@@ -56,8 +56,12 @@ def evaluate(
     device: torch.device | str = "cpu",
     batch: int = 256,
     progress: Progress = ignore,
+    dtype: torch.dtype | None = None,
 ) -> Evaluation:
-    """One pass over a split, unaugmented, in evaluation mode; the model's mode is left as it was."""
+    """One pass over a split, unaugmented, in evaluation mode; the model's mode is left as it was. dtype: of autocast,
+    without it what is usual for the device."""
+    device = torch.device(device)
+    dtype = amp_dtype("auto", device) if dtype is None else dtype
     was_training = model.training
     model.eval()
     losses, predictions, confidence = [], [], []  # on the device until the end: no batch waits for the one before
@@ -65,7 +69,8 @@ def evaluate(
         progress(start, len(split), "evaluating")
         images, labels = split.batch(slice(start, start + batch))
         images, labels = to_device(images, device), to_device(labels, device)
-        logits = model(normalise(images, mean, std)).float()
+        with autocast(device, dtype):
+            logits = model(normalise(images, mean, std)).float()
         losses.append(F.cross_entropy(logits, labels, reduction="sum"))
         best = logits.softmax(-1).max(-1)
         predictions.append(best.indices)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from linvit.devices import amp_dtype, autocast
 from linvit.measure.provenance import provenance
 from linvit.measure.race import BASELINES, ROUNDS, Call, over_rounds, race
 from linvit.models import ModelConfig, VisionTransformer
@@ -44,14 +45,16 @@ def side_by_side(
     build: Build = VisionTransformer,
     progress: Progress = ignore,
     deadline: float | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Iterator[Record]:
     """Times of each variant, and ratios `<task>_vs_<baseline>`: how many times faster than the baseline it is.
 
     `configs` by the variant's id, which every record carries as its tag `variant`; `baselines` by name, timed in the
     same rounds and given no records of their own. `others`: variants with an optimizer of their own. Equal ones are
     timed once. `build` may return a model that is built already. An optimizer's rate should be tiny: the steps are on
-    random labels. To end near a `deadline` (of time.monotonic) there are fewer rounds.
+    random labels. To end near a `deadline` (of time.monotonic) there are fewer rounds. dtype: as of `model_calls`.
     """
+    dtype = amp_dtype("auto", device) if dtype is None else dtype
     own = dict(others or {})
     makers = {(config, None): optimizer for config in [*configs.values(), *baselines.values()]}
     makers |= {(configs[variant], variant): make for variant, make in own.items()}
@@ -62,9 +65,10 @@ def side_by_side(
     calls: dict[tuple[ModelConfig, str | None, str], Call] = {}
     for i, ((config, name), make) in enumerate(makers.items()):
         show(0, rounds * len(makers) * len(RACES), f"building {i + 1} of {len(makers)}")
-        calls |= {(config, name, task): call for task, call in model_calls(config, device, batch, make, build).items()}
+        made = model_calls(config, device, batch, make, build, dtype)
+        calls |= {(config, name, task): call for task, call in made.items()}
     times = race(calls, device=device, rounds=rounds, progress=show, deadline=deadline)
-    by, where = times.clock, provenance(device, torch.float32)
+    by, where = times.clock, provenance(device, dtype)
     for variant, config in configs.items():
         tags: dict[str, Tag] = {"variant": variant, "batch": batch, "clock": by}
         mine = config, variant if variant in own else None
@@ -83,8 +87,11 @@ def model_calls(
     batch: int,
     make_optimizer: MakeOptimizer = adamw,
     build: Build = VisionTransformer,
+    dtype: torch.dtype | None = None,
 ) -> dict[str, Call]:
-    """One training step, a batch of inference, and one image of it, on random images."""
+    """One training step, a batch of inference, and one image of it, on random images. dtype: of autocast, without it
+    what is usual for the device."""
+    dtype = amp_dtype("auto", device) if dtype is None else dtype
     model = build(config).to(device)
     shape = batch, config.channels, config.image_size, config.image_size
     x = torch.randn(shape, generator=generator("speed", *shape)).to(device)
@@ -93,12 +100,14 @@ def model_calls(
     def step() -> None:
         model.train()
         optimizer.zero_grad(set_to_none=True)
-        logits = model(x).flatten(0, -2)  # of a next-pixel model there are some for each token
+        with autocast(device, dtype):
+            logits = model(x).float().flatten(0, -2)  # of a next-pixel model there are some for each token
         F.cross_entropy(logits, torch.arange(len(logits), device=device) % logits.shape[1]).backward()
         optimizer.step()
 
     @torch.inference_mode()
     def infer(images: torch.Tensor) -> torch.Tensor:
-        return model.eval()(images)
+        with autocast(device, dtype):
+            return model.eval()(images)
 
     return dict(zip(RACES, (step, partial(infer, x), partial(infer, x[:1])), strict=True))

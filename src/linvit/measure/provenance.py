@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 
 import torch
 
+from linvit.devices import settings
 from linvit.machine import MEMORY
 
 
@@ -16,12 +17,18 @@ class Provenance(TypedDict):
     device: str
     threads: int
     dtype: str
+    settings: str
 
 
 def provenance(device: torch.device, dtype: torch.dtype) -> Provenance:
     known = device.type == "cuda" and torch.cuda.is_available()  # else it is another machine's
     name = torch.cuda.get_device_name(device) if known else device.type
-    return {"device": name, "threads": torch.get_num_threads(), "dtype": str(dtype).removeprefix("torch.")}
+    return {
+        "device": name,
+        "threads": torch.get_num_threads(),
+        "dtype": str(dtype).removeprefix("torch."),
+        "settings": settings(device) if known else "",
+    }
 
 
 def machine() -> dict[str, Any]:

@@ -21,7 +21,7 @@ from typing import Generic, TypeVar
 import torch
 
 from linvit.attention import BASELINE, LIMIT
-from linvit.measure.devices import wait
+from linvit.devices import wait
 from linvit.measure.provenance import Provenance
 from linvit.progress import Progress, ignore
 from linvit.records import Record, Tag

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from linvit.attention import Attention
-from linvit.measure.devices import check_bfloat16
+from linvit.devices import check_bfloat16
 from linvit.measure.peers import create
 from linvit.measure.race import ROUNDS
 from linvit.randomness import generator

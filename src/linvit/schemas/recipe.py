@@ -44,7 +44,9 @@ class Recipe(Frozen):
     mixup: float = Field(0.0, ge=0, description="Alpha of mixup; 0: none.")
     cutmix: float = Field(0.0, ge=0, description="Alpha of cutmix; 0: none.")
     randaugment: int = Field(0, ge=0, description="RandAugment operations per image; 0: none.")
-    amp: Literal["off", "bf16", "fp16"] = Field("off", description="Mixed precision: off, bf16 or fp16.")
+    amp: Literal["auto", "off", "bf16", "fp16"] = Field(
+        "auto", description="Mixed precision: off, bf16, fp16 or auto (bf16 or fp16 on CUDA, off elsewhere)."
+    )
     compile: bool = Field(False, description="Use torch.compile: slow to start, then faster.")
 
     def augmentation(self) -> dict[str, Any]:

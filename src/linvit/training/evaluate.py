@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from linvit.data import Dataset
+from linvit.devices import pick_device
 from linvit.measure.accuracy import Evaluation, evaluate
-from linvit.measure.devices import pick_device
 from linvit.measure.likelihood import Likelihood, likelihood
 from linvit.models import VisionTransformer
 from linvit.progress import Progress, ignore

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from linvit import ranks
+from linvit.devices import amp_dtype
 from linvit.locks import claim_folder
 from linvit.measure.provenance import provenance
 from linvit.records import Record
@@ -27,8 +28,7 @@ def claim(experiment: Experiment, folder: Path) -> None:
 
 def record_of(experiment: Experiment, device: torch.device) -> Record:
     """A record without a value, which says where and of what others are."""
-    dtype = {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[experiment.recipe.amp]
     tags = {"attention": experiment.model.attention, "dataset": experiment.data.name, "seed": experiment.seed}
-    found = provenance(device, dtype)
+    found = provenance(device, amp_dtype(experiment.recipe.amp, device))
     found["threads"] *= ranks.count()  # of all processes that train it
     return Record("", None, experiment=experiment.id, **found, tags=tags)

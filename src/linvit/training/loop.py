@@ -23,9 +23,8 @@ from torch import Tensor, nn
 
 from linvit import ranks
 from linvit.data import Dataset, Split
-from linvit.devices import to_device
+from linvit.devices import amp_dtype, autocast, to_device, wait
 from linvit.files import append_line, read_lines, write_atomically
-from linvit.measure.devices import wait
 from linvit.models import VisionTransformer
 from linvit.randomness import generator
 from linvit.schemas.experiment import Experiment
@@ -94,7 +93,9 @@ class Training:
             self.modules["average"] = self.averaged
         self.forward = torch.compile(self.model) if recipe.compile else self.model
         self.optimizer = make_optimizer(recipe, self.model)
-        self.scaler = torch.amp.GradScaler(device.type, enabled=recipe.amp == "fp16")
+        self.dtype = amp_dtype(recipe.amp, device)
+        self.scaled = self.dtype == torch.float16
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.scaled)
         self.batch, self.per_epoch, self.total = experiment.length(len(dataset.train))
         self._check_ranks()
         self.tally = Tally()
@@ -261,9 +262,9 @@ class Training:
         value, right = share_gradients(self.model, loss.detach() * share, right)
         self.scaler.unscale_(self.optimizer)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip_norm or math.inf)
-        finite = value.isfinite() if recipe.amp == "fp16" else value.isfinite() & norm.isfinite()
+        finite = value.isfinite() if self.scaled else value.isfinite() & norm.isfinite()
         self.bad_step = torch.where(finite | (self.bad_step >= 0), self.bad_step, float(batch.step))
-        if recipe.amp == "fp16":  # the scaler skips a step that overflowed, and tries again with smaller numbers
+        if self.scaled:  # the scaler skips a step that overflowed, and tries again with smaller numbers
             self.scaler.step(self.optimizer)
             self.scaler.update()
         else:
@@ -279,15 +280,14 @@ class Training:
     def _loss(self, forward: Any, batch: Batch) -> tuple[Tensor, Tensor]:
         others = (ranks.number(),) if ranks.count() > 1 else ()  # two parts of a batch do not drop the same
         torch.manual_seed(generator("step", self.experiment.seed, batch.step, *others).initial_seed())  # dropout, depth
-        half = torch.float16 if self.recipe.amp == "fp16" else torch.bfloat16
-        with torch.autocast(self.device.type, half, enabled=self.recipe.amp != "off"):
+        with autocast(self.device, self.dtype):
             return self.task.loss(forward, batch.images, batch.labels, batch.indices, batch.epoch)
 
     def _read(self) -> bool:
         """Bring the sums here, and say whether all is finite; this is where the device is waited for."""
         *read, bad = torch.cat([self.sums, self.norms, self.bad_step[None]]).tolist()
         self.tally.sums, self.tally.norms = read[:3], read[3:]
-        if bad < 0 and self.recipe.amp == "fp16" and self.scaler.get_scale() < LEAST_SCALE:
+        if bad < 0 and self.scaled and self.scaler.get_scale() < LEAST_SCALE:
             self._diverge(self.tally.step, "the gradient, at any scale,")
         if bad < 0:
             return self.diverged is None
@@ -354,7 +354,7 @@ class Training:
     def _save(self, folder: Path) -> None:
         if not self.first:
             return
-        self.tally.scaler = self.scaler.state_dict() if self.recipe.amp == "fp16" else {}
+        self.tally.scaler = self.scaler.state_dict() if self.scaled else {}
         save_checkpoint(folder / "last", self.modules, self.optimizer, asdict(self.tally))
 
     def _tell(self, row: dict[str, float], speed: float) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from linvit.devices import amp_dtype
 from linvit.measure.memory import extra_memory, in_fresh_process
 from linvit.measure.models import model_calls
 from linvit.measure.provenance import provenance
@@ -20,7 +21,7 @@ from linvit.training.optimizers import make_optimizer
 def peak_memory(config: ModelConfig, recipe: Recipe, device: torch.device, batch: int) -> Record:
     """Bytes that a model, its optimizer and one step take: on CUDA as allocated, else in a CPU process."""
     place = device if device.type == "cuda" else torch.device("cpu")
-    common = provenance(place, torch.float32)
+    common = provenance(place, amp_dtype(recipe.amp, place))
     told = {"config": config.model_dump(mode="json"), "recipe": recipe.model_dump(mode="json")}
     told |= {"device": str(place), "batch": batch, "threads": common["threads"]}
     taken = in_fresh_process("linvit.training.memory", told)
@@ -32,7 +33,8 @@ def _peak_here(config: dict[str, Any], recipe: dict[str, Any], device: str, batc
     model, settings, place = ModelConfig(**config), Recipe(**recipe), torch.device(device)
 
     def step(images: int) -> None:
-        model_calls(model, place, images, lambda net: make_optimizer(settings, net))["train_step"]()
+        dtype = amp_dtype(settings.amp, place)
+        model_calls(model, place, images, lambda net: make_optimizer(settings, net), dtype=dtype)["train_step"]()
 
     step(1)  # libraries take their own memory here
     return extra_memory(lambda: step(batch), place)

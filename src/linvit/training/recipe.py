@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
 from pydantic import ValidationError
 
 from linvit.errors import choices, clear
-from linvit.measure.devices import check_bfloat16
 from linvit.schemas.recipe import Recipe
 from linvit.training.optimizers import OPTIMIZERS
 
@@ -48,14 +46,3 @@ def learning_rate(recipe: Recipe, step: int, total: int, steps_per_epoch: int) -
             done = position / length
     low = recipe.final_lr
     return recipe.lr * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * done)))
-
-
-def check_amp(amp: str, device: torch.device) -> None:
-    """Refuse half precision where it would not work, or crawl."""
-    if amp == "fp16" and device.type != "cuda":
-        raise ValueError(f"amp=fp16 needs a CUDA device, not {device.type}: choose amp=off")
-    if amp == "bf16" and device.type == "cpu":
-        has = torch.cpu.get_capabilities()
-        if has.get("architecture") == "x86_64" and not (has.get("avx512_bf16") or has.get("amx_bf16")):
-            raise ValueError("amp=bf16: this CPU has no native bfloat16 and would take many times longer: use amp=off")
-        check_bfloat16("amp=bf16", device)

@@ -23,7 +23,6 @@ from linvit.training.events import Listener, Tested, tell
 from linvit.training.experiment import OURS, claim, record_of
 from linvit.training.files import load_tensors
 from linvit.training.loop import Training
-from linvit.training.recipe import check_amp
 
 FINISHED = ("test_seconds", "diverged")  # one of these metrics is recorded last
 
@@ -44,7 +43,6 @@ def run(
     for split in ("train", "validation", *(["test"] if test else [])):
         if not len(getattr(dataset, split)):
             raise ValueError(f"{dataset.name} has no {split} images, and training needs some")
-    check_amp(experiment.recipe.amp, device)
     training = Training(experiment, dataset, device, listeners)  # what cannot be built leaves nothing in the folder
     first = training.first
     with locked(folder, wait) if first else nullcontext():  # the first rank's, which alone writes

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linvit.data import Split
+from linvit.devices import amp_dtype
 from linvit.measure.accuracy import Evaluation, evaluate
 from linvit.records import Record
 from linvit.training.tasks import TASKS, Task
@@ -31,7 +32,8 @@ class Classification(Task):
 
     def evaluate(self, model: nn.Module, split: Split) -> Evaluation:
         data = self.dataset
-        return evaluate(model, split, data.classes, data.mean, data.std, self.device)
+        dtype = amp_dtype(self.experiment.recipe.amp, self.device)
+        return evaluate(model, split, data.classes, data.mean, data.std, self.device, dtype=dtype)
 
     def row(self, found: Evaluation) -> Mapping[str, float]:
         return {"loss": found.loss, "accuracy": found.accuracy}
