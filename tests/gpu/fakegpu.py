@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.cuda.amp.common
 import torch.nn.functional as F
+from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_iter, tree_map_only
 
@@ -254,16 +255,37 @@ def _pin(self: torch.Tensor, *_, **__) -> torch.Tensor:
     return made
 
 
-def _recorded(attention):
-    """scaled_dot_product_attention, noting the dtype in which it computes."""
+class _Fused(torch.autograd.Function):
+    """Fused softmax attention: one kernel forward and one backward, as CUDA has."""
 
-    def call(query, *args, **kwargs):
-        if isinstance(query, CudaTensor):
-            auto = torch.is_autocast_enabled("cuda")
-            _device().sdpa_dtypes[torch.get_autocast_dtype("cuda") if auto else query.dtype] += 1
-        return attention(query, *args, **kwargs)
+    @staticmethod
+    def forward(ctx, q, k, v, mask, is_causal):
+        ctx.inputs = [x.inner.detach().requires_grad_() for x in (q, k, v)]
+        _count("scaled_dot_product_attention", q.inner)
+        with torch.enable_grad():
+            ctx.out = sdpa(*ctx.inputs, attn_mask=_inner(mask), is_causal=is_causal)
+        return CudaTensor(ctx.out.detach())
 
-    return call
+    @staticmethod
+    def backward(ctx, gradient):
+        _count("scaled_dot_product_attention_backward", gradient.inner)
+        with torch.enable_grad():
+            found = torch.autograd.grad(ctx.out, ctx.inputs, gradient.inner)
+        return *(CudaTensor(x) for x in found), None, None
+
+
+sdpa = F.scaled_dot_product_attention
+
+
+def _fused(query, key, value, attn_mask=None, is_causal=False):
+    """`sdpa`, on this device noting the dtype in which it computes."""
+    if not isinstance(query, CudaTensor):
+        return sdpa(query, key, value, attn_mask=attn_mask, is_causal=is_causal)
+    if torch.is_autocast_enabled("cuda"):
+        query, key, value = (x.to(torch.get_autocast_dtype("cuda")) for x in (query, key, value))
+    assert query.dtype == key.dtype == value.dtype, "CUDA's kernels take one dtype"
+    _device().sdpa_dtypes[query.dtype] += 1
+    return _Fused.apply(query, key, value, attn_mask, is_causal)
 
 
 GIB = 1 << 30
@@ -299,7 +321,7 @@ def gpu(float64: bool = True) -> Iterator[Device]:
     patches += [
         (torch.cuda, "synchronize", lambda device=None: _device().wait("torch.cuda.synchronize")),
         (torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
-        (F, "scaled_dot_product_attention", _recorded(F.scaled_dot_product_attention)),
+        (F, "scaled_dot_product_attention", _fused),
         (torch.Tensor, "pin_memory", _pin),
         (torch.Tensor, "is_pinned", lambda self, *_: getattr(self, "pinned_by_test", False)),
     ]
@@ -310,9 +332,11 @@ def gpu(float64: bool = True) -> Iterator[Device]:
             setattr(owner, name, value)
         torch._C._set_only_lift_cpu_tensors(True)
         torch.__future__.set_overwrite_module_params_on_conversion(True)  # `.to("cuda")` makes new parameters
+        _foreach_utils._foreach_supported_types.append(CudaTensor)
         with _Everywhere():
             yield device
     finally:
+        _foreach_utils._foreach_supported_types.remove(CudaTensor)
         torch.__future__.set_overwrite_module_params_on_conversion(overwrite)
         torch._C._set_only_lift_cpu_tensors(lifted)
         for owner, name, value in before:

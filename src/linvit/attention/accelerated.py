@@ -80,7 +80,9 @@ def _pointwise(
 ) -> tuple[Tensor, Tensor]:
     """φ(q)/(D·c) and φ(k)·c, D = φ(q)·Σφ(k), with one factor c for each head."""
     assert φ.f is not None
-    f_q, f_k = (φ.f(u.clone()) + φ.floor for u in (u_q, u_k))
+    if φ.omega is None:  # what f may overwrite is the caller's
+        u_q, u_k = u_q.clone(), u_k.clone()
+    f_q, f_k = (φ.f(u) + φ.floor for u in (u_q, u_k))
     count: Tensor | int = f_k.shape[1]
     if w is not None:
         factor = (w - w.detach().amax(1, keepdim=True).clamp_min(LOWEST)).exp()
@@ -88,7 +90,9 @@ def _pointwise(
     z = f_k.sum(1, keepdim=True)
     if not φ.divide:  # an RMS norm follows
         return f_q, f_k
-    over = pieces.inverse((f_q * z).sum(-1, keepdim=True), φ.least * f_k.shape[2] * count)
+    d = (f_q * z).sum(-1, keepdim=True)
+    safe = φ.positive and not masked
+    over = d.reciprocal() if safe else pieces.inverse(d, φ.least * f_k.shape[2] * count)
     c = _balance(f_k) / z.detach().abs().amax(-1, keepdim=True).clamp_min(torch.finfo(z.dtype).tiny)
     return f_q * (over / c), f_k * c
 

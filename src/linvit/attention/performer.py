@@ -76,8 +76,8 @@ class Performer(Attention):
         """Which implementation of the same formulas: blocks that fit the cache of a CPU, few operations for a GPU, or
         ordinary operations where gradients must not be hand-written."""
         plain = self.plain or tracing() or transformed()
-        if self.site.causal:
-            return partial(plain_attention, causal=True) if plain else causal_attention
+        if self.site.causal:  # causal_attention looks at the range of the keys, for which a GPU would have to wait
+            return partial(plain_attention, causal=True) if plain or device != "cpu" else causal_attention
         if device != "cpu" and not self.plain:
             return accelerated_attention
         return plain_attention if plain else linear_attention

@@ -14,6 +14,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from linvit.devices import to_device
 from linvit.kernels.base import FeatureMap, Features, Size, tracing
 from linvit.randomness import generator
 from linvit.site import Site
@@ -72,7 +73,8 @@ class Omega(nn.Module):
     @torch.no_grad()
     def redraw(self, step: int) -> None:
         m, d = self.rows.shape
-        self.rows.copy_(draw(m, d, self.kind, self.norms, generator("omega", *self.key, int(step))))
+        rows = draw(m, d, self.kind, self.norms, generator("omega", *self.key, int(step)))
+        self.rows.copy_(to_device(rows.to(self.rows.dtype), self.rows.device))
 
 
 class Projected(FeatureMap):

@@ -1,0 +1,91 @@
+"""Everything but training on a GPU: evaluate, predict, sample, convert, linearize, compare, bench."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cases import defaults, inputs, site_of
+from fakegpu import Device, gpu
+from PIL import Image
+
+import linvit
+from linvit.attention import build_attention
+from linvit.training.evaluate import evaluate_folder
+from linvit.training.predict import predict
+
+IMAGES = "synthetic:images=72,size=8"
+TINY = {"stem": "patch", "patch_size": 2, "dim": 16, "depth": 2, "heads": 2, "mlp_dim": 32, "batch_size": 16}
+RECIPE = {"start": "scratch", "steps": 4}
+
+
+@pytest.fixture
+def device():
+    with gpu() as made:
+        yield made
+
+
+def trained(folder: Path, attention: str = "softmax", **options) -> Path:
+    linvit.train(IMAGES, attention=attention, device="cuda", out=folder, **TINY | RECIPE | options)
+    return folder
+
+
+def check_evaluate_and_predict(tmp_path, device: Device):
+    folder = trained(tmp_path / "run", "performer-relu:m=11")
+    device.reset()
+    found = evaluate_folder(folder, device="cuda")
+    assert 0 <= found.result.accuracy <= 1
+    cpu = evaluate_folder(folder, device="cpu")
+    assert found.result.loss == pytest.approx(cpu.result.loss, rel=0.02)
+    image = tmp_path / "image.png"
+    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(image)
+    assert len(list(predict(linvit.load(folder).to("cuda"), [image]))) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("spec", defaults())
+def check_every_attention_agrees_with_the_cpu(device, spec, dtype):
+    attention = build_attention(spec, site_of(spec))
+    q, k, v = inputs(dtype=dtype)
+    expected = attention(q.float(), k.float(), v.float())
+    out = attention.to("cuda")(q.to("cuda"), k.to("cuda"), v.to("cuda"))
+    assert out.dtype == dtype
+    bound = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.01}[dtype]
+    assert (out.cpu().float() - expected).norm() <= bound * expected.norm()
+
+
+def check_compare(tmp_path, device):
+    folder = linvit.compare(
+        IMAGES,
+        attentions=["softmax", "performer-relu:m=11"],
+        device="cuda",
+        out=tmp_path / "study",
+        jobs=1,
+        runner="here",
+        seeds=1,
+        measured=False,
+        **TINY,
+        steps=4,
+        start="scratch",
+    )
+    assert (folder / "report.html").exists()
+
+
+def check_convert(tmp_path, device):
+    teacher = trained(tmp_path / "teacher")
+    done = linvit.convert(
+        teacher, data=IMAGES, to="performer-relu:m=11", device="cuda", out=tmp_path / "student", steps=8, threads=1
+    )
+    assert done is not None
+    model = linvit.load(tmp_path / "student")
+    assert "performer-relu" in model.config.attention
+
+
+def check_linearize(device):
+    model = linvit.create_model("tiny", image_size=8, patch_size=2, classes=3, dim=16, heads=2, depth=2).to("cuda")
+    linear, _ = linvit.linearize(model, "performer-exp:m=11")
+    with torch.autocast("cuda", torch.bfloat16):
+        out = linear(torch.randn(2, 3, 8, 8, device="cuda"))
+    assert out.isfinite().all()
