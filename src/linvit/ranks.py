@@ -33,6 +33,8 @@ def join(device: torch.device) -> torch.device:
         return device
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK") or 0))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # else every rank would hold memory of the first device
     try:
         if not dist.is_initialized():
             dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")

@@ -13,6 +13,7 @@ from PIL import Image
 
 import linvit
 from linvit.attention import build_attention
+from linvit.measure.gate import wrong
 from linvit.training.evaluate import evaluate_folder
 from linvit.training.predict import predict
 
@@ -54,6 +55,18 @@ def check_every_attention_agrees_with_the_cpu(device, spec, dtype):
     assert out.dtype == dtype
     bound = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.01}[dtype]
     assert (out.cpu().float() - expected).norm() <= bound * expected.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("spec", ["softmax", "performer-exp:m=61", "performer-relu:m=61", "performer-abs:m=61"])
+def check_the_gate_passes_what_only_rounds(device, spec, dtype):
+    """Also across the kinks of relu and abs; what is a tenth off is refused."""
+    attention = build_attention(spec, site_of(spec, tokens=127, head_dim=31)).to("cuda")
+    q, k, v = (x.to("cuda") for x in inputs(dtype=dtype, tokens=127, head_dim=31))
+    assert wrong(attention, q, k, v, torch.ones_like(v)) is None
+    attend = attention.attend
+    attention.attend = lambda q, k, v, mask: attend(q, k, v, mask) * (1.1 if v.dtype == dtype else 1.0)
+    assert "differs from float64" in (wrong(attention, q, k, v, torch.ones_like(v)) or "")
 
 
 def check_compare(tmp_path, device):

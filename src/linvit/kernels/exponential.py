@@ -86,7 +86,7 @@ class Exponential(Projected):
             return (log + 0.5 * z.square().sum(-1)).exp()
         from scipy.special import hyp0f1  # takes a tenth of a second to import
 
-        sphere = hyp0f1(d / 2, (d * z.square().sum(-1) / 4).double().cpu().numpy())
+        sphere = hyp0f1(d / 2, (d * z.square().sum(-1) / 4).cpu().double().numpy())
         return torch.as_tensor(sphere).to(x) * log.exp()
 
 

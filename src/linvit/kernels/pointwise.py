@@ -102,7 +102,7 @@ def gauss_hermite(f, x: Tensor, y: Tensor, nodes: int = 160) -> Tensor:
     at, weights = np.polynomial.hermite_e.hermegauss(nodes)
     t = torch.as_tensor(at, dtype=torch.float64)
     w = torch.as_tensor(weights / weights.sum(), dtype=torch.float64)
-    x64, y64 = x.double().cpu(), y.double().cpu()
+    x64, y64 = x.cpu().double(), y.cpu().double()
     nx, ny = x64.norm(dim=-1), y64.norm(dim=-1)
     c = ((x64 * y64).sum(-1) / (nx * ny).clamp_min(1e-300)).clamp(-1, 1)
     u = nx[..., None, None] * t[:, None]

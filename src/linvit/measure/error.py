@@ -56,6 +56,8 @@ class Draws:
     def __post_init__(self) -> None:
         if self.count < 1:
             raise ValueError(f"draws={self.count} must be at least 1")
+        if self.device.type == "mps" and self.dtype is torch.float64:
+            raise ValueError("dtype=float64: this device has none: choose float32, or device=cpu")
 
     def attention(self, spec: str, site: Site, draw: int = 0) -> Attention:
         """For inputs of this dtype; parameters are float32 or better."""

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from linvit.data import Split, normalise
+from linvit.devices import to_device
 from linvit.models import ModelConfig
 from linvit.models.stems import to_levels
 
@@ -38,9 +39,10 @@ def likelihood(
     model.eval()
     found = []
     for start in range(0, len(split), batch):
-        images = split.batch(slice(start, start + batch))[0].to(device)
+        images = to_device(split.batch(slice(start, start + batch))[0], device)
         x = normalise(images, (0.0,), (1.0,))  # fractions of white
         logits = model(x).float().transpose(1, 2)  # (B, levels, N)
-        found.append(F.cross_entropy(logits, to_levels(x, config), reduction="none").double().mean(1))
+        found.append(F.cross_entropy(logits, to_levels(x, config), reduction="none"))
     model.train(was_training)
-    return Likelihood(torch.cat(found).cpu().numpy() / math.log(2))
+    nats = torch.cat(found).cpu().double().mean(1)  # some devices have no float64
+    return Likelihood(nats.numpy() / math.log(2))

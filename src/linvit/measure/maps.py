@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -50,16 +51,16 @@ def model_maps(
     specs = [spec for spec in dict.fromkeys(specs) if spec != own]
     must_pass(specs, layers[0][0].site, seed)
     others = {spec: [create(spec, replace(a.site, seed=seed)).eval() for a, *_ in layers] for spec in specs}
-    common = provenance(subject.images.device, torch.float64)
+    common = provenance(torch.device("cpu"), torch.float64)  # which some devices do not have
     reference = None
     for i, spec in enumerate([own, *specs]):
         found = []
         for layer, (attention, q, k, _) in enumerate(layers):
             progress(i * len(layers) + layer, (1 + len(specs)) * len(layers), f"{spec}, layer {layer + 1}")
-            one = attention if spec == own else others[spec][layer].double()
+            one = attention if spec == own else others[spec][layer].to(q.device)
             if spec != own:
                 q, k = attention.normalised(q.float(), k.float())
-            found.append(one.attention_matrix(q.double(), k.double())[0])
+            found.append(copy.deepcopy(one).cpu().double().attention_matrix(q.cpu().double(), k.cpu().double())[0])
         weights = torch.stack(found)
         reference = weights if reference is None else reference
         tags: dict[str, Tag] = {"attention": spec, "model": name, "image": image, "seed": seed}

@@ -55,5 +55,5 @@ def _resized_patches(value: Tensor, channels: int, side: int) -> Tensor:
     old = math.isqrt(value.shape[1] // channels)
     each = torch.eye(old**2, dtype=torch.float64).view(-1, 1, old, old)
     turned = F.interpolate(each, (side, side), mode="bilinear", align_corners=False, antialias=True).flatten(1)  # Bᵀ
-    filters = value.double().cpu().reshape(-1, old**2) @ torch.linalg.pinv(turned).T
+    filters = value.cpu().double().reshape(-1, old**2) @ torch.linalg.pinv(turned).T
     return filters.view(len(value), -1).to(value)

@@ -39,7 +39,7 @@ def sample(
     model.eval()
     for place, draw in enumerate(draws):
         logits, states = model.step(last.to(device), place, states)
-        below: Any = (logits.double() / temperature).softmax(-1).cumsum(-1).cpu()
+        below: Any = (logits.cpu().double() / temperature).softmax(-1).cumsum(-1)
         last = torch.searchsorted(below, draw * below[:, -1:], right=True).squeeze(1).clamp_max(below.shape[1] - 1)
         levels[:, place] = last
         progress(place + 1, model.tokens, "drawing pixels")
