@@ -81,7 +81,12 @@ def wait(device: torch.device) -> None:
 def to_device(x: Tensor, device: torch.device | str) -> Tensor:
     """A tensor of the host on the device. To CUDA it is copied from pinned memory, so that neither side waits."""
     device = torch.device(device)
-    return (x.pin_memory() if device.type == "cuda" and x.is_cpu else x).to(device, non_blocking=True)
+    return pinned(x, device).to(device, non_blocking=True)
+
+
+def pinned(x: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host in memory from which the device copies by itself."""
+    return x.pin_memory() if device.type == "cuda" and x.is_cpu and not x.is_pinned() else x
 
 
 def settings(device: torch.device) -> str:

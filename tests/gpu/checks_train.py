@@ -14,6 +14,7 @@ from cases import defaults
 from fakegpu import Device, gpu
 
 import linvit
+from linvit.data import feed
 from linvit.training.loop import Training
 from linvit.training.muon import Muon
 
@@ -86,6 +87,16 @@ def check_the_usual_precision_is_half(tmp_path, device):
 def check_no_option_synchronises(tmp_path, steps, options, amp):
     train(tmp_path / "run", "performer-relu:m=11", amp=amp, **options)
     assert [waits for waits, _ in steps[1:]] == [Counter()] * 3  # the first puts constants on the device
+
+
+def check_images_that_do_not_fit_come_from_a_thread(tmp_path, steps, monkeypatch):
+    monkeypatch.setattr(feed, "RESIDENT", 0.0)
+    elsewhere = train(tmp_path / "host", "softmax")
+    assert [waits for waits, _ in steps[1:]] == [Counter()] * 3
+    monkeypatch.undo()
+    there = train(tmp_path / "device", "softmax")
+    for ours, theirs in zip(elsewhere.model.parameters(), there.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def check_weights_are_those_of_a_cpu(tmp_path, device):

@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 
-from linvit.devices import amp_dtype
 from linvit import devices
+from linvit.devices import amp_dtype
 from linvit.measure.timing import Timing
 from linvit.models import create_model
 from linvit.schemas.model import ModelConfig

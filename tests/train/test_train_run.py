@@ -13,6 +13,7 @@ from killable import design, read_log
 from traces import Forbidden
 
 from linvit import metrics
+from linvit.data.feed import ahead
 from linvit.measure.accuracy import Evaluation
 from linvit.pipeline.train import train
 from linvit.schemas.experiment import Experiment
@@ -22,7 +23,7 @@ from linvit.training import events
 from linvit.training.defaults import ATTENTION, ATTENTIONS
 from linvit.training.events import Began, Diverged, Noted, Progressed, Stepped, Validated, from_json, to_json
 from linvit.training.experiment import claim
-from linvit.training.loop import READ, one_ahead
+from linvit.training.loop import READ
 from linvit.training.run import run, status
 from linvit.training.tasks import TASKS
 from linvit.training.tasks.classification import Classification
@@ -148,16 +149,16 @@ def test_no_step_synchronises_with_the_device(dataset, tmp_path, monkeypatch):
         assert calls[READ] == 1
 
 
-def test_a_batch_is_prepared_before_the_last_one_is_used():
-    made: list[int] = []
-
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_items_come_in_order_and_an_error_in_its_turn(count):
     def items():
-        for number in range(3):
-            made.append(number)
-            yield number
+        yield from range(5)
+        raise ValueError("gone")
 
-    seen = [(number, list(made)) for number in one_ahead(items())]  # type: ignore[arg-type]
-    assert seen == [(0, [0, 1]), (1, [0, 1, 2]), (2, [0, 1, 2])]
+    seen = []
+    with pytest.raises(ValueError, match="gone"):
+        seen.extend(ahead(items(), count))
+    assert seen == list(range(5))
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from linvit import ranks
 from linvit.data import Dataset, Split
-from linvit.devices import amp_dtype, autocast, to_device, wait
+from linvit.data.feed import AHEAD, Feed, ahead
+from linvit.devices import amp_dtype, autocast, wait
 from linvit.files import append_line, read_lines, write_atomically
 from linvit.models import VisionTransformer
 from linvit.randomness import generator
@@ -98,6 +100,7 @@ class Training:
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.scaled)
         self.batch, self.per_epoch, self.total = experiment.length(len(dataset.train))
         self._check_ranks()
+        self.feed = Feed(dataset.train, device)
         self.tally = Tally()
         self.diverged: Diverged | None = None
         self.shown = math.nan, 0.0  # loss and accuracy when the device was last asked
@@ -117,7 +120,7 @@ class Training:
         tally, begun, first = self.tally, time.perf_counter(), self.tally.step
         earlier, saved = tally.seconds, begun
         with interrupted() as stop, self._begun():
-            for batch in one_ahead(self._batches()):
+            for batch in self._batches():
                 rate = self._step(batch)
                 tally.step += 1
                 ends = tally.step % self.per_epoch == 0 or tally.step == self.total
@@ -154,6 +157,8 @@ class Training:
         with self._begun():
             for count, batch in enumerate(self._batches()):
                 self._step(batch)
+                if self.device.type != "cpu" and count > WARM and (count - WARM) % READ:
+                    continue  # a device is asked as seldom as in a training
                 wait(self.device)
                 now = time.perf_counter()
                 start = now if count < WARM else start
@@ -232,20 +237,22 @@ class Training:
             self.tally.best, self.tally.best_row = facts["best"], facts["best_row"]
 
     def _batches(self) -> Iterator[Batch]:
-        """From the next step to the last; copied to a GPU from pinned memory, without waiting."""
-        epoch, order = -1, None
+        """From the next step to the last; for a GPU the next ones are gathered in a thread."""
+        for step, epoch, chosen, parts in ahead(self._gathered(), AHEAD if self.device.type == "cuda" else 0):
+            yield Batch(step, epoch, torch.as_tensor(chosen), *self.feed.sent(parts))
+
+    def _gathered(self) -> Iterator[tuple[int, int, np.ndarray, tuple[Tensor, ...]]]:
+        epoch, order = -1, np.empty(0)
         for step in range(self.tally.step, self.tally.step if self.tally.stopped else self.total):
-            if order is None or step // self.per_epoch != epoch:
+            if step // self.per_epoch != epoch:
                 epoch = step // self.per_epoch
                 order = self.dataset.train.order(epoch, self.experiment.seed)
-            yield self._batch(step, epoch, order, ranks.part(self.batch))
+            chosen = self._chosen(step, order)[ranks.part(self.batch)]
+            yield step, epoch, chosen, self.feed.gathered(chosen)
 
-    def _batch(self, step: int, epoch: int, order: Any, part: slice) -> Batch:
-        """A part of the step's images."""
+    def _chosen(self, step: int, order: np.ndarray) -> np.ndarray:
         position = step % self.per_epoch * self.batch
-        chosen = order[position : position + self.batch][part]
-        images, labels = (to_device(part, self.device) for part in self.dataset.train.batch(chosen))
-        return Batch(step, epoch, torch.as_tensor(chosen), images, labels)
+        return order[position : position + self.batch]
 
     def _step(self, batch: Batch) -> float:
         """One step of the optimizer; the learning rate it took."""
@@ -294,7 +301,9 @@ class Training:
         step, epoch = int(bad), int(bad) // self.per_epoch
         order = self.dataset.train.order(epoch, self.experiment.seed)
         with watched(self.model) as found:  # of the whole batch, so that all ranks find the same
-            loss, _ = self._loss(self.model, self._batch(step, epoch, order, slice(None)))
+            chosen = self._chosen(step, order)
+            batch = Batch(step, epoch, torch.as_tensor(chosen), *self.feed.sent(self.feed.gathered(chosen)))
+            loss, _ = self._loss(self.model, batch)
         if not found:
             self.optimizer.zero_grad(set_to_none=True)
             loss.backward()
@@ -373,15 +382,6 @@ class Training:
             self.total / self.per_epoch,
         )
         tell(self.listeners, Validated(**vars(event), row=row) if row else event)
-
-
-def one_ahead(items: Iterator[Batch]) -> Iterator[Batch]:
-    """Each item when the next is on its way already."""
-    current = next(items, None)
-    while current is not None:
-        following = next(items, None)
-        yield current
-        current = following
 
 
 @torch.no_grad()
