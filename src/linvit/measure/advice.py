@@ -51,6 +51,7 @@ from linvit.attention import (
     with_size,
 )
 from linvit.data.cache import cache_root
+from linvit.devices import amp_dtype
 from linvit.files import write_atomically
 from linvit.measure.gate import wrong
 from linvit.measure.memory import bounded, free_memory, is_out_of_memory
@@ -230,7 +231,7 @@ def _timed_points(kinds: Sequence[str], device: torch.device, seconds: float, pr
         given = torch.randn(4, 1, 2, 50, 16, generator=generator("advice", 0))
         if why := wrong(build_attention(with_size(kind, 8, small.tokens), small), *given):
             raise ValueError(f"{kind} is not timed: {why}")
-    begun, where = time.monotonic(), provenance(device, torch.float32)
+    begun, where = time.monotonic(), provenance(device, amp_dtype("auto", device))
     for i, (load, size) in enumerate(points()):
         spent = (time.monotonic() - begun) / seconds
         if i >= MIN_POINTS and spent >= 1:
@@ -261,7 +262,8 @@ def _timed(
 def inputs(load: Workload, device: torch.device) -> tuple[Tensor, Tensor]:
     """A projection (B, N, 3·H·D) and the gradient of what becomes of it (B, N, H·D)."""
     size, tokens = load.site.heads * load.site.head_dim, load.site.tokens
-    made = torch.randn(load.batch, tokens, 4 * size, generator=generator("advice", tokens)).to(device)
+    made = torch.randn(load.batch, tokens, 4 * size, generator=generator("advice", tokens))
+    made = made.to(device, amp_dtype("auto", device))  # as a model computes there
     return made[..., : 3 * size].clone(), made[..., 3 * size :].clone()
 
 
@@ -283,8 +285,10 @@ def layer_call(attention: Attention, load: Workload, projection: Tensor, gradien
 def cached(
     key: object, make: Callable[[], list[Record]], *, device: torch.device, fresh: bool, cache: str | Path | None
 ) -> list[Record]:
-    """Records that were made before on this machine, with these versions and as many threads; else made now."""
-    known = [FORMAT, key, machine(), versions(), commit(), *provenance(device, torch.float32).values()]
+    """Records that were made before on this machine, with these versions, settings and as many threads; else made
+    now."""
+    where = provenance(device, amp_dtype("auto", device))
+    known = [FORMAT, key, machine(), versions(), commit(), *where.values()]
     name = hashlib.sha256(json.dumps(known, default=str).encode()).hexdigest()[:24]
     path = cache_root(cache) / "advice" / f"{name}.jsonl"
     if not fresh:
@@ -340,7 +344,7 @@ def measure_model(
         found = list(side_by_side(still, baselines={}, device=device, batch=batch, rounds=rounds))
         progress(1, 2, "timing its attention layers")
         if each * (ROUNDS + 2) <= seconds:
-            found += _timed(specs, loads, device, provenance(device, torch.float32))
+            found += _timed(specs, loads, device, provenance(device, amp_dtype("auto", device)))
         progress(2, 2, "timing its attention layers")
         return found
 
