@@ -14,7 +14,7 @@ import numpy as np
 from linvit.files import write_atomically
 from linvit.metrics import METRICS
 from linvit.records import Record
-from linvit.report import theme, vega
+from linvit.report import page, theme, vega
 from linvit.report.images import uri
 
 EXACT, CONTROL = "softmax", "uniform"  # what errors are measured against, and what any attention should beat
@@ -28,12 +28,13 @@ def save(chart: Any, stem: Path) -> list[Path]:
     """`stem`.html and `stem`.png, each whole or not at all."""
     import vl_convert
 
-    chart = chart.properties(config=theme.config(page=False))
-    menu = {"actions": {"export": True, "source": False, "compiled": False, "editor": False}}
-    page, image = stem.with_suffix(".html"), stem.with_suffix(".png")
-    write_atomically(page, chart.to_html(inline=True, embed_options=menu))
-    write_atomically(image, vl_convert.vegalite_to_png(chart.to_dict(), scale=2))
-    return [page, image]
+    spec = chart.properties(config=theme.config(page=False)).to_dict()
+    files = [stem.with_suffix(".html"), stem.with_suffix(".png")]
+    write_atomically(files[1], vl_convert.vegalite_to_png(spec, scale=2))
+    title = spec.pop("title")  # the page has it as text
+    lines = title.get("subtitle", [])
+    write_atomically(files[0], page.render("figure.html", {"figure": spec}, title=title["text"], lines=lines))
+    return files
 
 
 def error(records: Iterable[Record]) -> alt.HConcatChart:

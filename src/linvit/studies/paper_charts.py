@@ -53,13 +53,15 @@ def prefix_sums(sums: np.ndarray, outputs: np.ndarray, record: Record) -> alt.VC
     top, top_output = float(np.abs(sums).max()), float(np.abs(outputs).max())
     matrices = {f"after {step}": _matrix(matrix, top) for step, matrix in enumerate(sums, 1)}
     read = {f"output {step}": _matrix(row[None], top_output) for step, row in enumerate(outputs, 1)}
-    title = "Prefix sums of unidirectional attention"
-    subtitle = (
+    subtitle = [
         "Each token adds the product of φ(k) and v to a matrix of fixed size; its query reads a row from it.",
         f"{record.tags['attention']}; relative difference from the masked quadratic form at most {record.value:.1e}.",
+    ]
+    return alt.vconcat(
+        panels(matrices, "", spacing=10, width=width, height=height),
+        panels(read, "", spacing=10, width=width, height=14),
+        title=alt.TitleParams("Prefix sums of unidirectional attention", subtitle=subtitle),
     )
-    upper = panels(matrices, title, *subtitle, spacing=10, width=width, height=height)
-    return alt.vconcat(upper, panels(read, "", spacing=10, width=width, height=14))
 
 
 def _matrix(values: np.ndarray, top: float) -> alt.Chart:

@@ -15,10 +15,10 @@ import torch
 from linvit.attention import attention_cost, create_attention
 from linvit.attention.performer import Performer
 from linvit.data import load_data, normalise
+from linvit.devices import pick_device
 from linvit.files import write_atomically
 from linvit.measure.angle import mse_ratios
 from linvit.measure.depth import depth_errors, untrained
-from linvit.measure.devices import pick_device
 from linvit.measure.error import Draws, feature_errors
 from linvit.measure.maps import model_maps, store_maps
 from linvit.measure.memory import Limits
