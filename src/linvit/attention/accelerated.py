@@ -30,7 +30,7 @@ LOWEST = -1e30  # log-weight of a masked key: e^LOWEST is zero, and differences 
 
 
 def accelerated_attention(prepared: Prepared, v: Tensor) -> Tensor:
-    """q, k (G, N, d) as prepared by a kernel and v (G, N, e) → (G, N, e) in v's dtype."""
+    """q, k (G, N, d) as prepared by a kernel, or (B, H, N, d) as they are, and v (G, N, e) → (G, N, e) in v's dtype."""
     q, k, φ, weight, bias = prepared
     attend = _attend if tracing() else _fastest(v.device.type)
     recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, weight, bias))
@@ -46,15 +46,18 @@ def transformed() -> bool:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, weight: Tensor | None, bias: Tensor | None, φ: Features) -> Tensor:
-    u_q, u_k = (pieces.projected(_wide(x), φ.omega) for x in (q, k))
-    w = pieces.log_weight(_wide(k), weight, φ.norm)
+    q, k = _wide(q), _wide(k)
+    u_q, u_k = (pieces.projected(x, φ.omega) for x in (q, k))
+    w = pieces.log_weight(k, weight, φ.norm)
     features = (_exponential if φ.exponential else _pointwise)(u_q, u_k, w, bias, φ, weight is not None)
     f_q, f_k = (x.to(v.dtype) for x in features)
     return f_q @ (f_k.transpose(1, 2) @ v)
 
 
 def _wide(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in HALF else x
+    """(G, N, d), float32 or better; one kernel widens and brings the heads together."""
+    x = x.to(torch.float32, memory_format=torch.contiguous_format) if x.dtype in HALF else x
+    return x.flatten(0, -3)
 
 
 def _balance(f: Tensor) -> float:

@@ -132,7 +132,7 @@ class Attention(nn.Module, ABC):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         """Computed in its `precision`, returned in v's dtype."""
         usual, dtype, cast = self._check(q, k, v, mask), v.dtype, self._casts(q, k, v)
-        as_given = self.precision == "input" or not torch.is_autocast_enabled(q.device.type)
+        as_given = self.precision == "input" or not autocasts(q)
         if usual and self.bare and as_given and (not cast or dtype in PRECISE):
             return self.attend(q, k, v, None)  # what stands below would change nothing, and takes as long as a product
         with nullcontext() if as_given else full_precision(q):
@@ -291,8 +291,12 @@ def _kept(mask: Tensor | None, *tensors: Tensor) -> Sequence[Tensor]:
 
 def full_precision(x: Tensor) -> AbstractContextManager:
     """Without autocast; nothing where there is none, so that exported graphs are free of it."""
-    on = torch.is_autocast_enabled(x.device.type)
-    return torch.autocast(x.device.type, enabled=False) if on else nullcontext()
+    return torch.autocast(x.device.type, enabled=False) if autocasts(x) else nullcontext()
+
+
+def autocasts(x: Tensor) -> bool:
+    kind = x.device.type
+    return kind != "meta" and torch.is_autocast_enabled(kind)
 
 
 def precise(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -44,14 +44,14 @@ class Performer(Attention):
 
     def prepare(self, q: Tensor, k: Tensor, mask: Tensor | None = None) -> Prepared:
         """(B, H, N, D) → what the kernel makes of them, (G, N, ·); a masked key gets the log-weight −∞. In float32 or
-        better, but that a kernel which leaves q and k as they are leaves them in half precision, too."""
+        better; but where the kernel uses q and k as they are, inputs in half precision stay (B, H, N, D) as given."""
         keep = None
         if mask is not None:
             b, h, n, _ = q.shape
             keep = mask[:, None, :, None].expand(b, h, n, 1).reshape(b * h, n, 1)
         if self.kernel.direct and q.dtype not in PRECISE:
             wide = q.new_empty(0, dtype=torch.float32)
-            prepared = Prepared(q.flatten(0, 1), k.flatten(0, 1), self.kernel.features(wide))
+            prepared = Prepared(q, k, self.kernel.features(wide))  # accelerated.py brings heads together
         else:
             wide, k = precise(q, k)
             kept = None if keep is None else keep.to(wide)
