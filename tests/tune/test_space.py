@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
+import optuna
 import pytest
 
 from linvit.schemas.search import Range, SearchSpace
@@ -14,9 +14,9 @@ from linvit.tuning.space import (
     grid_points,
     is_integer,
     labels,
-    random_point,
     read_space,
     shipped_spaces,
+    suggested_point,
     variant_space,
 )
 
@@ -130,9 +130,9 @@ def test_whole_numbers_stay_whole(tmp_path):
     )
     names = ("depth", "dropout", "attention.m", "attention.alpha")
     assert [is_integer(name, "performer-elu") for name in names] == [True, False, True, False]
-    dice = random.Random(1)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
     for _ in range(50):
-        point = random_point(space, "performer-elu", dice)
+        point = suggested_point(space, "performer-elu", study.ask())
         assert [type(point[name]) for name in names] == [int, float, int, float]
         assert all(point[name] in variant_space(space, "performer-elu")[name] for name in names)
 

@@ -124,8 +124,8 @@ def timm_attention(
     spec = str(parse(spec))
     tokens = None if grid is None else prefix + math.prod(grid)
     if tokens is None:
-        few, many = ({k: v.shape for k, v in _sized(spec, n).state_dict().items()} for n in (1024, 2048))
-        if few != many:
+        few, many = (create_attention(spec, heads=1, head_dim=8, tokens=n).state_dict() for n in (1024, 2048))
+        if any(few[key].shape != many[key].shape for key in few):
             raise ValueError(f"spec '{spec}' is made for a number of tokens: give grid=(rows, columns)")
     layers = itertools.count()
 
@@ -137,7 +137,3 @@ def timm_attention(
 
     LinvitAttention.__name__ = LinvitAttention.__qualname__ = f"LinvitAttention[{spec}]"
     return LinvitAttention
-
-
-def _sized(spec: str, tokens: int) -> Attention:
-    return create_attention(spec, heads=1, head_dim=8, tokens=tokens)

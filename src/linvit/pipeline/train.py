@@ -21,7 +21,7 @@ from linvit.requests import TrainRequest
 from linvit.schemas.experiment import Experiment
 from linvit.schemas.study import Variant
 from linvit.training import backbones
-from linvit.training.checkpoint import load
+from linvit.training.checkpoint import load, read_model
 from linvit.training.defaults import ATTENTION
 from linvit.training.events import Began, Event, Noted
 from linvit.training.experiment import record_of
@@ -92,16 +92,13 @@ def run(
     with use_threads(request.threads):
         prepared = prepare(request, [variant], dataset=dataset, progress=progress)
         device = ranks.join(prepared.device)
-        training = Training(request, replace(prepared, device=device), on_event)
-        return training.run_folds(dataset) if request.folds is not None else training.run_one(dataset)
+        return Training(request, replace(prepared, device=device), on_event).run(dataset)
 
 
 def _default_attention(request: TrainRequest) -> str:
     """A named start keeps its own attention; it is only trained further."""
     if request.start in (None, backbones.NAME, backbones.SCRATCH):
         return ATTENTION
-    from linvit.training.checkpoint import read_model
-
     return read_model(request.start or "").config.attention
 
 
@@ -113,23 +110,19 @@ class Training:
     prepared: Prepared
     on_event: OnEvent
 
-    def run_one(self, dataset: Dataset | None) -> Trained:
-        variant = self.prepared.variants[0]
-        experiment = self.prepared.designer.experiment(variant)
-        folder = result_folder(self.request, f"{experiment.data.name}-{experiment.id}", dataset)
-        return self._run(experiment, folder, folder, self.on_event)
-
-    def run_folds(self, dataset: Dataset | None) -> Trained:
-        designer, variant = self.prepared.designer, self.prepared.variants[0]
+    def run(self, dataset: Dataset | None) -> Trained:
+        designer, variant, folds = self.prepared.designer, self.prepared.variants[0], self.request.folds
         first = designer.experiment(variant)
+        if folds is None:
+            folder = result_folder(self.request, f"{first.data.name}-{first.id}", dataset)
+            return self._run(first, folder, folder, self.on_event)
         experiments = [designer.hold_out(first, variant, fold) for fold in designer.fold_list()]
-        name = f"{first.data.name}-{self.request.folds}folds-{experiments[0].id}"
-        folder = result_folder(self.request, name, dataset)
+        folder = result_folder(self.request, f"{first.data.name}-{folds}folds-{experiments[0].id}", dataset)
         if taken := [name for name in ("experiment.json", "study.json") if (folder / name).exists()]:
             raise ValueError(f"{folder} holds {taken[0]}: choose another --out")
         found = []
         for index, experiment in enumerate(experiments):
-            announce = partial(self._announce, f"fold {index}, {index + 1} of {self.request.folds}")
+            announce = partial(self._announce, f"fold {index}, {index + 1} of {folds}")
             found.append(self._run(experiment, folder / f"fold-{index}", folder, announce))
         if self.request.dry_run or self.request.print_config:
             return Trained(folder, [], None, self.prepared.dataset, experiments[0], folds=found)

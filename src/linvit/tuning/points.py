@@ -11,7 +11,8 @@ from linvit.pipeline.design import Designer
 from linvit.schemas.experiment import Experiment
 from linvit.schemas.search import Search
 from linvit.schemas.study import Variant
-from linvit.tuning.space import Point, apply_point, default_value, grid_points, random_point, variant_space
+from linvit.tuning.space import Point, apply_point, default_value, grid_points, suggested_point, variant_space
+from linvit.tuning.storage import import_optuna
 
 MAX_DRAWS = 64  # of points, to see whether any is possible
 
@@ -63,11 +64,12 @@ class Points:
         """A ValueError unless some points are possible, before anything is written."""
         if self.max_trials == 0:
             raise ValueError(f"space {self.space.name} has no point")
+        optuna = import_optuna()
         for variant in self.search.variants:
-            dice, why = random.Random(0), ""
+            study, why = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)), ""
             for _ in range(MAX_DRAWS):
                 try:
-                    self.experiment(variant, random_point(self.space, variant.attention, dice))
+                    self.experiment(variant, suggested_point(self.space, variant.attention, study.ask()))
                     break
                 except ValueError as error:
                     why = str(error)

@@ -17,7 +17,6 @@ from __future__ import annotations
 import inspect
 import itertools
 import json
-import random
 import tomllib
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -140,17 +139,17 @@ def default_value(base: Experiment, spec: str, name: str) -> Any:
     return option_value(base, name)
 
 
-def random_point(space: SearchSpace, spec: str, dice: random.Random) -> Point:
-    """For a look at what is possible; samplers draw their own."""
+def suggested_point(space: SearchSpace, spec: str, trial: Any) -> Point:
+    """The point of a trial of Optuna's: as it was enqueued, or as its sampler draws it."""
 
-    def draw(name: str, values: Values) -> Any:
+    def suggest(name: str, values: Values) -> Any:
         if isinstance(values, list):
-            return dice.choice(values)
+            return values[labels(values).index(trial.suggest_categorical(name, labels(values)))]
         if is_integer(name, spec):
-            return dice.randint(int(values.low), int(values.high))
-        return dice.uniform(values.low, values.high)
+            return trial.suggest_int(name, int(values.low), int(values.high), log=values.log)
+        return trial.suggest_float(name, float(values.low), float(values.high), log=values.log)
 
-    return {name: draw(name, values) for name, values in variant_space(space, spec).items()}
+    return {name: suggest(name, values) for name, values in variant_space(space, spec).items()}
 
 
 def grid_points(space: SearchSpace, spec: str) -> Iterator[Point]:

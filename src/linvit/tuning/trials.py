@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 from linvit.locks import difference
 from linvit.records import Record
 from linvit.schemas.experiment import Experiment
-from linvit.schemas.search import Search, Values
+from linvit.schemas.search import Search
 from linvit.schemas.study import Variant
 from linvit.tuning.points import Points
-from linvit.tuning.space import Point, is_integer, labels, variant_space
+from linvit.tuning.space import Point, labels, suggested_point, variant_space
 from linvit.tuning.storage import import_optuna
 
 MAX_VOID = 40  # impossible points of a variant before any possible one, and for each of them
@@ -142,7 +142,7 @@ class Trials:
             study.sampler = self._sampler(number)
             live = study.ask()
             assert live.user_attrs["number"] == number
-            point = self._suggest(live, variant.attention)
+            point = suggested_point(self.search.space, variant.attention, live)
             try:
                 return Opened(variant, number, live, point, self.points.experiments(variant, point))
             except ValueError as error:
@@ -164,20 +164,6 @@ class Trials:
         else:
             self._enqueue(variant, number, self.points.given(variant, number))
 
-    def _suggest(self, live: Any, spec: str) -> Point:
-        """The point of a trial: as enqueued, or the sampler's, which is a function of the seed and the trial's number
-        (and, for tpe, of the trials that are finished)."""
-
-        def suggest(name: str, values: Values) -> Any:
-            if isinstance(values, list):
-                return values[labels(values).index(live.suggest_categorical(name, labels(values)))]
-            if is_integer(name, spec):
-                return live.suggest_int(name, int(values.low), int(values.high), log=values.log)
-            return live.suggest_float(name, float(values.low), float(values.high), log=values.log)
-
-        space = variant_space(self.search.space, spec)
-        return {name: suggest(name, values) for name, values in space.items()}
-
     def _check_possible(self, variant: Variant, why: str) -> None:
         """A search must end where next to nothing is possible."""
         every = self.all(variant)
@@ -189,6 +175,8 @@ class Trials:
             )
 
     def _sampler(self, number: int) -> Any:
+        """Its points are a function of the seed and the trial's number (and, for tpe, of the trials that are
+        finished)."""
         samplers, seed = import_optuna().samplers, zlib.crc32(f"{self.search.seed} {number}".encode())
         if self.search.sampler == "tpe":
             return samplers.TPESampler(seed=seed, n_startup_trials=self.search.startup, constant_liar=True)
