@@ -5,6 +5,7 @@ import torch
 
 from linvit.measure import models, race
 from linvit.measure.models import RACES, SPEEDS, model_calls, side_by_side
+from linvit.measure.timing import Timing
 from linvit.models import ModelConfig
 
 MODEL = ModelConfig(image_size=8, channels=1, classes=3, patch_size=4, dim=8, depth=1, heads=2, mlp_dim=8)
@@ -40,7 +41,7 @@ def test_records_by_variant_with_ratios_to_the_baselines(built, monkeypatch):
     """A variant may have any id, a baseline's too."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)  # which is timed by the wall's clock
     variants = {"mine": MODEL.model_copy(update={"attention": "uniform"}), "identity": BASELINES["softmax"]}
-    records = list(side_by_side(variants, baselines=BASELINES, device=CPU, batch=12, rounds=2))
+    records = list(side_by_side(variants, baselines=BASELINES, timing=Timing(batch=12, rounds=2)))
     assert sorted(built) == ["identity", "softmax", "uniform"]  # equal models are built and timed once
     found = {(r.tags["variant"], r.metric): r for r in records}
     assert set(found) == {(variant, metric) for variant in variants for metric in SPEEDS}
@@ -64,7 +65,7 @@ def test_records_by_variant_with_ratios_to_the_baselines(built, monkeypatch):
 
 def test_the_clock_of_one_thread_is_its_own(built, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    records = list(side_by_side({"a": BASELINES["softmax"]}, baselines=BASELINES, device=CPU, rounds=1))
+    records = list(side_by_side({"a": BASELINES["softmax"]}, baselines=BASELINES, timing=Timing(rounds=1)))
     step = next(r for r in records if r.metric == "train_step")
     assert (step.value, step.tags["clock"]) == (pytest.approx(60.0), "cpu")
 

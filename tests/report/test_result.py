@@ -21,6 +21,7 @@ from linvit.cli._output import show
 from linvit.ledger import open_ledger
 from linvit.records import Records
 from linvit.report.page import script_json
+from linvit.requests import ReportRequest
 
 COLUMNS = (
     "attention,test_accuracy,test_accuracy_low,test_accuracy_high,seeds,final_accuracy,verdict,behind_best,"
@@ -71,7 +72,8 @@ def test_figures(tmp_path):
 
 
 def test_every_output_shows_the_same_result(built, capsys):
-    show(built, False, False)
+    request = ReportRequest.of(folders=(built.page.parent,))
+    show(built, request)
     printed = capsys.readouterr().out
     words, markdown = text_of(built.page), (built.page.parent / "report.md").read_text().replace("\\", "")
     sentences = [" ".join(text.split()) for text in built.sentences]
@@ -81,12 +83,12 @@ def test_every_output_shows_the_same_result(built, capsys):
     assert built.headline in printed
     assert all(text in printed for text in built.sentences)
     assert str(built.page) in printed
-    show(built, True, False)
+    show(built, request.replaced(as_json=True))
     said = json.loads(capsys.readouterr().out)
     assert said == json.loads(json.dumps(built.json()))
     assert said["sentences"] == built.sentences
     assert [row["verdict"] for row in said["variants"]] == [row["Verdict"] for row in built.table.texts]
-    show(built, False, True)
+    show(built, request.replaced(quiet=True))
     assert "softmax  " not in capsys.readouterr().out  # no table
 
 

@@ -135,7 +135,7 @@ def memory(request: requests.MemoryRequest, display: Display) -> Benchmark:
 def _costs(request: requests.MemoryRequest, name: str, measure: Work, **timing: Any) -> Benchmark:
     import torch
 
-    from linvit.measure.devices import pick_device
+    from linvit.devices import pick_device
     from linvit.measure.memory import Limits, read_size
     from linvit.measure.timing import Timing
     from linvit.site import Site
@@ -165,7 +165,7 @@ def _site(subject: Subject) -> Site:
 def _draws(request: requests.ModelBenchRequest, count: int) -> Draws:
     import torch
 
-    from linvit.measure.devices import pick_device
+    from linvit.devices import pick_device
     from linvit.measure.error import Draws
 
     where: dict[str, Any] = {}

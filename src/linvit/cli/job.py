@@ -17,8 +17,8 @@ SLURM = "SLURM_ARRAY_TASK_ID"
 
 def run(request: JobRequest) -> None:
     from linvit.cli.train import print_outlook
+    from linvit.devices import pick_device
     from linvit.execute import DatasetCache, Tracking
-    from linvit.measure.devices import pick_device
     from linvit.study.jobs import read_job
 
     number = _number(request)

@@ -10,7 +10,7 @@ from linvit.requests import PredictRequest
 
 def run(request: PredictRequest) -> None:
     from linvit.data.folder import find_images
-    from linvit.measure.devices import pick_device
+    from linvit.devices import pick_device
     from linvit.training.checkpoint import load
     from linvit.training.predict import predict
 

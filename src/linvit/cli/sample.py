@@ -7,7 +7,7 @@ from linvit.requests import SampleRequest
 
 
 def run(request: SampleRequest) -> None:
-    from linvit.measure.devices import pick_device
+    from linvit.devices import pick_device
     from linvit.models.sampling import draw_images
     from linvit.training.checkpoint import load
 

@@ -133,7 +133,8 @@ def _mix(x: Tensor) -> Tensor:
 
 def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """uint8 (B, C, H, W) → float32 with mean 0 and standard deviation 1 per channel; mean and std in [0, 1] units."""
-    scale, bias = _scale_and_bias(tuple(mean), tuple(std), images.device)
+    constants = _scale_and_bias.__wrapped__ if torch.compiler.is_compiling() else _scale_and_bias
+    scale, bias = constants(tuple(mean), tuple(std), images.device)
     return images.to(torch.float32).mul_(scale).add_(bias)
 
 

@@ -59,7 +59,7 @@ from linvit.measure.models import side_by_side
 from linvit.measure.provenance import Provenance, machine, provenance
 from linvit.measure.race import BASELINES, Call, over_rounds, race
 from linvit.measure.speed import break_even
-from linvit.measure.timing import MODES
+from linvit.measure.timing import MODES, Timing
 from linvit.metrics import size as in_bytes
 from linvit.models import ModelConfig
 from linvit.models.cost import frame
@@ -341,7 +341,8 @@ def measure_model(
         still = {LIMIT: config.model_copy(update={"attention": LIMIT})}
         progress(0, 2, "timing the model without attention")
         rounds = ROUNDS if batch * frame(config).macs <= IMAGES_MACS else 1
-        found = list(side_by_side(still, baselines={}, device=device, batch=batch, rounds=rounds))
+        timing = Timing(batch=batch, rounds=rounds, device=device, dtype=amp_dtype("auto", device))
+        found = list(side_by_side(still, baselines={}, timing=timing))
         progress(1, 2, "timing its attention layers")
         if each * (ROUNDS + 2) <= seconds:
             found += _timed(specs, loads, device, provenance(device, amp_dtype("auto", device)))

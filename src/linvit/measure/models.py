@@ -12,7 +12,8 @@ from torch import nn
 
 from linvit.devices import amp_dtype, autocast
 from linvit.measure.provenance import provenance
-from linvit.measure.race import BASELINES, ROUNDS, Call, over_rounds, race
+from linvit.measure.race import BASELINES, Call, over_rounds, race
+from linvit.measure.timing import Timing
 from linvit.models import ModelConfig, VisionTransformer
 from linvit.progress import Progress, ignore
 from linvit.randomness import generator
@@ -37,24 +38,22 @@ def side_by_side(
     configs: Mapping[str, ModelConfig],
     *,
     baselines: Mapping[str, ModelConfig],
-    device: torch.device,
-    batch: int = 64,
-    rounds: int = ROUNDS,
+    timing: Timing,
     optimizer: MakeOptimizer = adamw,
     others: Mapping[str, MakeOptimizer] | None = None,
     build: Build = VisionTransformer,
     progress: Progress = ignore,
     deadline: float | None = None,
-    dtype: torch.dtype | None = None,
 ) -> Iterator[Record]:
     """Times of each variant, and ratios `<task>_vs_<baseline>`: how many times faster than the baseline it is.
 
     `configs` by the variant's id, which every record carries as its tag `variant`; `baselines` by name, timed in the
     same rounds and given no records of their own. `others`: variants with an optimizer of their own. Equal ones are
     timed once. `build` may return a model that is built already. An optimizer's rate should be tiny: the steps are on
-    random labels. To end near a `deadline` (of time.monotonic) there are fewer rounds. dtype: as of `model_calls`.
+    random labels. To end near a `deadline` (of time.monotonic) there are fewer rounds. `timing.dtype` is
+    that of autocast.
     """
-    dtype = amp_dtype("auto", device) if dtype is None else dtype
+    device, batch, rounds, dtype = timing.device, timing.batch, timing.rounds, timing.dtype
     own = dict(others or {})
     makers = {(config, None): optimizer for config in [*configs.values(), *baselines.values()]}
     makers |= {(configs[variant], variant): make for variant, make in own.items()}

@@ -18,10 +18,10 @@ from linvit.conversion.stages import stage_shares, stage_steps
 from linvit.conversion.student import make_student
 from linvit.conversion.teacher import fit_model, held_out_fold, stage_recipe, trained_on
 from linvit.data import Dataset, folded
+from linvit.devices import amp_dtype, pick_device
 from linvit.files import remove_parts
 from linvit.ledger import key_of
 from linvit.locks import claim_folder, locked
-from linvit.measure.devices import pick_device
 from linvit.measure.threads import use_threads
 from linvit.pipeline.prepare import check_given, result_folder
 from linvit.progress import Progress, ignore
@@ -33,7 +33,6 @@ from linvit.schemas.recipe import Recipe
 from linvit.toml import to_toml
 from linvit.training.checkpoint import Stored
 from linvit.training.events import Listener, Noted
-from linvit.training.recipe import check_amp
 from linvit.training.source import open_data
 from linvit.training.start import start_from, stored_of
 from linvit.training.trackers import tracking
@@ -109,7 +108,7 @@ class ConversionRun:
         """Read the teacher and the images once, and check everything; nothing is written."""
         request = self.request
         trackers, device = tracking(request.track), pick_device(request.device)
-        check_amp(request.options.get("amp", "off"), device)
+        amp_dtype(request.options.get("amp", "auto"), device)
         start = start_from(request.model)
         stored = stored_of(start)
         if request.out is not None and request.out.resolve() == stored.folder.resolve():

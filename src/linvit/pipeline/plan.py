@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from linvit.attention import BASELINE
 from linvit.data import Survey
+from linvit.devices import pick_device
 from linvit.durations import duration, seconds
 from linvit.machine import MEMORY, cpu_count
-from linvit.measure.devices import pick_device
 from linvit.measure.models import model_calls
 from linvit.measure.threads import use_threads
 from linvit.models import VisionTransformer, estimate

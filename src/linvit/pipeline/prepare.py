@@ -10,11 +10,11 @@ import torch
 
 from linvit.attention import attention_options
 from linvit.data import Dataset, Fold, Survey, folded, folder_of, survey
+from linvit.devices import pick_device
 from linvit.execute import Executor, executor_type
 from linvit.files import slug
 from linvit.locks import require_outside
 from linvit.machine import cpu_count
-from linvit.measure.devices import pick_device
 from linvit.pipeline.design import Designer
 from linvit.pipeline.plan import Planner, choose_plan
 from linvit.progress import Progress, ignore

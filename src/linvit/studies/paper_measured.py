@@ -238,9 +238,7 @@ def measure_layers(size: Options, folder: Path, run: Reproduction) -> Iterator[R
     return side_by_side(
         configs,
         baselines={},
-        device=pick_device(run.request.device),
-        batch=size["batch"],
-        rounds=size["rounds"],
+        timing=Timing(batch=size["batch"], rounds=size["rounds"], device=pick_device(run.request.device)),
         progress=run.progress,
     )
 

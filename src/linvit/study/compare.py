@@ -373,8 +373,8 @@ def warnings(study: Study, prepared: Prepared, jobs: Sequence[StudyJob], limit: 
         found.append(f"{names} had {other:,} steps, the others {usual:,}: differences are not due to attention alone.")
     if recipe.patience:
         found.append("With early stopping (patience), variants may differ in their number of steps.")
-    if recipe.amp != "off" or recipe.compile:
-        found.append("Speeds and memory are of float32 models without torch.compile, unlike the training.")
+    if recipe.compile:
+        found.append("Speeds and memory are of models without torch.compile, unlike the training.")
     if known := repeats(data):
         share = f"{known:,} of {len(data.test):,} test images ({known / len(data.test):.1%})"
         effect = "bits per dimension are too low" if causal else "accuracies are too high"

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from linvit.attention import has_random_features
 from linvit.data import Dataset, normalise
+from linvit.devices import amp_dtype
 from linvit.execute import DatasetCache, Work
 from linvit.files import write_atomically
 from linvit.ledger import open_ledger
@@ -93,6 +94,7 @@ class Measuring:
     def __init__(self, work: MeasureStudy, data: Dataset, progress: Progress, deadline: float | None = None):
         self.folder, self.data, self.base = Path(work.folder), data, work.experiment
         self.device, self.progress, self.deadline = torch.device(work.device), progress, deadline
+        self.dtype = amp_dtype(self.base.recipe.amp, self.device)  # as it was trained
         self.ledger = open_ledger(self.folder)
         study = Study.read(Study.path(self.folder))
         self.batch = self.base.length(len(data.train)).batch
@@ -180,9 +182,7 @@ class Measuring:
         found = side_by_side(
             self.configs,
             baselines={name: self.base.model.model_copy(update={"attention": name}) for name in BASELINES},
-            device=self.device,
-            batch=self.batch,
-            rounds=ROUNDS,
+            timing=Timing(batch=self.batch, rounds=ROUNDS, device=self.device, dtype=self.dtype),
             optimizer=_still(self.base),
             others=others,
             build=self.build,
@@ -229,7 +229,7 @@ class Measuring:
                 layers,
                 base,
                 tokens=tokens,
-                timing=Timing(device=self.device, rounds=ROUNDS),
+                timing=Timing(device=self.device, rounds=ROUNDS, dtype=self.dtype),
                 sites=sites,
                 progress=self.progress,
                 deadline=self.share(0.6),
