@@ -47,7 +47,7 @@ def main() -> None:
         f"transformers {transformers.__version__}, commit {commit()}. Made by `python benchmarks/pixels.py`.",
         "",
         "DeiT-Tiny as a `ViTForImageClassification`, one image at a time, all 12 layers linear or none; wall time,",
-        f"interleaved. Beside it, how many times faster than SDPA: median (quartiles) of {asked.rounds} rounds.",
+        f"interleaved. Next to it, how many times faster than SDPA: median (quartiles) of {asked.rounds} rounds.",
         "",
         "| pixels | tokens | attention | ms | × SDPA | goal |",
         "|---|---|---|---|---|---|",

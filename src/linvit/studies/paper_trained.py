@@ -31,8 +31,8 @@ TRANSFER = PublishedStudy(
             for how, redraw in (("redrawn", REDRAWN), ("fixed", FIXED))
         ),
         Row("Linformer", "linformer:k=16", checkpoint=True),
-        Row("positive, redrawn, from nothing", "performer-exp:m=32", options=REDRAWN, times=2),
-        Row("Linformer, from nothing", "linformer:k=16", times=2),
+        Row("positive, redrawn, from scratch", "performer-exp:m=32", options=REDRAWN, times=2),
+        Row("Linformer, from scratch", "linformer:k=16", times=2),
     ],
     fair=Rerun(
         {"heads": 4},
