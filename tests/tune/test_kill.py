@@ -50,7 +50,7 @@ def validations(out: Path) -> int:
 
 
 def run_with_kills(out: Path, words: dict[str, Any], kills: int, total: int) -> None:
-    """Kill the search after some validations, and start it again, so many times."""
+    """Kill the search after some validations and restart it, a given number of times."""
     dice, deadline = random.Random(kills), time.monotonic() + 300
     for _ in range(kills):
         process, aim = start(out, words), validations(out) + dice.randint(2, total // (kills + 1))
