@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import optuna
 import pytest
 
 from linvit.schemas.search import Range, SearchSpace
@@ -130,6 +129,7 @@ def test_whole_numbers_stay_whole(tmp_path):
     )
     names = ("depth", "dropout", "attention.m", "attention.alpha")
     assert [is_integer(name, "performer-elu") for name in names] == [True, False, True, False]
+    optuna = pytest.importorskip("optuna")
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
     for _ in range(50):
         point = suggested_point(space, "performer-elu", study.ask())
