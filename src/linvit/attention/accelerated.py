@@ -81,7 +81,8 @@ def _exponential(
 def _pointwise(
     u_q: Tensor, u_k: Tensor, w: Tensor | None, bias: Tensor | None, φ: Features, masked: bool
 ) -> tuple[Tensor, Tensor]:
-    """φ(q)/(D·c) and φ(k)·c, D = φ(q)·Σφ(k), with one factor c for each head."""
+    """φ(q)/(D·c) and φ(k)·c, D = φ(q)·Σφ(k), with a factor c for each feature, or for each head where Σφ(k) of a feature
+    may vanish."""
     assert φ.f is not None
     if φ.omega is None:  # what f may overwrite is the caller's
         u_q, u_k = u_q.clone(), u_k.clone()
@@ -96,7 +97,8 @@ def _pointwise(
     d = (f_q * z).sum(-1, keepdim=True)
     safe = φ.positive and not masked
     over = d.reciprocal() if safe else pieces.inverse(d, φ.least * f_k.shape[2] * count)
-    c = _balance(f_k) / z.detach().abs().amax(-1, keepdim=True).clamp_min(torch.finfo(z.dtype).tiny)
+    size = z.detach() if φ.positive else z.detach().abs().amax(-1, keepdim=True)
+    c = _balance(f_k) / size.clamp_min(torch.finfo(z.dtype).tiny)
     return f_q * (over / c), f_k * c
 
 
