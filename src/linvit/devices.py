@@ -10,6 +10,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from linvit.machine import MEMORY, cpu_count
+
 AMP = {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 NATIVE_BF16 = (8, 0)  # compute capability from which on CUDA devices multiply in bfloat16
 
@@ -76,6 +78,18 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
     elif device.type == "mps":
         torch.mps.synchronize()
+
+
+def memory(device: torch.device) -> int:
+    """Bytes of the memory that the device computes in."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else MEMORY
+
+
+def places(device: torch.device) -> int:
+    """How many trainings this machine has a device for: cores, or all of its GPUs if none was named."""
+    if device.type == "cpu":
+        return cpu_count()
+    return torch.cuda.device_count() if device.type == "cuda" and device.index is None else 1
 
 
 def to_device(x: Tensor, device: torch.device | str) -> Tensor:

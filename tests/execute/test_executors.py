@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 from traces import weights
 
 from linvit.execute import EXECUTORS, Executor, Job, Probe, StopWork, Work, WorkerDied, executor_type
-from linvit.execute.processes import Processes
+from linvit.execute.processes import Processes, gpu_environment
 from linvit.signals import Evicted
 from linvit.training.events import Event, Progressed, Stepped, Validated, from_json, to_json
 
@@ -261,3 +261,13 @@ def _status(pid: str) -> list[str]:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[:2]
     except OSError:
         return []
+
+
+def test_each_worker_has_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    seen = [gpu_environment(number, "cuda").get("CUDA_VISIBLE_DEVICES") for number in range(3)]
+    assert seen == ["0", "1", "0"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    assert gpu_environment(1, "cuda") == {"CUDA_VISIBLE_DEVICES": "7"}
+    assert gpu_environment(1, "cuda:1") == gpu_environment(1, "cpu") == {}, "what is named is used as it is"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
@@ -123,3 +125,20 @@ def test_summaries():
     record = over_rounds("x", [1.0, 2.0, 3.0], "s", {"device": "cpu", "threads": 1, "dtype": "float32"}, {"a": 5})
     assert (record.value, record.n, record.unit, record.device) == (2.0, 3, "s", "cpu")
     assert record.tags == {"a": 5, "low": 1.5, "high": 2.5}
+
+
+def test_a_device_that_waits_for_launches_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Host time is that until the last launch: nearly all of the time if the device computes faster than it is fed."""
+    fed, gpu = {"busy": 0.0}, torch.device("cuda")
+    monkeypatch.setattr(module, "wait", lambda device: time.sleep(fed.pop("busy", 0.0)))
+
+    def short() -> None:
+        time.sleep(1e-3)
+
+    def long() -> None:
+        fed["busy"] = 5e-3
+
+    times = race({"short": short, "long": long}, device=gpu, rounds=3)
+    assert times.launch_bound("short") == {"launch_bound": True}
+    assert times.launch_bound("long") == {}
+    assert race({"short": short}, device=torch.device("cpu"), rounds=1).launch_bound("short") == {}

@@ -175,10 +175,12 @@ def test_a_budget_too_small_names_one_that_is_enough() -> None:
 
 def test_a_batch_fits_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     model = planner(size=96).rungs[0].model
-    monkeypatch.setattr(plan, "MEMORY", 10**12)
-    assert largest_batch(model, 128, 2) == 128
-    monkeypatch.setattr(plan, "MEMORY", 4 * 2 * plan.step_memory(model, 1) * 9)
-    assert largest_batch(model, 128, 2) == 8
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    monkeypatch.setattr(plan, "memory", lambda device: 10**12)
+    assert largest_batch(model, 128, 2, cpu) == 128
+    monkeypatch.setattr(plan, "memory", lambda device: 4 * 2 * plan.step_memory(model, 1) * 9)
+    assert largest_batch(model, 128, 2, cpu) == 8
+    assert largest_batch(model, 128, 2, gpu) == 16, "each GPU has one job"
 
 
 def test_what_a_plan_says_can_be_resolved_is_what_verdicts_can_resolve() -> None:

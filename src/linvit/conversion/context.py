@@ -14,6 +14,7 @@ import torch
 from linvit import metrics
 from linvit.conversion.images import ConversionImages
 from linvit.conversion.student import linear_layers
+from linvit.devices import amp_dtype
 from linvit.files import slug
 from linvit.ledger import key_of, open_ledger
 from linvit.measure.accuracy import Evaluation, evaluate
@@ -70,9 +71,14 @@ class Context:
         return self.teacher.config
 
     @cached_property
+    def dtype(self) -> torch.dtype:
+        """Of autocast, in all stages and timings."""
+        return amp_dtype(self.recipe.amp, self.device)
+
+    @cached_property
     def base(self) -> Record:
         tags: dict[str, Tag] = {"dataset": self.conversion.data.name, "seed": self.conversion.seed}
-        return Record("", None, experiment=self.conversion.id, **provenance(self.device, torch.float32), tags=tags)
+        return Record("", None, experiment=self.conversion.id, **provenance(self.device, self.dtype), tags=tags)
 
     @cached_property
     def teacher_start(self) -> Start:

@@ -58,10 +58,10 @@ def _timed(c: Context, config: ModelConfig, specs: Sequence[str]) -> list[Record
     specs, tokens = list(dict.fromkeys(specs)), config.image_tokens + config.prefix_tokens
     batch = max(1, min(64, BATCH_TOKENS // tokens))
     configs = {spec: config.model_copy(update={"attention": spec}) for spec in specs}
-    calls = {spec: model_calls(one, c.device, batch)["inference"] for spec, one in configs.items()}
+    calls = {spec: model_calls(one, c.device, batch, dtype=c.dtype)["inference"] for spec, one in configs.items()}
     shown: Progress = lambda done, total, what: c.progress(done, total, f"speed: {what}")  # noqa: E731
     times = race(calls, device=c.device, rounds=ROUNDS, progress=shown)
-    found, where = [], provenance(c.device, torch.float32)
+    found, where = [], provenance(c.device, c.dtype)
     for spec in specs:
         tags: dict[str, Tag] = {**c.base.tags, **sizes(config), "model": spec, "batch": batch, "clock": times.clock}
         tags |= {"linear": linear_layers(c.specs(spec)), "tokens": tokens}

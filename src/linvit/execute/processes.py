@@ -6,6 +6,7 @@ reaches this process, which then closes their inputs (see worker.py).
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -13,9 +14,12 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
+
+import torch
 
 from linvit.execute.base import EXECUTORS, Executor
 from linvit.execute.work import DatasetCache, OnEvent, Work, WorkerDied, outcome
@@ -26,17 +30,25 @@ LAST_LINES = 5  # of a dead worker's output that are reported
 SAVE_SECONDS = 60.0  # after which a worker that was asked to end is killed
 
 
+def gpu_environment(number: int, device: str) -> dict[str, str]:
+    """With several GPUs and none of them named, each worker sees one, the next worker the next."""
+    if device != "cuda" or (count := torch.cuda.device_count()) < 2:
+        return {}
+    names = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return {"CUDA_VISIBLE_DEVICES": (names or [str(i) for i in range(count)])[number % count]}
+
+
 class Worker:
     """One worker process."""
 
-    def __init__(self) -> None:
+    def __init__(self, environment: Mapping[str, str]) -> None:
         self.output = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the worker)
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "linvit.execute.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.output,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},  # what can be imported here can be there
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},  # imports what this process can
             text=True,
             start_new_session=True,
         )
@@ -83,23 +95,26 @@ class Processes(Executor):
 
     def _open(self) -> None:
         self.pool, self.own = ThreadPoolExecutor(self.slots), threading.local()
+        self.numbers = itertools.count()
         self.events, self.closing = threading.Lock(), threading.Event()
 
     def submit(self, work: Work, on_event: OnEvent = lambda event: None) -> Future[Any]:
         return self.pool.submit(self._run, work, on_event)
 
-    def _worker(self) -> Worker:
+    def _worker(self, device: str) -> Worker:
         """This thread's."""
         worker: Worker | None = getattr(self.own, "worker", None)
         if worker is None or not worker.alive:
-            worker = self.own.worker = Worker()
+            if not hasattr(self.own, "number"):
+                self.own.number = next(self.numbers)
+            worker = self.own.worker = Worker(gpu_environment(self.own.number, device))
             self.workers.append(worker)
             if self.closing.is_set():
                 worker.close()
         return worker
 
     def _run(self, work: Work, on_event: OnEvent) -> Any:
-        worker, failure = self._worker(), None
+        worker, failure = self._worker(work.device), None
         worker.send(work.to_json())
         while (answer := worker.receive()) is not None and "event" in answer:
             event = from_json(answer)

@@ -29,7 +29,7 @@ import hashlib
 import json
 import math
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -57,7 +57,7 @@ from linvit.measure.gate import wrong
 from linvit.measure.memory import bounded, free_memory, is_out_of_memory
 from linvit.measure.models import side_by_side
 from linvit.measure.provenance import Provenance, machine, provenance
-from linvit.measure.race import BASELINES, Call, over_rounds, race
+from linvit.measure.race import BASELINES, Call, over_rounds, race, timed
 from linvit.measure.speed import break_even
 from linvit.measure.timing import MODES, Timing
 from linvit.metrics import size as in_bytes
@@ -79,6 +79,7 @@ STEPS = 20  # lengths at which a forecast is asked for where it crosses another
 PREFIX = 1  # tokens before the grid's, so that every switch of an attention can be timed
 IMAGES_MACS = 6e9  # of a batch that a model without attention is measured with, forward
 MAX_BATCH = 64
+LEAST_WORK = 2e-3  # seconds of a device that a point of the forecast takes
 TASKS = ("latency", "inference", "training")  # one image; a batch; a step of a batch
 
 
@@ -123,7 +124,7 @@ class Forecast:
     """Seconds of one layer of any kind that was measured, at any shape."""
 
     def __init__(self, records: Iterable[Record]):
-        self.records = [record for record in records if record.metric == "attention_time"]
+        self.records = _device_times([record for record in records if record.metric == "attention_time"])
         points: dict[tuple[str, str], list[tuple[list[float], float]]] = defaultdict(list)
         for record in self.records:
             load, spec = Workload.of(record), str(record.tags["attention"])
@@ -167,6 +168,16 @@ class Forecast:
     def spread(self) -> float:
         """By how much the quartiles of the rounds differ, in the median: those of a busy machine do."""
         return float(np.median([float(r.tags.get("high") or 0) / quick(r) - 1 for r in self.records]))
+
+
+def _device_times(records: list[Record]) -> list[Record]:
+    """Without those that show how fast operations are launched, unless too few are left of a kind of attention."""
+
+    def kind(record: Record) -> tuple[str, Tag]:
+        return kind_of(str(record.tags["attention"])), record.tags["mode"]
+
+    left = Counter(kind(record) for record in records if not record.tags.get("launch_bound"))
+    return [record for record in records if not record.tags.get("launch_bound") or left[kind(record)] < MIN_POINTS // 2]
 
 
 def quick(record: Record) -> float:
@@ -237,10 +248,29 @@ def _timed_points(kinds: Sequence[str], device: torch.device, seconds: float, pr
         if i >= MIN_POINTS and spent >= 1:
             break
         done, site = max(i / POINTS, min(spent, i / MIN_POINTS)), load.site  # whichever ends it
+        load = filling(load, device)
         progress(int(100 * done), 100, f"timing attention at {site.tokens} tokens, {site.heads} × {site.head_dim}")
         specs = [with_size(kind, size, site.tokens) for kind in kinds]
         yield from _timed(specs, [load._replace(mode=mode) for mode in MODES], device, where)
     progress(100, 100, "timing attention")
+
+
+def filling(load: Workload, device: torch.device) -> Workload:
+    """With so many images that softmax's forward pass takes an accelerator LEAST_WORK seconds, if its memory holds
+    them: what is shorter shows how fast operations are launched. On a CPU the workload as it is."""
+    if device.type == "cpu":
+        return load
+    most = free_memory(device) / 8
+    while True:
+        projection, gradient = inputs(load, device)
+        call = layer_call(build_attention(BASELINE, load.site).to(device), load, projection, gradient)
+        timed(call, 1, device)
+        seconds = timed(call, 3, device)["wall"]
+        larger = load.batch * max(2, math.ceil(LEAST_WORK / max(seconds, 1e-6) / 2))
+        bytes_needed = larger / load.batch * (projection.nbytes + gradient.nbytes)
+        if seconds >= LEAST_WORK or bytes_needed > most:
+            return load
+        load = load._replace(batch=larger)
 
 
 def _timed(
@@ -255,7 +285,8 @@ def _timed(
     }
     times = race(calls, device=device, rounds=ROUNDS)
     for spec, load in calls:
-        tags: dict[str, Tag] = {"attention": spec, **load.tags(), "seed": 0, "clock": times.clock}
+        bound = times.launch_bound((spec, load))
+        tags: dict[str, Tag] = {"attention": spec, **load.tags(), "seed": 0, "clock": times.clock, **bound}
         yield over_rounds("attention_time", times.of((spec, load)), "s", where, tags)
 
 
@@ -392,6 +423,18 @@ class Model:
             for record in self.records
             if record.metric == "attention_time"
         }
+
+    @cached_property
+    def launch_bound(self) -> list[str]:
+        """Tasks in which the device mostly waits for operations to be launched, with softmax or without attention:
+        another attention changes how many there are, more than how long they take."""
+        metrics = dict(zip(("inference_latency", "inference_throughput", "train_step"), TASKS, strict=True))
+        return [
+            task
+            for metric, task in metrics.items()
+            for record in self.records
+            if record.metric == metric and record.tags.get("launch_bound")
+        ]
 
     @property
     def tokens(self) -> int:

@@ -72,9 +72,11 @@ def side_by_side(
         tags: dict[str, Tag] = {"variant": variant, "batch": batch, "clock": by}
         mine = config, variant if variant in own else None
         step, inference, latency = (times.of((*mine, task), by=by) for task in RACES)
-        yield over_rounds("train_step", step, "s", where, tags)
-        yield over_rounds("inference_throughput", [batch / t for t in inference], "images/s", where, tags)
-        yield over_rounds("inference_latency", latency, "s", where, tags)
+        bound = {task: times.launch_bound((*mine, task)) for task in RACES}
+        yield over_rounds("train_step", step, "s", where, tags | bound["train_step"])
+        rates = [batch / seconds for seconds in inference]
+        yield over_rounds("inference_throughput", rates, "images/s", where, tags | bound["inference"])
+        yield over_rounds("inference_latency", latency, "s", where, tags | bound["latency"])
         for task, (name, baseline) in itertools.product(RACES, baselines.items()):
             found = times.ratios((baseline, None, task), (*mine, task), by)
             yield over_rounds(f"{task}_vs_{name}", found, "×", where, tags)

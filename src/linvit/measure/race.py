@@ -28,8 +28,10 @@ from linvit.records import Record, Tag
 
 BASELINES = (BASELINE, LIMIT)  # what everything is compared with: fused softmax, and the speed limit
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+HOST = "host"  # the share of the wall time until the last operation was launched: a device may still have to compute
 ROUNDS, MIN_ROUNDS = 30, 5  # of a race; as few as that to end near a deadline
 SHORTEST = 2e-3  # seconds that one timing lasts at least, by repetition
+LAUNCH_BOUND = 0.9  # of the time in which a device is given work: it waits for more, and does not show how fast it is
 Call = Callable[[], object]
 Key = TypeVar("Key", bound=Hashable)
 
@@ -41,10 +43,18 @@ class Times(Generic[Key]):
     seconds: Mapping[Key, Mapping[str, Sequence[float]]]
     clock: str
     ratio_clock: str
+    device: torch.device = torch.device("cpu")  # noqa: RUF009 (immutable)
 
     def of(self, *keys: Key, by: str | None = None) -> list[float]:
         """Of each round; of several keys, their sum."""
         return [sum(parts) for parts in zip(*(self.seconds[key][by or self.clock] for key in keys), strict=True)]
+
+    def launch_bound(self, *keys: Key) -> dict[str, bool]:
+        """The tag of a time in which a device mostly waited for this process to launch operations; none otherwise."""
+        if self.device.type == "cpu":
+            return {}
+        shares = ratios(self.of(*keys, by=HOST), self.of(*keys, by="wall"))
+        return {"launch_bound": True} if statistics.median(shares) > LAUNCH_BOUND else {}
 
     def ratios(self, over: Key, under: Key, by: str | None = None) -> list[float]:
         return ratios(*(self.of(key, by=by or self.ratio_clock) for key in (over, under)))
@@ -67,7 +77,7 @@ def race(
         progress(0, total, f"warming up {i + 1} of {len(calls)}")
         timed(call, 1, device)  # the first call warms up
         repeats[key] = max(1, math.ceil(shortest / max(timed(call, 1, device)["wall"], 1e-9)))
-    seconds: dict[Key, dict[str, list[float]]] = {key: {clock: [] for clock in CLOCKS} for key in calls}
+    seconds: dict[Key, dict[str, list[float]]] = {key: {clock: [] for clock in (*CLOCKS, HOST)} for key in calls}
     shuffle, keys, begun = random.Random(0).shuffle, list(calls), time.monotonic()
     for turn in range(rounds):
         now = time.monotonic()
@@ -81,17 +91,19 @@ def race(
     alone = torch.get_num_threads() == 1
     asleep = alone or os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"
     clock, ratio_clock = ("cpu" if device.type == "cpu" and fair else "wall" for fair in (alone, asleep))
-    return Times(seconds, clock, ratio_clock)
+    return Times(seconds, clock, ratio_clock, device)
 
 
 def timed(call: Call, repeats: int, device: torch.device) -> dict[str, float]:
-    """Seconds of one call by either clock, as the mean of so many."""
+    """Seconds of one call by either clock and until it was launched, as the mean of so many."""
     wait(device)
     begin = {name: clock() for name, clock in CLOCKS.items()}
     for _ in range(repeats):
         call()
+    launched = time.perf_counter() - begin["wall"]
     wait(device)
-    return {name: (clock() - begin[name]) / repeats for name, clock in CLOCKS.items()}
+    spent = {name: clock() - begin[name] for name, clock in CLOCKS.items()}
+    return {name: seconds / repeats for name, seconds in {**spent, HOST: launched}.items()}
 
 
 def ratios(over: Sequence[float], under: Sequence[float]) -> list[float]:

@@ -125,7 +125,8 @@ class _Bench:
                     yield Record("attention_time", None, "s", 0, **common, tags=tags | {"refused": why[0]})
                     continue
                 keys, by = [(*layer, mode) for layer in layers], times.ratio_clock
-                yield over_rounds("attention_time", times.of(*keys), "s", common, tags | {"clock": times.clock})
+                timed_tags = {**tags, "clock": times.clock, **times.launch_bound(*keys)}
+                yield over_rounds("attention_time", times.of(*keys), "s", common, timed_tags)
                 for base in BASELINES:
                     if (base, self.site) in refused:
                         continue

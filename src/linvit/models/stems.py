@@ -69,7 +69,7 @@ class ConvStem(Stem):
         return self.embed(self.map(x).flatten(2).transpose(1, 2))
 
     def map(self, x: Tensor) -> Tensor:
-        if x.device.type == "cpu":
+        if x.device.type in ("cpu", "cuda"):
             x = x.to(memory_format=torch.channels_last)
         for i, (convolution, norm, activation) in enumerate(self.layers):  # type: ignore[misc]
             x = convolution(x)
@@ -108,7 +108,7 @@ class ResNetStem(Stem):
         self.embed = nn.Linear(widths[-1], config.dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.device.type == "cpu":
+        if x.device.type in ("cpu", "cuda"):
             x = x.to(memory_format=torch.channels_last)
         return self.embed(self.layers(x).flatten(2).transpose(1, 2))
 

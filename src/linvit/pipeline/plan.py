@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from linvit.attention import BASELINE
 from linvit.data import Survey
-from linvit.devices import pick_device
+from linvit.devices import amp_dtype, memory, pick_device, places
 from linvit.durations import duration, seconds
-from linvit.machine import MEMORY, cpu_count
 from linvit.measure.models import model_calls
+from linvit.measure.race import timed
 from linvit.measure.threads import use_threads
 from linvit.models import VisionTransformer, estimate
 from linvit.pipeline.design import DataShape, check_attention, resolve
@@ -45,6 +45,7 @@ SMALL_SET, SMALL_BATCH = 8_000, 64  # few images: more steps rather than larger 
 TIMING_SHARE, MAX_TIMING = 0.05, 60.0  # of the budget, and seconds, for timing
 PLANNED_SHARE = 0.95  # of the budget
 MEASURING_SHARE, MIN_MEASURING, MAX_MEASURING = 0.12, 25.0, 240.0  # of the budget, and seconds, for all but training
+CPU_BATCH, GPU_BATCH = 16, 256  # images of a step that is timed
 WORKER_START, RUN_OVERHEAD = 6.0, 1.0  # seconds for workers to start, and for each run to be built, saved and read
 SEED_DEVIATION, DISCORDANT = 0.007, 0.1  # typical: std. dev. of an accuracy, share of images two models disagree on
 SLOWER = 1.25  # a step of other attentions relative to softmax's, with augmentation and validation
@@ -72,6 +73,7 @@ class Planner:
     seeds: int | None = None  # as requested
     folds: int = 1  # of each seed; each is a training of its own
     like: ModelConfig | None = None  # the model that is started from
+    amp: torch.dtype = torch.float32  # of autocast
     rungs: Sequence[Rung] = ()
     correction: float = 1.0  # of what is expected of a rung, once more is known
 
@@ -114,7 +116,7 @@ class Planner:
         batch = recipe.batch_size
         if self.images.train < SMALL_SET and "batch_size" not in given:
             batch = min(SMALL_BATCH, batch)
-        batch = largest_batch(model, batch, self.cores)
+        batch = largest_batch(model, batch, self.cores, self.device)
         return Rung(side, narrower, chosen | ({"batch_size": batch} if batch != recipe.batch_size else {}), model)
 
     def timed(self, budget: float, progress: Progress) -> Planner:
@@ -129,9 +131,17 @@ class Planner:
                     work = estimate(rung.model).macs / estimate(found[-1].model).macs
                     found.append(replace(rung, seconds=found[-1].seconds * max(1.0, work)))
                 else:
-                    found.append(replace(rung, seconds=seconds_per_image(rung.model, self.device)))
+                    found.append(replace(rung, seconds=self._seconds_per_image(rung.model)))
         progress(len(self.rungs), len(self.rungs), "timed")
         return replace(self, rungs=found[::-1])
+
+    def _seconds_per_image(self, model: ModelConfig) -> float:
+        """Of one training step, without what is the same for all rungs. A GPU is given as many images as it takes."""
+        batch = CPU_BATCH if self.device.type == "cpu" else largest_batch(model, GPU_BATCH, 1, self.device)
+        step = model_calls(model, self.device, batch, dtype=self.amp)["train_step"]
+        timed(step, 1, self.device)
+        one = timed(step, 1, self.device)["wall"]
+        return timed(step, max(1, min(20, round(0.3 / max(one, 1e-9)))), self.device)["wall"] / batch
 
     def epochs(self, rung: Rung, seeds: int, budget: float) -> float:
         """That fit; each variant is trained with every seed and fold, and once for half as long."""
@@ -220,8 +230,8 @@ def choose_plan(
         return None, earlier.plan  # what was chosen stays chosen
     trained = [v for v in variants if not v.published]
     near = device if slots is None else pick_device("auto")  # where steps are timed
-    cores = slots or (cpu_count() if device.type == "cpu" else 1)
-    planner = Planner(images, len(trained), cores, near, request.seeds, request.folds or 1, like)
+    cores, amp = slots or places(device), amp_dtype(request.options.get("amp", "auto"), near)
+    planner = Planner(images, len(trained), cores, near, request.seeds, request.folds or 1, like, amp)
     planner = planner.with_rungs(request.options, request.image_size, resizable, {v.attention for v in trained})
     planner = planner.timed(seconds(budget), progress)
     rung, seeds = planner.choose(seconds(budget))
@@ -269,21 +279,11 @@ def measuring_seconds(budget: float) -> float:
     return min(MAX_MEASURING, max(MIN_MEASURING, MEASURING_SHARE * budget))
 
 
-def seconds_per_image(model: ModelConfig, device: torch.device, batch: int = 16) -> float:
-    """Of one training step, without what is the same for all rungs."""
-    step = model_calls(model, device, batch)["train_step"]
-    step()
-    start, count = time.perf_counter(), 0
-    while count < 2 or (time.perf_counter() - start < 0.3 and count < 20):
-        step()
-        count += 1
-    return (time.perf_counter() - start) / count / batch
-
-
-def largest_batch(model: ModelConfig, wanted: int, jobs: int) -> int:
-    """The batch size asked for, halved until that many jobs together take a quarter of the machine's memory."""
-    one = step_memory(model, 1)
-    while wanted > 1 and jobs * one * wanted > MEMORY / 4:
+def largest_batch(model: ModelConfig, wanted: int, jobs: int, device: torch.device) -> int:
+    """The batch size asked for, halved until the jobs of a device together take a quarter of its memory; a GPU has one
+    job."""
+    one, jobs = step_memory(model, 1), jobs if device.type == "cpu" else 1
+    while wanted > 1 and jobs * one * wanted > memory(device) / 4:
         wanted //= 2
     return wanted
 

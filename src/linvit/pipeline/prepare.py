@@ -10,11 +10,10 @@ import torch
 
 from linvit.attention import attention_options
 from linvit.data import Dataset, Fold, Survey, folded, folder_of, survey
-from linvit.devices import pick_device
+from linvit.devices import pick_device, places
 from linvit.execute import Executor, executor_type
 from linvit.files import slug
 from linvit.locks import require_outside
-from linvit.machine import cpu_count
 from linvit.pipeline.design import Designer
 from linvit.pipeline.plan import Planner, choose_plan
 from linvit.progress import Progress, ignore
@@ -154,10 +153,13 @@ def requested_placement(request: CompareRequest | TuneRequest, prepared: Prepare
     if runner is not None and executor_type(runner).opens_data and in_memory:
         raise ValueError(f"the executor '{runner}' needs images that workers can open: give a name or a path")
     if runner not in (None, "here"):
-        slots = jobs or prepared.slots or cpu_count()
+        slots = jobs or prepared.slots or places(prepared.device)
         return Placement(executor=runner, jobs=slots, threads=request.threads or 1)
-    if runner or jobs == 1 or in_memory or prepared.device.type != "cpu":
+    accelerator = prepared.device.type != "cpu"
+    if runner or jobs == 1 or in_memory or (accelerator and places(prepared.device) == 1):
         return Placement(executor="here", threads=request.threads or torch.get_num_threads())
+    if accelerator:  # several: one training on each
+        return Placement(executor="processes", jobs=places(prepared.device), threads=request.threads or 1)
     return None
 
 
