@@ -24,6 +24,9 @@ def run(request: AdviseRequest) -> None:
     out = request.out
     if out is not None and out.exists() and not out.is_dir():
         raise ValueError(f"--out {out} is a file: name a folder")
+    if request.hardware is not None:
+        run_forecast(request)
+        return
     with working(request) as display:
         advice = advising.run(request, progress=display.progress)
     written = [] if out is None else write(advice, out)
@@ -33,6 +36,24 @@ def run(request: AdviseRequest) -> None:
         print(advice.choice)
     else:
         show_advice(advice)
+        if written:
+            print("wrote " + ", ".join(map(str, written)))
+
+
+def run_forecast(request: AdviseRequest) -> None:
+    """For a device that is not here."""
+    from linvit.cli._forecast import show_forecast, write_forecast
+    from linvit.study import forecasting
+
+    with working(request) as display:
+        advice = forecasting.run(request, progress=display.progress)
+    written = [] if request.out is None else write_forecast(advice, request.out, HEADINGS)
+    if request.as_json:
+        print_json(advice.summary())
+    elif request.quiet:
+        print(advice.choice)
+    else:
+        show_forecast(advice, HEADINGS)
         if written:
             print("wrote " + ", ".join(map(str, written)))
 

@@ -21,6 +21,7 @@ EXACT, CONTROL = "softmax", "uniform"  # what errors are measured against, and w
 CLOSER, NOT_CLOSER = "closer to softmax than uniform", "not closer"
 WIDTH, HEIGHT = 330, 280  # of a panel with lines
 MODES = {"forward": "inference (forward)", "both": "training (forward + backward)"}
+ADVICE = "Number of tokens from which an attention layer is faster than fused softmax"
 SPAN = (("value", "value", ".3g"), ("low", "low", ".3g"), ("high", "high", ".3g"))
 
 
@@ -350,6 +351,7 @@ def advice(
     names: Sequence[str],
     tokens: int,
     *subtitle: str,
+    title: str = ADVICE,
 ) -> alt.HConcatChart:
     """How many times faster than softmax a layer is over the number of tokens: lines as forecast, dots as measured.
 
@@ -359,6 +361,7 @@ def advice(
         names: The attentions, in the order of their colours.
         tokens: Of the model in question, drawn as a dashed line.
         subtitle: Lines below the title.
+        title: Above all panels.
     """
     every = [row for part in (forecast, measured) for rows in part.values() for row in rows]
     ratios = [row["ratio"] for row in every]
@@ -380,7 +383,6 @@ def advice(
             base.mark_line(strokeWidth=2),
             dots.mark_point(filled=True, size=70, opacity=1, clip=True),
         )
-    title = "Number of tokens from which an attention layer is faster than fused softmax"
     return vega.panels(named, title, *subtitle, spacing=20, width=230, height=230)
 
 

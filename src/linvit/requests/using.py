@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Self, get_args
 
+from pydantic import model_validator
+
+from linvit.errors import choices
 from linvit.requests.base import Request, Share, Text, option
 from linvit.requests.groups import Compute, Images, Jobs, NamedData, Planned, Seeded, Show, specs
+
+Task = Literal["latency", "inference", "training"]
+Device = Literal["a100", "h100", "l4", "t4", "4090", "m3"]  # of `linvit.measure.hardware`
 
 
 class EvaluateRequest(Show, Compute, Images):
@@ -199,9 +206,13 @@ class AdviseRequest(Show, Compute, NamedData):
     time, and the number of features for a target error; the measurements are cached. Earlier studies below --runs
     supply accuracies. For what is not known, it shows the command that would find out.
 
+    --for DEVICE makes a forecast for a device that is not here, in seconds: from its data sheet and the operations that
+    linvit would run on it. Nothing is measured.
+
     Examples:
 
         linvit advise 1024
+        linvit advise 1024 --for h100
         linvit advise path/to/images --image-size 128 --patch 8
         linvit advise runs/model --data path/to/images --error 0.1
         linvit advise path/to/huggingface-vit --image-size 512 --for latency --out runs/advice
@@ -220,9 +231,15 @@ class AdviseRequest(Show, Compute, NamedData):
     size: str | None = option(None, "A model size by name; see `linvit list sizes`.", metavar="NAME")
     attentions: tuple[str, ...] = specs("What softmax is compared with; repeatable. [default: those of compare]")
     data: Text | None = option(None, "With MODEL: images whose q and k are used.", metavar="DATA")
-    task: Literal["latency", "inference", "training"] = option(
-        "inference", "What decides: latency (one image at a time), inference (batches) or training.", flag="--for"
+    purposes: tuple[str, ...] = option(
+        (),
+        "What decides: latency (one image at a time), inference (batches; the default) or training. Or a device that a "
+        "forecast is made for: a100, h100, l4, t4, 4090 or m3. Repeatable: --for training --for h100.",
+        flag="--for",
+        metavar="TASK|DEVICE",
     )
+    task: Task = option("inference", "One of the purposes.", flag="--for", hidden=True)
+    hardware: Device | None = option(None, "One of the purposes.", flag="--for", hidden=True)
     batch: int | None = option(None, "Images per batch. [default: chosen by model size]", ge=1)
     target: float = option(
         0.2,
@@ -235,3 +252,26 @@ class AdviseRequest(Show, Compute, NamedData):
     runs: Path | None = option(None, "Folder of earlier studies. [default: runs, if it exists]", metavar="DIR")
     fresh: bool = option(False, "Repeat cached measurements.")
     out: Path | None = option(None, "Folder for the results.", metavar="DIR")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sort_purposes(cls, values: Any) -> Any:
+        """Each of `purposes` is a task or a device; in Python they may be given as such."""
+        if not isinstance(values, Mapping):
+            return values
+        found = {name: values[name] for name in ("task", "hardware") if values.get(name) is not None}
+        for word in values.get("purposes", ()):
+            if word not in (*get_args(Task), *get_args(Device)):
+                raise ValueError(f"--for {word}" + choices(str(word), (*get_args(Task), *get_args(Device))))
+            name = "task" if word in get_args(Task) else "hardware"
+            if found.setdefault(name, word) != word:
+                raise ValueError(f"--for {found[name]} and --for {word}: give one of them")
+        return {**values, **found, "purposes": tuple(map(str, found.values()))}
+
+    @model_validator(mode="after")
+    def _check_forecast(self) -> Self:
+        for name in ("device", "target", "sigma", "fresh") if self.hardware else ():
+            if (value := getattr(self, name)) != type(self).model_fields[name].default:
+                given = name if value is True else f"{name}={value}"
+                raise ValueError(f"{given} has no effect with --for {self.hardware}: nothing is measured")
+        return self

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -132,8 +132,9 @@ def advise(
 
 
 def run(request: AdviseRequest, *, progress: Progress = ignore, cache: str | Path | None = None) -> Advice:
-    if request.runs is not None and not request.runs.is_dir():
-        raise ValueError(f"runs={request.runs} is not a folder: name the one with earlier studies")
+    if request.hardware is not None:
+        raise ValueError(f"hardware={request.hardware} is not measured: linvit.study.forecasting makes forecasts")
+    check_runs(request)
     question, task = ask(request), request.task
     device, specs = pick_device(request.device), candidates(request.attentions, question)
     batch = request.batch or suitable_batch(question.config)
@@ -150,7 +151,9 @@ def run(request: AdviseRequest, *, progress: Progress = ignore, cache: str | Pat
     studies = earlier_studies(request.runs or Path("runs"), question)
     speeds, known_as = {spec: model.speed(spec, task) for spec in specs}, partial(known_attentions, studies, question)
     choice = choose(speeds, known_as("shown"), known_as("bad"))
-    why, mentioned, pixels = reason(model, specs, choice, task, question, studies)
+    how = "its layers measured here" if model.measured else "by this machine's forecast"
+    grounds = Grounds(model, specs, task, question, studies, how, known.lengths[1])
+    why, mentioned, pixels = reason(choice, grounds)
     evens = [_break_even(model, spec, name) for spec in specs for name in TASKS]
     return Advice(
         question=question,
@@ -167,6 +170,11 @@ def run(request: AdviseRequest, *, progress: Progress = ignore, cache: str | Pat
         command=question.comparison(mentioned, pixels).command(),
         records=(*known.records, *model.records, *errors, *evens),
     )
+
+
+def check_runs(request: AdviseRequest) -> None:
+    if request.runs is not None and not request.runs.is_dir():
+        raise ValueError(f"runs={request.runs} is not a folder: name the one with earlier studies")
 
 
 def candidates(attentions: Sequence[str], question: Question) -> list[str]:
@@ -231,20 +239,41 @@ def choose(speeds: Mapping[str, float], proven: Iterable[str] = (), bad: Iterabl
     return max(proven_faster or faster or {BASELINE: 1.0}, key=lambda spec: speeds.get(spec, 1.0))
 
 
-def reason(
-    model: Model, specs: Sequence[str], choice: str, task: str, question: Question, studies: Sequence[EarlierStudy]
-) -> tuple[str, str, int | None]:
-    """One sentence about what was measured; the attention that it mentions, and the image size if it is another."""
+class Speeds(Protocol):
+    """A model with any attention in its layers, relative to softmax: measured here, or forecast for a device."""
+
+    def speed(self, spec: str, task: str) -> float: ...
+
+    def share(self, task: str) -> float: ...
+
+    def pays_from(self, spec: str, task: str, gain: float) -> float | None: ...
+
+
+@dataclass(frozen=True)
+class Grounds:
+    """What a recommendation rests on."""
+
+    model: Speeds
+    specs: Sequence[str]
+    task: str
+    question: Question
+    studies: Sequence[EarlierStudy]
+    how: str  # speeds are known
+    longest: int  # tokens that they are known for
+
+
+def reason(choice: str, on: Grounds) -> tuple[str, str, int | None]:
+    """One sentence about speeds; the attention that it mentions, and the image size if it is another."""
+    model, task, question, studies = on.model, on.task, on.question, on.studies
     here, words = count_of(question.tokens, "token"), WORDS[task]
     if choice != BASELINE:
-        how = "its layers measured here" if model.measured else "by this machine's forecast"
         accuracy = "only training can show whether it is as accurate on your images"
         if study := known_attentions(studies, question, "shown").get(choice):
-            margin, on = count_of(100 * study.margin, "point"), f"{study.data} ({count_of(study.tokens, 'token')})"
-            accuracy = f"{study.folder} showed that it loses less than {margin} on {on}"
+            margin, data = count_of(100 * study.margin, "point"), f"{study.data} ({count_of(study.tokens, 'token')})"
+            accuracy = f"{study.folder} showed that it loses less than {margin} on {data}"
         faster = f"{model.speed(choice, task):.2f} times as fast as softmax in {words} at {here}"
-        return f"it makes the whole model {faster} ({how}); {accuracy}.", choice, None
-    best = max(specs, key=lambda spec: model.speed(spec, task))
+        return f"it makes the whole model {faster} ({on.how}); {accuracy}.", choice, None
+    best = max(on.specs, key=lambda spec: model.speed(spec, task))
     faster_by = model.speed(best, task)
     if faster_by > TIE and (study := known_attentions(studies, question, "bad").get(best)):
         lost = f"it lost more than {count_of(100 * study.margin, 'point')} on {study.data}, or diverged"
@@ -254,9 +283,9 @@ def reason(
         f"at {here} none of these attentions makes {words} more than {TIE - 1:.0%} faster ({best}: {faster_by:.2f}×), "
         f"and attention takes {percent(model.share(task))} of the time"
     )
-    pays = {spec: found for spec in specs if (found := model.pays_from(spec, task, TIE)) is not None}
+    pays = {spec: found for spec in on.specs if (found := model.pays_from(spec, task, TIE)) is not None}
     if not pays:
-        return f"{lead}; up to {count_of(model.known.lengths[1], 'token')} that does not change.", best, None
+        return f"{lead}; up to {count_of(on.longest, 'token')} that does not change.", best, None
     first = min(pays, key=pays.__getitem__)
     pixels = question.pixels(pays[first])
     return f"{lead}; from about {pays[first]:,.0f} tokens ({pixels} px) on, {first} would.", first, pixels

@@ -15,6 +15,7 @@ from linvit.data import Arrays, read_image, survey
 from linvit.data.cache import LARGEST, cache_root
 from linvit.data.dataset import read_source
 from linvit.data.decode import resize
+from linvit.measure import hardware
 from linvit.measure.advice import points
 from linvit.measure.memory import MAX_TOKENS
 from linvit.models import model_config
@@ -74,13 +75,13 @@ def ask(request: AdviseRequest) -> Question:
         found = replace(found, data=request.data, name=survey(request.data, request.data_root).name)
     if not found.config.depth:
         raise ValueError(f"{text} has no attention layers: depth=0")
-    check_length(found.tokens)
+    check_length(found.tokens, request)
     return found
 
 
-def check_length(tokens: int) -> None:
-    """Forecasts end with the longest sequence that is timed."""
-    most = max(load.site.tokens for load, _ in points())
+def check_length(tokens: int, request: AdviseRequest) -> None:
+    """Forecasts end with the longest sequence that is timed, or for other devices published."""
+    most = max(load.site.tokens for load, _ in points()) if request.hardware is None else hardware.MAX_TOKENS
     if tokens > most:
         hint = f"; `linvit bench speed --tokens {tokens}` times single layers" if tokens <= MAX_TOKENS else ""
         raise ValueError(f"N={tokens:,} tokens are too many: forecasts end at {most:,}{hint}")
@@ -92,7 +93,7 @@ def _of_tokens(request: AdviseRequest, tokens: int) -> Question:
         raise ValueError(f"N={tokens} must be at least 1 token")
     if request.image_size is not None:
         raise ValueError(f"image_size={request.image_size} has no effect with {tokens} tokens: give one of them")
-    check_length(tokens)
+    check_length(tokens, request)
     root, patch, size = math.isqrt(tokens), request.patch or PATCH, request.size or SIZE
     side, cls = min(product((root, root + 1), (0, 1)), key=lambda made: abs(made[0] ** 2 + made[1] - tokens))
     config = model_config(size, image_size=side * patch, patch_size=patch, pool="cls" if cls else "mean")
