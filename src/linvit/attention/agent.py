@@ -1,0 +1,178 @@
+"""Agent attention: a few agents, means of image queries, gather from all tokens, and every token asks the agents.
+
+    out = softmax(q aᵀ/√d + B₂) [softmax(a kᵀ/√d + B₁) v]      a = q averaged over n cells of the grid
+
+Two ordinary softmaxes, O(Nn), by PyTorch's fused kernel. Prefix tokens ask and are asked, but belong to no cell. Fewer
+tokens than the attention was built for are the first of the grid; a cell without tokens has no agent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linvit.attention.base import Attention, Switches, register, softmax_attention
+from linvit.kernels.base import positive
+from linvit.randomness import generator
+from linvit.site import Cost, Site
+
+TABLE = 7  # side of the coarse table of each agent's biases
+
+
+@register("agent")
+class Agent(Attention):
+    """n: the most agents there may be, in rows and columns that are nearly as many; 7 × 7 without it.
+
+    bias=learned: for each head, agent and side (B₁, B₂) a 7 × 7 table interpolated to the grid, plus one number for
+    each row, column and prefix token.
+    """
+
+    formula = "softmax(q aᵀ/√d) [softmax(a kᵀ/√d) v], a = q averaged over n cells"
+    estimates = "itself"
+    size_option = "n"
+    precision = "half"
+    can_be_causal = False
+    why_not_causal = "an agent is a mean of queries, later ones too"
+    rows: Tensor  # (agents down, rows of the grid): which rows belong to which
+    columns: Tensor
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options:
+        n: int = 49
+        bias: Literal["none", "learned"] = "none"
+
+        def agents(self, site: Site) -> tuple[int, int]:
+            """Down and across: no more than there are rows and columns."""
+            rows, columns = _grid(site)
+            down = max(1, min(math.isqrt(self.n), rows))
+            across = max(1, min(self.n // down, columns))
+            return max(down, min(self.n // across, rows)), across
+
+        def shapes(self, site: Site) -> dict[str, tuple[int, ...]]:
+            """Of the biases."""
+            if self.bias == "none":
+                return {}
+            rows, columns = _grid(site)
+            sizes = {"table": (TABLE, TABLE), "row": (rows,), "column": (columns,), "prefix": (site.prefix,)}
+            shapes = {name: (2, site.heads, *self.agents(site), *size) for name, size in sizes.items()}
+            return {f"bias_{name}": shape for name, shape in shapes.items() if shape[-1]}
+
+    def __init__(self, site: Site, switches: Switches = Switches(), **options: Any):  # noqa: B008 (frozen)
+        super().__init__(site, switches)
+        given = self.Options(**options)
+        positive("n", given.n, at_least=1)
+        self.grid = _grid(site)
+        if not self.grid[1]:
+            raise ValueError(f"agents are means of image tokens, but all {site.tokens} tokens are prefix={site.prefix}")
+        for name, cells, size in zip(("rows", "columns"), given.agents(site), self.grid, strict=True):
+            self.register_buffer(name, _members(cells, size), persistent=False)
+        source = generator("agent", site.seed, site.layer)
+        for name, shape in given.shapes(site).items():
+            start = nn.init.trunc_normal_(torch.empty(shape), std=0.02, generator=source)
+            self.register_parameter(name, nn.Parameter(start))
+        self.biases = list(given.shapes(site))
+
+    @classmethod
+    def own_cost(cls, site: Site, **options: Any) -> Cost:
+        given = cls.Options(**options)
+        (rows, columns), (down, across) = _grid(site), given.agents(site)
+        agents = down * across
+        pooling = (down * rows * columns if down < rows else 0) + (agents * columns if across < columns else 0)
+        biases = 2 * agents * site.tokens * site.heads if given.bias != "none" else 0
+        return Cost(
+            sum(map(math.prod, given.shapes(site).values())),
+            (4 * site.tokens * agents + pooling) * site.head_dim * site.heads,
+            biases,
+            down * rows + across * columns,
+            features=agents,
+        )
+
+    @classmethod
+    def regridded(cls, weights: Mapping[str, Tensor], old: Site, new: Site, **options: Any) -> dict[str, Tensor]:
+        """Biases are interpolated along the grid and, where that has too few rows or columns for them, the agents."""
+        shapes = cls.Options(**options).shapes(new)
+        return {name: _resized(value, shapes[name]) if name in shapes else value for name, value in weights.items()}
+
+    @torch.no_grad()
+    def near_softmax(self) -> None:
+        super().near_softmax()
+        for name in self.biases:
+            getattr(self, name).zero_()
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        first, n, places = self.site.prefix, q.shape[2], math.prod(self.grid)
+        if n - first > places:
+            raise ValueError(f"{n} tokens do not fit grid={self.grid} with prefix={first}")
+        agents, own = self._pooled(q[:, :, first:]), None
+        if mask is not None or n - first < places:
+            kept = q.new_ones(1, n) if mask is None else mask.to(q)
+            mass = self._pooled(kept[:, None, first:, None])  # (B or 1, 1, agents, 1)
+            agents, own = agents / mass.where(mass > 0, 1.0), mass[..., 0] > 0
+            own = (own | ~own.any(-1, keepdim=True)).flatten(1)  # without any, all gather the mean of v
+            own = own.expand(len(q), -1)
+        if not self.biases:
+            return softmax_attention(q, agents, softmax_attention(agents, k, v, mask), own)
+        ask, answer = self._bias(n, q)
+        gathered = _biased(agents, k, v, ask, mask)
+        return _biased(q, agents, gathered, answer.transpose(1, 2), own)
+
+    def _pooled(self, image: Tensor) -> Tensor:
+        """(B, H, image tokens, e) → means over the cells, (B, H, agents, e); places without a token count as zeros."""
+        (b, h, n, e), (rows, columns), down, across = image.shape, self.grid, len(self.rows), len(self.columns)
+        x = F.pad(image, (0, 0, 0, rows * columns - n)) if n < rows * columns else image
+        if down < rows:
+            x = _means(self.rows, x.reshape(b, h, rows, columns * e))
+        if across < columns:
+            x = _means(self.columns, x.reshape(b, h, down, columns, e))
+        return x.reshape(b, h, down * across, e)
+
+    def _bias(self, tokens: int, like: Tensor) -> Tensor:
+        """B₁ and B₂ᵀ, (2, heads, agents, tokens)."""
+        table, row, column, *prefix = (getattr(self, name).flatten(2, 3) for name in self.biases)
+        lines = row[..., :, None] + column[..., None, :]
+        table = F.interpolate(table.flatten(0, 1), self.grid, mode="bilinear", align_corners=False)
+        image = (table.view_as(lines) + lines).flatten(3)
+        return torch.cat([*prefix, image], -1)[..., :tokens].to(like)
+
+
+def _grid(site: Site) -> tuple[int, int]:
+    return site.grid or (1, site.tokens - site.prefix)
+
+
+def _members(cells: int, size: int) -> Tensor:
+    """(cells, size): 1 from ⌊i·size/cells⌋ up to ⌈(i + 1)·size/cells⌉ for cell i, as adaptive pooling has it."""
+    at, cell = torch.arange(size), torch.arange(cells)[:, None]
+    return ((at >= cell * size // cells) & (at < -(-(cell + 1) * size // cells))).float()
+
+
+def _means(members: Tensor, x: Tensor) -> Tensor:
+    """(…, size, e) → (…, cells, e). Sums are divided afterwards: 1/3 is rounded in half precision, 1 and 3 are not."""
+    members = members.to(x)
+    return members @ x / members.sum(1, keepdim=True)
+
+
+def _resized(value: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Linear interpolation along every axis of another size."""
+    for axis, size in enumerate(shape):
+        if value.shape[axis] != size:
+            lines = value.movedim(axis, -1)
+            flat = lines.reshape(-1, 1, 1, lines.shape[-1]).float()
+            flat = F.interpolate(flat, (1, size), mode="bilinear", align_corners=False, antialias=True)
+            value = flat.reshape(*lines.shape[:-1], size).movedim(-1, axis).to(value.dtype)
+    return value.contiguous()
+
+
+def _biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None) -> Tensor:
+    """softmax(q kᵀ/√d + bias) v with bias (H, queries, keys); a row with no key left gives zero."""
+    if mask is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias[None])
+    keep = mask[:, None, None, :]
+    some = keep.any(-1, keepdim=True)
+    bias = torch.where(keep | ~some, bias, -torch.inf)
+    return torch.where(some, F.scaled_dot_product_attention(q, k, v, attn_mask=bias), 0.0)

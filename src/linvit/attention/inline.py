@@ -1,0 +1,19 @@
+"""InLine attention: 1/n plus centred scores, the first order of softmax in its scores."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from linvit.attention.base import register
+from linvit.attention.centred import Centred
+
+
+@register("inline")
+class Inline(Centred):
+    """Like softmax it does not change when one vector is added to all keys; unlike it, it is linear in q."""
+
+    formula = "mean v + q [(k − mean k)ᵀv] / (n√d)"
+    estimates = "softmax, first order in its scores"
+
+    def phi(self, x: Tensor) -> Tensor:
+        return x
