@@ -20,16 +20,17 @@ from linvit.kernels import KERNELS
 from linvit.registry import parse
 from linvit.site import Site, squarest
 
-SMALL = {"m": 11, "k": 5}  # primes; whoever has these options gets them small
+SMALL = {"m": 11, "k": 5, "n": 5}  # primes; whoever has these options gets them small
 SITE = {"heads": 3, "head_dim": 7, "tokens": 13}
 BATCH = 2
 
 # Facts that no signature tells.
 FAMILIES = {"relu", "gelu", "trig", "exp", "theta", "theta-linear"}  # non-negative, signed, with a norm, exponential, …
-ORDERED = {"linformer", "window"}  # tokens have places: not permutation-equivariant
+ORDERED = {"linformer", "window", "agent", "mhla"}  # tokens have places: not permutation-equivariant
 GRIDDED = {"window"}  # cannot be without a grid
 DRAWN = {"iid", "hadamard", "chi", "sqrt"}  # how Ω is drawn, which no attention sees: tests/kernels has them
-NOT_AVERAGES = {"linformer"}  # rows of the matrix need not sum to one
+NOT_AVERAGES = {"linformer", "normaliser=released"}  # rows of the matrix need not sum to one
+HALVED = {"pola"}  # halves of v have matrices of their own, and the mean of them is given
 
 
 def spec_of(name: str, **options: object) -> str:
@@ -135,6 +136,11 @@ def ragged(batch: int = BATCH, tokens: int = SITE["tokens"]) -> Tensor:
 def is_rms(attention: Attention) -> bool:
     """Whether the output is an RMS norm of Av instead of Av."""
     return isinstance(attention, Performer) and getattr(attention.kernel, "negative", "") == "rms"
+
+
+def is_average(spec: str) -> bool:
+    """Whether the rows of its matrix sum to one."""
+    return not any(words in spec for words in NOT_AVERAGES)
 
 
 def rounding(attention: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> float:

@@ -1,6 +1,8 @@
-"""`rala` against their definitions, written out token by token in float64."""
+"""`rala` and `mhla` against their definitions, written out token by token in float64."""
 
 from __future__ import annotations
+
+import math
 
 import cases
 import pytest
@@ -8,11 +10,13 @@ import torch
 from cases import build, inputs, rounding
 from torch import Tensor
 
-from linvit.attention import attention_cost
+from linvit.attention import attention_cost, regridded
 from linvit.attention.accelerated import accelerated_attention
 from linvit.attention.base import Attention
 from linvit.attention.measured import measured_cost
+from linvit.attention.mhla import Mhla
 from linvit.attention.performer import Performer
+from linvit.site import Site
 
 HEADS, HEAD_DIM = cases.SITE["heads"], cases.SITE["head_dim"]
 
@@ -59,10 +63,166 @@ def test_rala_weights_keys_by_the_mean_query():
     torch.testing.assert_close(attention(torch.zeros_like(q), k, v), expected.expand_as(v), rtol=1e-12, atol=1e-12)
 
 
+# mhla
+
+
+def places(attention: Attention, tokens: int) -> tuple[Tensor, Tensor]:
+    """The block of each token and its place there; those of the prefix are in block 0, and nowhere."""
+    assert isinstance(attention, Mhla)
+    grid, first = attention.site.grid, attention.site.prefix
+    assert grid is not None
+    tall, wide = (math.ceil(side / round(side**0.5)) for side in grid)
+    token = torch.arange(tokens - first)
+    row, column = token // grid[1], token % grid[1]
+    block = min(1, first) + row // tall * math.ceil(grid[1] / wide) + column // wide
+    place = row % tall * wide + column % wide
+    return torch.cat([torch.zeros(first, dtype=torch.long), block]), torch.cat([torch.full((first,), -1), place])
+
+
+def mhla(attention: Attention, q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
+    assert isinstance(attention, Mhla)
+    block, place = places(attention, len(q))
+    f_q, f_k = q.relu() + 1e-6, (k.relu() + 1e-6) * keep[:, None]
+    m = (1 + attention.get_parameter("mix").exp()).log()
+    weights = m[block][:, block] * (f_q @ f_k.T)  # of each pair
+    if not attention.released:
+        return weights / weights.sum(-1, keepdim=True) @ v
+    rows = []
+    for i, row in enumerate(weights):
+        if place[i] < 0:
+            rows.append(row / row.sum())
+            continue
+        others = [t for t in range(len(q)) if place[t] == place[i] and keep[t]]
+        total = sum(m[block[i], block[t]] * (f_q[t] @ f_k[block == block[t]].sum(0)) for t in others)
+        total = total + row[place < 0].sum()
+        rows.append(row / total if others else torch.zeros_like(row))
+    return torch.stack(rows) @ v
+
+
+def with_weights(spec: str, m: Tensor | float, grid: tuple[int, int], prefix: int) -> Mhla:
+    attention = made(spec, grid, prefix).double()
+    assert isinstance(attention, Mhla)
+    with torch.no_grad():
+        attention.get_parameter("mix").copy_(torch.as_tensor(m, dtype=torch.float64).expm1().log())
+    return attention
+
+
+def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = (q.relu() + 1e-6) @ (k.relu() + 1e-6).transpose(-1, -2)
+    return weights / weights.sum(-1, keepdim=True) @ v
+
+
+@pytest.mark.parametrize(("grid", "prefix"), [((8, 12), 0), ((7, 5), 2)])
+def test_mhla_with_equal_weights_is_linear_attention(grid, prefix):
+    tensors = inputs(tokens=prefix + grid[0] * grid[1])
+    attention = with_weights("mhla", 1.0, grid, prefix)
+    torch.testing.assert_close(attention(*tensors), linear_attention(*tensors), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("normaliser", ["paper", "released"])
+def test_mhla_with_the_identity_is_linear_attention_inside_blocks(normaliser):
+    """Both normalisers agree there."""
+    tensors = inputs(tokens=2 + 7 * 5)
+    attention = made(f"mhla:normaliser={normaliser}", (7, 5), 2).double()
+    attention = with_weights(f"mhla:normaliser={normaliser}", torch.eye(len(attention.get_parameter("mix"))), (7, 5), 2)  # type: ignore[arg-type]
+    block, _ = places(attention, 37)
+    out = attention(*tensors)
+    assert len(block.unique()) == 1 + 3 * 2
+    for b in block.unique():
+        inside = linear_attention(*(x[:, :, block == b] for x in tensors))
+        torch.testing.assert_close(out[:, :, block == b], inside, rtol=0, atol=1e-12)
+
+
+def test_mhla_rows_and_rank():
+    """The paper's rows sum to one, the released code's do not; the rank is above that of linear attention."""
+    q, k, _ = inputs(tokens=65)
+    paper, released = (
+        made(f"mhla:normaliser={n},init=linear", (8, 8), 1).attention_matrix(q, k) for n in ("paper", "released")
+    )
+    assert (paper >= 0).all()
+    torch.testing.assert_close(paper.sum(-1), torch.ones_like(paper[..., 0]), rtol=0, atol=1e-6)
+    sums = released.sum(-1)[:, :, 1:]
+    assert sums.min() < 0.9
+    assert sums.max() > 1.1
+    torch.testing.assert_close(released[:, :, :1], paper[:, :, :1])
+    assert (torch.linalg.matrix_rank(paper.double(), rtol=1e-6) > 3 * HEAD_DIM).all()
+
+
+def test_mhla_cuts_the_grid():
+    """√side blocks of each side, as published for 16 × 16 tokens; at most so many where a number is given."""
+    for spec, grid, cut in [
+        ("mhla", (16, 16), (4, 4, 4, 4)),
+        ("mhla", (14, 14), (4, 4, 4, 4)),
+        ("mhla", (56, 9), (7, 3, 8, 3)),
+        ("mhla", (1, 1), (1, 1, 1, 1)),
+        ("mhla:blocks=4", (56, 5), (4, 3, 14, 2)),
+        ("mhla:blocks=1", (3, 5), (1, 1, 3, 5)),
+        ("mhla:blocks=99", (3, 5), (3, 5, 1, 1)),
+    ]:
+        attention = made(spec, grid)
+        assert isinstance(attention, Mhla)
+        assert attention.cut == cut
+    assert attention_cost("mhla", Site(1, 8, 256, (16, 16))).macs == 3 * 256 * 8 * 8
+
+
+def test_mhla_starts_from_distances():
+    for init, far in (("cos", math.cos(math.pi / 4)), ("linear", 0.0), ("exp", math.exp(-(18**0.5) / 3))):
+        attention = made(f"mhla:init={init}", (16, 16), 1)
+        assert isinstance(attention, Mhla)
+        m = torch.nn.functional.softplus(attention.get_parameter("mix").detach())
+        assert torch.allclose(m[0], torch.ones(17))
+        assert torch.allclose(m[:, 0], torch.ones(17))
+        image = m[1:, 1:]
+        torch.testing.assert_close(image.mean(0), torch.ones(16), rtol=0, atol=2e-3)
+        ratio = image[15, 0] / image[0, 0]  # of opposite corners, in one column
+        assert ratio == pytest.approx(far, abs=1e-2)
+
+
+def test_mhla_on_another_grid():
+    """Weights of pairs of blocks are a picture of a picture: what is constant or linear in places stays so."""
+    old, new = made("mhla", (9, 16), 1).site, made("mhla", (25, 36), 1).site
+    assert regridded("mhla", {"mix": torch.ones(13, 13)}, old, old)["mix"].shape == (13, 13)
+    same = regridded("mhla", {"mix": torch.full((13, 13), 0.7)}, old, new)["mix"]
+    torch.testing.assert_close(same, torch.full((31, 31), 0.7))
+    mix = torch.zeros(13, 13)
+    mix[0, 0], mix[0, 1:], mix[1:, 0] = 5.0, 2.0, 3.0
+    mix[1:, 1:] = torch.arange(3.0).repeat_interleave(4)[:, None]  # by the row of the query's block
+    moved = regridded("mhla", {"mix": mix, "other": mix}, old, new)
+    assert moved["other"] is mix
+    assert moved["mix"][0, 0] == 5
+    torch.testing.assert_close(moved["mix"][0, 1:], torch.full((30,), 2.0))
+    torch.testing.assert_close(moved["mix"][1:, 0], torch.full((30,), 3.0))
+    image = moved["mix"][1:, 1:].unflatten(0, (5, 6))
+    at = ((torch.arange(5) + 0.5) * 3 / 5 - 0.5).clamp(0, 2)
+    torch.testing.assert_close(image, at[:, None, None].expand_as(image), rtol=0, atol=1e-5)
+    made("mhla", (25, 36), 1).load_state_dict({"mix": moved["mix"]})
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("mhla:blocks=0", "blocks=0 must be at least 1"),
+        ("mhla:normaliser=other", "normaliser"),
+        ("mhla:init=other", "init"),
+    ],
+)
+def test_impossible_mhla(spec, message):
+    with pytest.raises(ValueError, match=message):
+        build(spec)
+    with pytest.raises(ValueError, match=r"17 tokens do not fit grid=\(3, 5\) with prefix=1"):
+        made("mhla", (3, 5), 1)(*inputs(tokens=17))
+
+
+def test_mhla_without_a_grid_has_runs_of_tokens():
+    tensors = inputs(tokens=29)
+    row, none = made("mhla", (1, 29)), build("mhla", tokens=29)
+    assert torch.equal(row(*tensors), none(*tensors))
+
+
 # all of them
 
-ORACLES = {"rala": rala}
-SPECS = ["rala"]
+ORACLES = {"rala": rala, "mhla": mhla}
+SPECS = ["rala", "mhla", "mhla:normaliser=released"]
 # blocks that divide the grid, that do not, an odd grid, one row, one token of the image
 PLACES = [((4, 6), 0), ((5, 7), 1), ((7, 3), 2), ((1, 11), 1), ((1, 1), 2)]
 every_spec = pytest.mark.parametrize("spec", SPECS)

@@ -81,8 +81,8 @@ def _exponential(
 def _pointwise(
     u_q: Tensor, u_k: Tensor, w: Tensor | None, bias: Tensor | None, φ: Features, masked: bool
 ) -> tuple[Tensor, Tensor]:
-    """φ(q)/(D·c) and φ(k)·c, D = φ(q)·Σφ(k), with a factor c for each feature, or for each head where Σφ(k) of a feature
-    may vanish."""
+    """φ(q)/(D·c) and φ(k)·c, D = φ(q)·Σφ(k), with a factor c for each feature, or for each head where some of Σφ(k) may
+    vanish."""
     assert φ.f is not None
     if φ.omega is None:  # what f may overwrite is the caller's
         u_q, u_k = u_q.clone(), u_k.clone()
