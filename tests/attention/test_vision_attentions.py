@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -11,8 +12,9 @@ import torch.nn.functional as F
 from cases import build, inputs, ragged
 from torch import Tensor
 
-from linvit.attention import attention_cost, regridded
+from linvit.attention import Attention, attention_cost, regridded
 from linvit.attention.agent import Agent
+from linvit.attention.pola import Pola
 
 D = 7  # cases.SITE's head_dim
 
@@ -46,30 +48,73 @@ def mala_matrix(_, q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
     return seen * (scores / n * (1 + 1 / z.where(z > 0, 1.0)) - z / n)
 
 
-MATRICES = {"inline": inline_matrix, "mala": mala_matrix}
-# the ε of 1/z, or before a power, which the published matrices leave out
-TOLERANCE = {"inline": 1e-12, "mala": 1e-4}
-CAUSAL = list(MATRICES)
+def normalised(scores: Tensor, seen: Tensor) -> Tensor:
+    total = (scores * seen).sum(-1, keepdim=True)
+    return scores * seen / total.where(total > 0, 1.0)
 
 
-def modes() -> list[tuple[str, bool]]:
-    return [(name, causal) for name in MATRICES for causal in (False, True)]
+def signs(x: Tensor, p: Tensor | float) -> Tensor:
+    """Powers of both parts; 10⁻¹⁵ is where a published ε in the denominator would be."""
+    return torch.cat([x.relu() ** p, (-x).relu() ** p], -1).clamp_min(1e-15)
 
 
-every_mode = pytest.mark.parametrize(("name", "causal"), modes())
-every_name = pytest.mark.parametrize("name", MATRICES)
+def focused_matrix(attention: Attention, q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
+    """All heads' channels side by side, (B, N, C), until norms are taken."""
+    t = attention.get_parameter("kernel.temperature").flatten()
+
+    def features(x: Tensor) -> Tensor:
+        r = (x.transpose(1, 2).flatten(2).relu() + 1e-6) / F.softplus(t)
+        focused = r**3 * r.norm(dim=-1, keepdim=True) / (r**3).norm(dim=-1, keepdim=True)
+        return focused.unflatten(-1, (x.shape[1], -1)).transpose(1, 2)
+
+    return normalised(features(q) @ features(k).mT, seen)
+
+
+def nala_matrix(_, q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
+    length = q.norm(dim=-1, keepdim=True)
+    features = signs(q / length.where(length > 0, 1.0), 3 * (0.5 + length.tanh()))
+    return normalised(features @ signs(k, 3.0).mT, seen)
+
+
+def pola_matrices(attention: Attention, q: Tensor, k: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    t, π = (attention.get_parameter(f"kernel.{name}") for name in ("temperature", "power"))
+    features = [signs(x / F.softplus(t), 1 + 4 * π.sigmoid()) for x in (q, k)]
+    opposite = torch.cat(features[0].chunk(2, -1)[::-1], -1)
+    return normalised(features[0] @ features[1].mT, seen), normalised(opposite @ features[1].mT, seen)
+
+
+MATRICES = {"inline": inline_matrix, "mala": mala_matrix, "focused": focused_matrix, "nala": nala_matrix}
+TOLERANCE = {"inline": 1e-12, "mala": 1e-5, "focused": 1e-9, "nala": 1e-9}  # mala has an ε in 1/z
+SIGNED = {"inline", "mala"}
+NAMES = [*MATRICES, "pola"]
+
+
+def modes(names: Iterable[str]) -> list[tuple[str, bool]]:
+    return [(name, causal) for name in names for causal in (False, True)]
+
+
+every_mode = pytest.mark.parametrize(("name", "causal"), modes(NAMES))
+every_name = pytest.mark.parametrize("name", NAMES)
+
+
+def trained(spec: str, **site: object) -> Attention:
+    """Built for float64, with parameters that differ from where they start."""
+    attention, source = build(spec, **site).double(), torch.Generator().manual_seed(11)
+    for parameter in attention.parameters():
+        torch.nn.init.normal_(parameter, std=0.7, generator=source)
+    return attention
 
 
 def zeroed(mask: Tensor | None, *tensors: Tensor) -> list[Tensor]:
     return [x if mask is None else x.masked_fill(~mask[:, None, :, None], 0.0) for x in tensors]
 
 
-@every_mode
+@pytest.mark.parametrize(("name", "causal"), modes(MATRICES))
 @pytest.mark.parametrize("masked", [False, True])
 def test_published_matrix(name, causal, masked):
     """Outputs, matrices and gradients, for all queries that are no padding."""
-    attention, mask = build(name, causal=causal).double(), ragged() if masked else None
-    fast, slow, weights = inputs(grad=True), inputs(grad=True), inputs(5)[2]
+    attention, mask = trained(name, causal=causal), ragged() if masked else None
+    fast, slow = inputs(grad=True), inputs(grad=True)
     kept = torch.ones(2, 13, dtype=torch.bool) if mask is None else mask
     q, k, v = zeroed(mask, *slow)
     expected = MATRICES[name](attention, q, k, kept_pairs(13, mask, causal))
@@ -77,22 +122,46 @@ def test_published_matrix(name, causal, masked):
     out = attention(*fast, mask)
     for found, wanted in ((matrix, expected), (out, expected @ v)):
         close(found.transpose(1, 2)[kept], wanted.transpose(1, 2)[kept], TOLERANCE[name])
+    same_gradients(attention, kept, (out, fast), (expected @ v, slow), 10 * TOLERANCE[name])
+
+
+def same_gradients(attention: Attention, kept: Tensor, one: tuple, other: tuple, tolerance: float) -> None:
+    """Of (output, inputs), with respect to the inputs and all parameters, for the queries that are kept."""
+    weights = torch.randn(int(kept.sum()), 3, 7, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     ours, theirs = (
-        torch.autograd.grad((y.transpose(1, 2)[kept] * weights.transpose(1, 2)[kept]).sum(), x)
-        for y, x in ((out, fast), (expected @ v, slow))
+        torch.autograd.grad((out.transpose(1, 2)[kept] * weights).sum(), (*tensors, *attention.parameters()))
+        for out, tensors in (one, other)
     )
     for a, b in zip(ours, theirs, strict=True):
-        close(a, b, 10 * TOLERANCE[name])
+        close(a, b, tolerance)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_published_matrices_of_pola(causal, masked):
+    attention, mask = trained("pola", causal=causal), ragged() if masked else None
+    assert isinstance(attention, Pola)
+    fast, slow = inputs(grad=True), inputs(grad=True)
+    kept = torch.ones(2, 13, dtype=torch.bool) if mask is None else mask
+    q, k, v = zeroed(mask, *slow)
+    equal, opposite = pola_matrices(attention, q, k, kept_pairs(13, mask, causal))
+    expected, out = torch.cat([equal @ v[..., :4], opposite @ v[..., 4:]], -1), attention(*fast, mask)
+    matrices = attention.attention_matrices(*fast[:2], mask)
+    mean = attention.attention_matrix(*fast[:2], mask)
+    wanted = (equal, opposite, (equal + opposite) / 2, expected)
+    for found, one in zip((*matrices, mean, out), wanted, strict=True):
+        close(found.transpose(1, 2)[kept], one.transpose(1, 2)[kept], 1e-9)
+    same_gradients(attention, kept, (out, fast), (expected, slow), 1e-8)
 
 
 @every_mode
 def test_rows_sum_to_one(name, causal):
-    matrix = build(name, causal=causal).double().attention_matrix(*inputs(sigma=2)[:2])
+    matrix = trained(name, causal=causal).attention_matrix(*inputs(sigma=2)[:2])
     close(matrix.sum(-1), torch.ones(2, 3, 13, dtype=torch.float64))
-    assert bool(matrix.min() < 0) is (name in ("inline", "mala"))
+    assert bool(matrix.min() < 0) is (name in SIGNED)
 
 
-RANKS = {"inline": D + 1, "mala": D + 1}
+RANKS = {"inline": D + 1, "mala": D + 1, "focused": D, "nala": 2 * D}
 
 
 @pytest.mark.parametrize(("name", "rank"), RANKS.items())
@@ -150,7 +219,7 @@ def test_weights_move_to_another_grid_as_they_are(name):
 @every_name
 @pytest.mark.parametrize("head_dim", [1, 3])
 def test_gradcheck(name, head_dim):
-    attention = build(name, heads=2, head_dim=head_dim, tokens=5).double()
+    attention = trained(name, heads=2, head_dim=head_dim, tokens=5)
     tensors = inputs(3, heads=2, head_dim=head_dim, tokens=5, batch=1, grad=True)
     mask = torch.tensor([[True, True, False, True, True]])
     assert torch.autograd.gradcheck(lambda q, k, v: attention(q, k, v, mask), tensors, atol=1e-6)
@@ -213,6 +282,122 @@ def test_mala_where_every_key_is_far_below_zero(causal):
     out = build("mala", causal=causal)(q, k - 300, v)
     torch.testing.assert_close(out, build("uniform", causal=causal)(q, k, v))
     assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(out.square().sum(), (q, k, v)))
+
+
+# focused
+
+
+def test_focused_to_the_power_of_one_is_linear_attention_with_relu():
+    tensors = inputs()
+    close(build("focused:p=1")(*tensors), build("performer-relu:projection=none,eps=1e-6,scale=1")(*tensors))
+
+
+def test_focusing_keeps_lengths_over_all_heads():
+    x = inputs()[0]
+    kernel = trained("focused").kernel
+    r = (x.relu() + 1e-6) / F.softplus(kernel.temperature)
+    close(kernel.phi(x).square().sum((1, 3)), r.square().sum((1, 3)))
+    directions = [F.normalize(y, dim=-1) for y in (r, kernel.phi(x))]
+    spread = [(one @ one.mT).mean() for one in directions]
+    assert spread[1] < spread[0]  # a power moves directions apart
+
+
+def test_heads_weigh_keys_together_and_queries_alone():
+    attention, (q, k, v) = trained("focused"), inputs()
+    changed = inputs(9)[0]
+    changed[:, 0] = 0
+    out = attention(q, k, v)
+    close(attention(q + changed, k, v)[:, 0], out[:, 0])
+    assert (attention(q, k + changed, v)[:, 0] - out[:, 0]).abs().max() > 1e-2
+    close(attention(100 * q, k, v), out, 1e-4)  # the size of a query matters by ε alone
+
+
+@pytest.mark.parametrize("p", [3, 5, 30])
+@pytest.mark.parametrize("sigma", [1e-4, 1e4])
+def test_powers_out_of_range(p, sigma):
+    """In float32, forwards and backwards; as in float64."""
+    attention, tensors = build(f"focused:p={p}"), inputs(sigma=sigma, dtype=torch.float32, grad=True)
+    out = attention(*tensors)
+    close(out.double(), attention(*(x.detach().double() for x in tensors)), 1e-3)
+    assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(out.square().sum(), tensors))
+
+
+# pola and nala
+
+
+def published(features: Tensor, keys: Tensor) -> Tensor:
+    scores = features @ keys.mT / keys.shape[-2]
+    return scores / (scores.sum(-1, keepdim=True) + 1e-6)
+
+
+def test_a_floor_of_features_in_place_of_an_epsilon_in_the_denominator():
+    """What the papers' ε changes, and no more."""
+    q, k, _ = inputs(tokens=61, sigma=2)
+    length = q.norm(dim=-1, keepdim=True)
+    expected = published(signs(q / length, 1.5 + 3 * length.tanh()), signs(k, 3.0))
+    close(build("nala").attention_matrix(q, k), expected, 1e-3)
+    pola = build("pola")
+    assert isinstance(pola, Pola)
+    features = [signs(x / math.log(2), 3.0) for x in (q, k)]
+    close(pola.attention_matrices(q, k)[0], published(*features), 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["pola", "nala"])
+def test_a_query_that_shares_no_sign_with_any_key(name, dtype):
+    """Rows sum to one where a published one is zero, and gradients are finite."""
+    q, k, v = inputs(dtype=dtype)
+    q, k, v = (x.requires_grad_() for x in (q.abs(), -k.abs(), v))
+    attention = build(name)
+    matrices = attention.attention_matrices(q, k) if isinstance(attention, Pola) else [attention.attention_matrix(q, k)]
+    for matrix in matrices:
+        torch.testing.assert_close(matrix.sum(-1), torch.ones(2, 3, 13, dtype=dtype))
+    gradients = torch.autograd.grad(attention(q, k, v).square().sum(), (q, k, v, *attention.parameters()))
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+def test_turning_queries_around_swaps_the_matrices_of_pola():
+    attention, (q, k, _) = trained("pola"), inputs()
+    assert isinstance(attention, Pola)
+    for found, expected in zip(
+        attention.attention_matrices(-q, k), attention.attention_matrices(q, k)[::-1], strict=True
+    ):
+        assert torch.equal(found, expected)
+    for matrix in attention.attention_matrices(q, k):
+        assert matrix.min() >= 0
+        close(matrix.sum(-1), torch.ones(2, 3, 13, dtype=torch.float64))
+
+
+def test_pola_with_exact_cls_has_a_row_of_softmax_in_both_matrices():
+    q, k, _ = inputs()
+    attention = trained("pola:exact_cls=true", prefix=1, grid=(3, 4))
+    assert isinstance(attention, Pola)
+    for matrix in attention.attention_matrices(q, k):
+        close(matrix[:, :, :1], build("softmax").attention_matrix(q, k)[:, :, :1])
+
+
+def test_powers_of_pola_start_at_three_and_learn_at_zero():
+    attention, (q, k, v) = build("pola").double(), inputs()
+    q[:, :, :, 0] = 0
+    gradient = torch.autograd.grad(attention(q, k, v).square().sum(), attention.kernel.power)[0]
+    assert gradient.isfinite().all()
+    assert gradient[:, :, 1:].abs().min() > 0
+    cubes = [signs(x, 3.0) for x in (q, k)]
+    close(attention(q, k, v)[..., :4], normalised(cubes[0] @ cubes[1].mT, torch.ones(())) @ v[..., :4], 1e-8)
+
+
+def test_nala_is_sharper_for_longer_queries_until_its_power_saturates():
+    (q, k, _), attention = inputs(), build("nala")
+    sharpness = [float(attention.attention_matrix(size * q, k).amax(-1).mean()) for size in (0.01, 0.1, 1.0)]
+    assert sharpness == sorted(sharpness)
+    long = F.normalize(q, dim=-1)
+    for size in (30.0, 1e4):
+        expected = normalised(signs(long, 4.5) @ signs(k, 3.0).mT, torch.ones(()))
+        close(attention.attention_matrix(size * long, k), expected, 1e-9)
+    zero = attention.attention_matrix(0 * q, k)
+    size = k.abs().pow(3).sum(-1)[:, :, None]
+    close(zero, (size / size.sum(-1, keepdim=True)).expand_as(zero), 1e-9)
+    close(attention.attention_matrix(-q, -k), attention.attention_matrix(q, k), 1e-12)
 
 
 # agent
@@ -367,6 +552,10 @@ def test_agents_near_softmax_have_no_bias():
         ("agent", {"causal": True}, "agent cannot be causal: an agent is a mean of queries"),
         ("agent", {"prefix": 13}, "agents are means of image tokens, but all 13 tokens are prefix=13"),
         ("inline:p=3", {}, "'inline' has no option 'p'"),
+        ("focused:p=0.5", {}, "p=0.5 must be at least 1"),
+        ("focused:p=many", {}, "p=many must be a number"),
+        ("pola:alpha=0", {}, "alpha=0 must be above 0"),
+        ("pola:alpha=-1", {}, "alpha=-1 must be above 0"),
     ],
 )
 def test_impossible_options(spec, site, message):
