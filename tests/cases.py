@@ -29,7 +29,7 @@ FAMILIES = {"relu", "gelu", "trig", "exp", "theta", "theta-linear"}  # non-negat
 ORDERED = {"linformer", "window", "agent", "mhla"}  # tokens have places: not permutation-equivariant
 GRIDDED = {"window"}  # cannot be without a grid
 DRAWN = {"iid", "hadamard", "chi", "sqrt"}  # how Ω is drawn, which no attention sees: tests/kernels has them
-NOT_AVERAGES = {"linformer", "normaliser=released"}  # rows of the matrix need not sum to one
+NOT_AVERAGES = {"linformer", "normaliser=released", "vit3"}  # rows of the matrix need not sum to one
 HALVED = {"pola"}  # halves of v have matrices of their own, and the mean of them is given
 
 

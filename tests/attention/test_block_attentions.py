@@ -1,14 +1,17 @@
-"""`rala` and `mhla` against their definitions, written out token by token in float64."""
+"""`rala`, `mhla` and `vit3` against their definitions, written out token by token in float64."""
 
 from __future__ import annotations
 
 import math
+from functools import partial
+from itertools import product
 
 import cases
 import pytest
 import torch
 from cases import build, inputs, rounding
 from torch import Tensor
+from torch.func import functional_call
 
 from linvit.attention import attention_cost, regridded
 from linvit.attention.accelerated import accelerated_attention
@@ -36,7 +39,7 @@ def holes(tokens: int) -> Tensor:
 # rala
 
 
-def rala(attention: Attention, q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
+def rala(attention: Attention, head: int, q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
     """One sequence of one head: (N, d), keep (N)."""
     f_q, f_k = (torch.where(x > 0, x + 1, x.exp()) for x in (q, k))
     mean = f_q[keep].mean(0)
@@ -79,7 +82,7 @@ def places(attention: Attention, tokens: int) -> tuple[Tensor, Tensor]:
     return torch.cat([torch.zeros(first, dtype=torch.long), block]), torch.cat([torch.full((first,), -1), place])
 
 
-def mhla(attention: Attention, q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
+def mhla(attention: Attention, head: int, q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
     assert isinstance(attention, Mhla)
     block, place = places(attention, len(q))
     f_q, f_k = q.relu() + 1e-6, (k.relu() + 1e-6) * keep[:, None]
@@ -219,10 +222,106 @@ def test_mhla_without_a_grid_has_runs_of_tokens():
     assert torch.equal(row(*tensors), none(*tensors))
 
 
+# vit3
+
+
+def vit3(attention: Attention, head: int, q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
+    """One step of gradient descent, with the gradient that autograd finds."""
+    weights = dict(attention.named_parameters())
+    if head == len(weights["inner"]):
+        inner, w = [weights["filters"]], partial(convolved, attention)
+    else:
+        inner, w = list(weights["inner"][head].chunk(2, -1)), inner_model
+    loss = -(w(k, *inner) * v)[keep].sum() / keep.sum() / 3
+    gradients = torch.autograd.grad(loss, inner, create_graph=True)
+    axes = [(1, 2) if g.ndim == 3 else 0 for g in gradients]
+    steps = [g / (g.norm(dim=axis, keepdim=True) + 1) for g, axis in zip(gradients, axes, strict=True)]
+    return w(q, *(old - step for old, step in zip(inner, steps, strict=True)))
+
+
+def inner_model(x: Tensor, w_1: Tensor, w_2: Tensor) -> Tensor:
+    return (x @ w_1) * torch.nn.functional.silu(x @ w_2)
+
+
+def convolved(attention: Attention, x: Tensor, filters: Tensor) -> Tensor:
+    """Token by token: each of the image sees the 3 × 3 around it, one of the prefix itself."""
+    grid, first = attention.site.grid, attention.site.prefix
+    assert grid is not None
+    out = []
+    for token in range(len(x)):
+        if token < first:
+            out.append(filters[:, 1, 1] * x[token])
+            continue
+        row, column = divmod(token - first, grid[1])
+        total = torch.zeros_like(x[0])
+        for i, j in product((-1, 0, 1), repeat=2):
+            other = first + (row + i) * grid[1] + column + j
+            if row + i >= 0 and 0 <= column + j < grid[1] and other < len(x):
+                total = total + filters[:, 1 + i, 1 + j] * x[other]
+        out.append(total)
+    return torch.stack(out)
+
+
+def test_vit3_without_values_is_the_inner_model():
+    attention, (q, k, v) = made("vit3", (3, 4), 1).double(), inputs()
+    w_1, w_2 = attention.get_parameter("inner").chunk(2, -1)
+    torch.testing.assert_close(attention(q, k, 0 * v), inner_model(q, w_1, w_2), rtol=0, atol=1e-14)
+    assert not torch.allclose(attention(q, k, v), inner_model(q, w_1, w_2), atol=1e-4)
+
+
+@pytest.mark.parametrize("times", [2, 5])
+def test_vit3_neither_order_nor_number_of_tokens_matters(times):
+    q, k, v = inputs()
+    attention, longer = build("vit3").double(), build("vit3", tokens=13 * times).double()
+    out = attention(q, k, v)
+    order = torch.randperm(13, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(attention(q, k[:, :, order], v[:, :, order]), out, rtol=0, atol=1e-13)
+    repeated = longer(*(x.repeat(1, 1, times, 1) for x in (q, k, v)))
+    torch.testing.assert_close(repeated, out.repeat(1, 1, times, 1), rtol=0, atol=1e-13)
+
+
+def test_vit3_is_not_linear_in_v():
+    attention, (q, k, v) = build("vit3").double(), inputs()
+    base, once, twice = (attention(q, k, factor * v) for factor in (0, 1, 2))
+    assert not torch.allclose(twice - base, 2 * (once - base), rtol=1e-2)
+
+
+def test_vit3_with_a_convolution_is_the_other_heads_and_one_more():
+    """The published model: one head more than its inner models of products."""
+    tensors, site = inputs(tokens=13, heads=4), {"grid": (3, 4), "prefix": 1, "tokens": 13}
+    plain, both = build("vit3", **site).double(), build("vit3:conv=true", heads=4, **site).double()
+    shapes = {name: tuple(p.shape) for name, p in both.named_parameters()}
+    assert shapes == {"inner": (3, 7, 14), "filters": (7, 3, 3)}
+    assert torch.equal(plain.get_parameter("inner"), both.get_parameter("inner"))
+    out = both(*tensors)
+    torch.testing.assert_close(out[:, :3], plain(*(x[:, :3] for x in tensors)), rtol=0, atol=1e-14)
+    q, k, v = tensors
+    untrained = convolved(both, q[1, 3], both.get_parameter("filters"))
+    torch.testing.assert_close(both(q, k, 0 * v)[1, 3], untrained, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("site", "message"),
+    [({}, "conv=true .* give grid="), ({"heads": 1, "grid": (3, 4), "prefix": 1}, "last of several heads")],
+)
+def test_impossible_vit3(site, message):
+    with pytest.raises(ValueError, match=message):
+        build("vit3:conv=true", **site)
+    with pytest.raises(ValueError, match=r"16 image tokens do not fit grid=\(3, 5\)"):
+        made("vit3:conv=true", (3, 5), 1)(*inputs(tokens=17))
+
+
+def test_vit3_starts_small_and_differs_by_layer_and_seed():
+    large = build("vit3", head_dim=61).get_parameter("inner")
+    assert large.std().item() == pytest.approx(0.02, rel=0.05)
+    for other in ({"layer": 1}, {"seed": 1}):
+        assert not torch.equal(build("vit3", head_dim=61, **other).get_parameter("inner"), large)
+
+
 # all of them
 
-ORACLES = {"rala": rala, "mhla": mhla}
-SPECS = ["rala", "mhla", "mhla:normaliser=released"]
+ORACLES = {"rala": rala, "mhla": mhla, "vit3": vit3}
+SPECS = ["rala", "mhla", "mhla:normaliser=released", "vit3", "vit3:conv=true"]
 # blocks that divide the grid, that do not, an odd grid, one row, one token of the image
 PLACES = [((4, 6), 0), ((5, 7), 1), ((7, 3), 2), ((1, 11), 1), ((1, 1), 2)]
 every_spec = pytest.mark.parametrize("spec", SPECS)
@@ -233,9 +332,9 @@ def oracle(spec: str, attention: Attention, q: Tensor, k: Tensor, v: Tensor, mas
     keep = torch.ones(len(q), q.shape[2], dtype=torch.bool) if mask is None else mask
     q, k, v = (x.masked_fill(~keep[:, None, :, None], 0.0) for x in (q, k, v))
     each = ORACLES[spec.partition(":")[0]]
-    rows = [
-        torch.stack([each(attention, q[b, h], k[b, h], v[b, h], keep[b]) for h in range(HEADS)]) for b in range(len(q))
-    ]
+    rows = []
+    for b in range(len(q)):
+        rows.append(torch.stack([each(attention, h, q[b, h], k[b, h], v[b, h], keep[b]) for h in range(HEADS)]))
     return torch.stack(rows)
 
 
@@ -269,6 +368,20 @@ def test_outputs_and_gradients_equal_the_definition(spec, grid, prefix, masked):
 
 
 @every_spec
+def test_gradients_equal_differences(spec):
+    """Of q, k, v and all weights, with a mask, on a grid that blocks do not divide."""
+    attention = made(spec, (1, 5), 1).double()
+    mask = torch.tensor([[True, True, False, True, True, True]])
+    names, weights = zip(*attention.named_parameters(), strict=True) if list(attention.parameters()) else ((), ())
+    tensors = inputs(3, batch=1, tokens=6, grad=True)
+
+    def run(q, k, v, *values):
+        return functional_call(attention, dict(zip(names, values, strict=True)), (q, k, v, mask))
+
+    assert torch.autograd.gradcheck(run, (*tensors, *weights), atol=1e-5, rtol=1e-4)
+
+
+@every_spec
 def test_fewer_tokens_than_the_grid_has(spec):
     compare(spec, made(spec, (5, 7), 2).double(), 23, None)
 
@@ -285,6 +398,8 @@ def test_half_precision_as_on_a_gpu(spec, dtype, sigma, monkeypatch):
         q, k, v = (x.detach().float().requires_grad_() for x in (q, k, v))
     mask = holes(tokens)
     for some in (None, mask):
+        if some is not None:  # as `forward` does
+            q, k, v = (x.detach().masked_fill(~mask[:, None, :, None], 0.0).requires_grad_() for x in (q, k, v))
         out = attention.attend(q, k, v, some)
         assert out.dtype == v.dtype
         exact = attention.attend(q.double(), k.double(), v.double(), some)

@@ -60,6 +60,7 @@ class Attention(nn.Module, ABC):
     precision: Literal["float32", "half", "input"] = "float32"
     can_be_causal: ClassVar[bool] = True
     why_not_causal: ClassVar[str] = ""
+    no_matrix: ClassVar[str] = ""  # why there is no attention matrix, where there is none
     without_effect: ClassVar[dict[str, str]] = {}  # switches that would change nothing, and why
     layerwise: bool = False  # whether all such layers of a model have weights in common: `share` is then implemented
     shared: Sequence[Attention] = ()  # the one whose weights this uses; inside a list it is no part of this module
@@ -168,8 +169,11 @@ class Attention(nn.Module, ABC):
         return self.attend(q, k, v, None)[:, :, -new:], (q, k, v)
 
     def attention_matrix(self, q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(B, H, N, N): what multiplies v. Obtained by attending to v = I, so it holds for any attention."""
+        """(B, H, N, N): what multiplies v. Obtained by attending to v = I, so it holds for any attention that is linear
+        in v; a ValueError for others."""
         self._check(q, k, q, mask)
+        if self.no_matrix:
+            raise ValueError(f"{type(self).__name__.lower()} has no attention matrix: {self.no_matrix}")
         with full_precision(q):
             q, k = _kept(mask, *precise(q, k))
             identity = torch.eye(k.shape[-2], dtype=q.dtype, device=q.device).expand(*q.shape[:2], -1, -1)
