@@ -2,7 +2,7 @@
 
 BIN := .venv/bin
 
-.PHONY: setup demo docs test test-kills test-all test-lowest lint bench clean
+.PHONY: setup demo docs test test-kills test-all test-lowest test-gpu lint bench clean
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -46,6 +46,10 @@ LOWEST := .venv-lowest/bin
 test-lowest: .venv-lowest/.done
 	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 OMP_WAIT_POLICY=passive \
 	  $(LOWEST)/python -m pytest -n 2 -m "not slow and not kills"
+
+# On a machine with a CUDA device; the report is what to send back.
+test-gpu: setup
+	$(BIN)/python -m pytest -n 0 -m cuda tests/gpu/test_cuda.py; status=$$?; cat runs/gpu.json; exit $$status
 
 lint: setup
 	$(BIN)/ruff check .

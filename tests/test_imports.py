@@ -26,7 +26,7 @@ MAY: dict[str, set[str]] = {
     **{name: set() for name in ("files", "site", "errors", "progress", "durations", "signals", "toml", "machine")},
     "randomness": set(),
     "ranks": set(),
-    "devices": set(),
+    "devices": {"machine"},
     "locks": {"files"},
     "registry": {"errors"},
     "records": {"files", "locks"},

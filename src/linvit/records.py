@@ -143,3 +143,10 @@ def drop_torn_line(file: Any) -> None:
     if keep < end:
         file.truncate(keep)
     file.seek(0, os.SEEK_END)
+
+
+def unverified(device: str) -> str:
+    """What is to be said of figures from this device; nothing of a CPU's."""
+    if not device or device.startswith("cpu"):
+        return ""
+    return "linvit's code for GPUs is tested on a simulated device only; `make test-gpu` checks it on this one"

@@ -137,7 +137,7 @@ class Attention(nn.Module, ABC):
         if usual and self.bare and as_given and (not cast or dtype in PRECISE):
             return self.attend(q, k, v, None)  # what stands below would change nothing, and takes as long as a product
         with nullcontext() if as_given else full_precision(q):
-            q, k, v = _kept(mask, *(precise(q, k, v) if cast else (q, k, v)))
+            q, k, v = kept(mask, *(precise(q, k, v) if cast else (q, k, v)))
             out = self._mix(q, k, v, mask)
             if self.dwc is not None:
                 out = out + self.dwc(v)
@@ -175,7 +175,7 @@ class Attention(nn.Module, ABC):
         if self.no_matrix:
             raise ValueError(f"{type(self).__name__.lower()} has no attention matrix: {self.no_matrix}")
         with full_precision(q):
-            q, k = _kept(mask, *precise(q, k))
+            q, k = kept(mask, *precise(q, k))
             identity = torch.eye(k.shape[-2], dtype=q.dtype, device=q.device).expand(*q.shape[:2], -1, -1)
             return self._mix(q, k, identity, mask)
 
@@ -288,7 +288,7 @@ def interpolated(value: Tensor, old: Site, new: Site, mode: str, scale: float = 
     return torch.cat([first, moved.reshape(*image.shape[:-1], -1).to(value.dtype)], -1)
 
 
-def _kept(mask: Tensor | None, *tensors: Tensor) -> Sequence[Tensor]:
+def kept(mask: Tensor | None, *tensors: Tensor) -> Sequence[Tensor]:
     """Zero where the mask drops a token: what padding holds, even NaN, must not matter."""
     return tensors if mask is None else [x.masked_fill(~mask[:, None, :, None], 0.0) for x in tensors]
 

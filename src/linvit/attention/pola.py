@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linvit.attention.base import Switches, _kept, full_precision, precise, register
+from linvit.attention.base import Switches, full_precision, kept, precise, register
 from linvit.attention.performer import Performer
 from linvit.attention.plain import plain_causal
 from linvit.attention.powers import as_given, by_sign, log_size, signed_power
@@ -61,7 +61,7 @@ class Pola(Performer):
         """Of equal and of opposite signs, (B, H, N, N): both halves of v are I."""
         self._check(q, k, q, mask)
         with full_precision(q):
-            q, k = _kept(mask, *precise(q, k))
+            q, k = kept(mask, *precise(q, k))
             halves = torch.eye(k.shape[2], dtype=q.dtype, device=q.device).repeat(1, 2).expand(*q.shape[:2], -1, -1)
             equal, opposite = self._mix(q, k, halves, mask).chunk(2, -1)
         return equal, opposite

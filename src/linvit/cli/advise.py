@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from linvit.cli._output import print_json, print_table, working
 from linvit.metrics import percent
+from linvit.records import unverified
 from linvit.requests import AdviseRequest
 
 if TYPE_CHECKING:
     from linvit.study.advising import Advice
     from linvit.study.earlier import EarlierStudy
 
+LAUNCH_BOUND = "The device waits for operations to be launched: a larger batch or CUDA graphs help more there."
 BUSY = 0.15  # spread between quartiles of rounds that points to other load
 HEADINGS = {"latency": "one image", "inference": "inference", "training": "training"}
 
@@ -99,6 +101,8 @@ def show_speeds(advice: Advice) -> None:
         f"forecast from {low:,} to {high:,} tokens{through} (–: beyond; median leave-one-out error "
         f"{model.known.error:.0%}).",
         f"{model.known.records[0].where}; rounds differ by {model.known.spread:.0%}{busy}.",
+        *([f"launch-bound: {', '.join(model.launch_bound)}. {LAUNCH_BOUND}"] if model.launch_bound else []),
+        *([f"{caveat}."] if (caveat := unverified(model.known.records[0].device)) else []),
         "",
     ]
     print()

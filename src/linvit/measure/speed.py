@@ -22,7 +22,7 @@ from linvit.measure.gate import both, wrong
 from linvit.measure.memory import Growth, Limits, bounded, extra_memory, is_out_of_memory
 from linvit.measure.provenance import provenance
 from linvit.measure.race import BASELINES, MIN_ROUNDS, Call, Times, over_rounds, quartiles, race, ratios
-from linvit.measure.timing import MODES, Timing
+from linvit.measure.timing import GRAPH, MODES, Timing, graphed
 from linvit.metrics import size
 from linvit.progress import Progress, ignore
 from linvit.records import Record, Tag
@@ -107,6 +107,7 @@ class _Bench:
     ):
         self.site, self.timing, self.limits, self.deadline, self.progress = site, timing, limits, deadline, progress
         self.doubles = limits is not None and limits.double
+        self.graphs = limits is not None and timing.device.type == "cuda"  # a column of `bench speed`
 
     def at(self, site: Site, tokens: int) -> Site:
         """With this many tokens at the bench's own site, the prefix of one being replaced by the other's."""
@@ -116,11 +117,13 @@ class _Bench:
         common = provenance(self.timing.device, self.timing.dtype)
         faster: dict[tuple[int, str], dict[int, float]] = {}  # subject, mode → tokens → how many times, than softmax
         rounds = self.timing.rounds
-        every = [layer for _, layers in subjects for layer in layers]
+        every, limits = [layer for _, layers in subjects for layer in layers], [(base, self.site) for base in BASELINES]
         for n, times, refused in self.lengths(every, tokens):
-            for (i, (names, layers)), mode in itertools.product(enumerate(subjects), MODES):
+            for (i, (names, layers)), mode in itertools.product(enumerate(subjects), (*MODES, GRAPH)):
                 there = n - self.site.prefix + layers[0][1].prefix
                 tags: dict[str, Tag] = {**names, "mode": mode, "tokens": there, **self.timing.tags(layers[0][1])}
+                if mode == GRAPH and not all((*layer, GRAPH) in times.seconds for layer in (*layers, *limits)):
+                    continue
                 if why := [refused[layer] for layer in layers if layer in refused]:
                     yield Record("attention_time", None, "s", 0, **common, tags=tags | {"refused": why[0]})
                     continue
@@ -202,7 +205,9 @@ class _Bench:
                 continue
             there = self.at(site, tokens)
             attention, (q, k, v, gradient) = self.timing.attention(spec, there), inputs(there)
-            calls[spec, site, "forward"] = torch.no_grad()(partial(attention, q, k, v))
+            calls[spec, site, "forward"] = forward = torch.no_grad()(partial(attention, q, k, v))
+            if self.graphs and (graph := graphed(forward)) is not None:
+                calls[spec, site, GRAPH] = graph
             calls[spec, site, "both"] = partial(both, attention, q, k, v, gradient)
         return calls, refused
 

@@ -10,13 +10,14 @@ from torch import Tensor
 from linvit.attention import Attention
 from linvit.devices import check_bfloat16
 from linvit.measure.peers import create
-from linvit.measure.race import ROUNDS
+from linvit.measure.race import ROUNDS, Call
 from linvit.randomness import generator
 from linvit.records import Tag
 from linvit.site import Site
 
 CPU = torch.device("cpu")
 MODES = ("forward", "both")  # both: forward and backward
+GRAPH = "graph"  # forward, as one CUDA graph: what is left without the cost of launching operations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,3 +51,19 @@ class Timing:
         """All but the tokens."""
         own = {name: getattr(site, name) for name in ("heads", "head_dim", "prefix")}
         return {**own, "batch": self.batch, "seed": site.seed}
+
+
+def graphed(call: Call) -> Call | None:
+    """The call as a CUDA graph; None where it cannot be captured."""
+    try:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            call()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            call()
+    except RuntimeError:
+        return None
+    return graph.replay

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from linvit.records import unverified
 from linvit.report.evidence import Evidence, provenance
 from linvit.requests import Request, read_request
 
@@ -141,6 +142,8 @@ def facts(evidence: Evidence[Any], found: Mapping[str, str], **times: float | No
     """With where it was measured and when, and without what is empty."""
     when = {n.capitalize(): time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(t)) for n, t in times.items() if t}
     where = provenance(evidence.records, "device", "threads", "versions", "commit")
+    if caveat := next(filter(None, (unverified(record.device) for record in evidence.records)), ""):
+        where["Accelerator"] = caveat
     return [(name, text) for name, text in ({**found} | where | when).items() if text]
 
 

@@ -1,0 +1,46 @@
+"""The suite for real GPUs runs to its end on the fake one; its figures mean nothing there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import suite
+import torch
+from fakegpu import gpu
+
+
+@pytest.fixture(autouse=True)
+def device():
+    with gpu() as made:
+        yield made
+
+
+def check_device():
+    assert suite.device()["capability"]
+
+
+def check_softmax_against_sdpa():
+    found = suite.softmax_against_sdpa(tokens=(17,), batch=1)
+    low, middle, high = found[17]
+    assert 0 < low <= middle <= high
+
+
+def check_wrong_attentions(monkeypatch):
+    monkeypatch.setattr(suite, "defaults", lambda: ["softmax", "performer-relu:m=11"])
+    assert suite.wrong_attentions(dtypes=(torch.bfloat16,)) == {}
+
+
+def check_break_even(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("linvit.measure.advice.POINTS", 14)
+    monkeypatch.setattr("linvit.measure.advice.filling", lambda load, device: load)
+    found = suite.break_even(tmp_path, tokens=(17, 50), batch=1, model_tokens=49)
+    assert set(found["swept"]) == {"forward", "both"}
+    assert len(found["advised"]) == 3
+
+
+def check_synchronisations(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
+    found = suite.synchronisations(tmp_path / "run", "softmax", "off", steps=2)
+    assert found["waits"] == 0
+    assert 0 <= found["accuracy"] <= 1
