@@ -8,7 +8,8 @@ The same mathematics as linear.py, without blocks: a GPU is fast where operation
   float16. A factor s = √(N/F), moved from queries to keys, keeps the elements of both near 1/√(N·F).
 - Nothing but q, k and v is kept for the backward pass; features are recomputed.
 
-On CUDA it is compiled, which fuses everything between the products; where that fails it runs as it is.
+On CUDA it is compiled, which fuses everything between the products; where that fails it runs as it is. Where Triton's
+kernels (triton_linear.py) cover the features, the first call of each shape times both, and the faster one is used.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from linvit.attention import pieces
+from linvit.attention import pieces, triton_linear
 from linvit.kernels.base import Features, Prepared, tracing
 
 HALF = (torch.float16, torch.bfloat16)
+RACE_WARM_UP, RACE_ROUNDS = 3, 5
 LOWEST = -1e30  # log-weight of a masked key: e^LOWEST is zero, and differences of it are not NaN
 
 
@@ -34,6 +36,8 @@ def accelerated_attention(prepared: Prepared, v: Tensor) -> Tensor:
     q, k, φ, weight, bias = prepared
     attend = _attend if tracing() else _fastest(v.device.type)
     recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, weight, bias))
+    if not tracing() and v.device.type == "cuda" and _triton_wins(prepared, v, recorded):
+        return triton_linear.triton_attention(prepared, v)
     if not recorded or transformed():
         return attend(q, k, v, weight, bias, φ)
     made: Tensor = checkpoint(attend, q, k, v, weight, bias, φ, use_reentrant=False, preserve_rng_state=False)  # type: ignore[assignment]
@@ -102,10 +106,68 @@ def _pointwise(
     return f_q * (over / c), f_k * c
 
 
+_WINNERS: dict[tuple, bool] = {}  # by shape: whether Triton's kernels were faster
+
+
+def _triton_wins(prepared: Prepared, v: Tensor, recorded: bool) -> bool:
+    """From a race at the first call of each shape; False where there is no Triton for this device."""
+    if not _has_triton() or not triton_linear.fits(prepared, v) or transformed():
+        return False
+    φ = prepared.features
+    key = (v.device, v.dtype, v.shape, prepared.q.shape, triton_linear.kind_of(φ), len(φ.omega), recorded)  # type: ignore[arg-type]
+    if key not in _WINNERS:
+        try:
+            _WINNERS[key] = _race(prepared, v, recorded)
+        except RuntimeError as error:
+            _WINNERS[key] = False
+            reason = str(error).strip().partition("\n")[0]
+            warnings.warn(f"linear attention runs without Triton's kernels: {reason}", RuntimeWarning, stacklevel=3)
+    return _WINNERS[key]
+
+
+def _race(prepared: Prepared, v: Tensor, recorded: bool) -> bool:
+    """Whether Triton's kernels take less time than the compiled formulas, forward or, if recorded, both ways."""
+    q, k, φ, weight, bias = prepared
+    q, k, v = (x.detach().requires_grad_(recorded) for x in (q, k, v))
+    weight, bias = (x if x is None else x.detach() for x in (weight, bias))
+    given, attend = Prepared(q, k, φ, weight, bias), _fastest(v.device.type)
+
+    def seconds(call) -> float:
+        times = []
+        for turn in range(RACE_WARM_UP + RACE_ROUNDS):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            with torch.set_grad_enabled(recorded):
+                out = call()
+            if recorded:
+                torch.autograd.grad(out, [q, k, v], torch.ones_like(out))
+            end.record()
+            end.synchronize()
+            if turn >= RACE_WARM_UP:
+                times.append(begin.elapsed_time(end))
+        return min(times)
+
+    theirs = seconds(lambda: attend(q, k, v, weight, bias, φ))
+    return seconds(lambda: triton_linear.triton_attention(given, v)) < theirs
+
+
+@cache
+def _has_triton() -> bool:
+    """Whether Triton is installed and finds a CUDA device."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    from triton.runtime import driver
+
+    try:
+        return driver.active.get_current_target().backend == "cuda"  # type: ignore[union-attr]
+    except (RuntimeError, AssertionError, OSError):  # no driver, in Triton's ways to say so
+        return False
+
+
 @cache
 def _fastest(device: str):
     """`_attend` for this type of device, compiled where there is a compiler for it."""
-    if device != "cuda" or importlib.util.find_spec("triton") is None:
+    if device != "cuda" or not _has_triton():
         return _attend
     compiled, failed = torch.compile(_attend), []
 

@@ -62,8 +62,8 @@ class Centred(Attention):
 
     def decode(self, q: Tensor, k: Tensor, v: Tensor, state: Any) -> tuple[Tensor, CentredState]:
         """At a cost, and with a state, independent of how many tokens came before."""
-        tensors = (x.flatten(0, 1) for x in (self.phi(q), self.phi(k), v))
-        out, state = self._causal(*tensors, None, state)
+        f_q, f_k, flat = (x.flatten(0, 1) for x in (self.phi(q), self.phi(k), v))
+        out, state = self._causal(f_q, f_k, flat, None, state)
         return out.view_as(v), state
 
     def _causal(

@@ -32,6 +32,7 @@ class Features(NamedTuple):
     divide: bool = True  # by the denominator
     least: float = 0.0  # the least |denominator| per key and feature; smaller ones are moved to ±least
     positive: bool = False  # every f + floor is above zero, and so is a denominator
+    name: str = ""  # of f, for compiled kernels that know it
 
     @property
     def exponential(self) -> bool:

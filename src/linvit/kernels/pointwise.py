@@ -73,6 +73,7 @@ class Pointwise(Projected):
             divide=self.negative != "rms",
             least=LEAST if self.negative == "clamp" else 0.0,
             positive=self.minimum is not None and self.minimum + self.floor > 0,
+            name=type(self).__name__.lower(),
         )
 
     def prepare(self, q: Tensor, k: Tensor, keep: Tensor | None) -> Prepared:
@@ -229,7 +230,7 @@ class Gexp(Pointwise):
         q, k, φ, _, _ = super().prepare(q, k, keep)
         if not self.eps:
             return Prepared(q, k, Features(φ.omega))
-        floor = q.new_tensor(self.eps).log()
+        floor = q.new_full((), self.eps).log()  # without a copy from the host
         u_q, u_k = (torch.logaddexp(x if φ.omega is None else x @ φ.omega.t(), floor) for x in (q, k))
         return Prepared(u_q, u_k, Features())
 
