@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from linvit.attention import build_attention
+from linvit.attention.fused import fits, triton_attention
 from linvit.attention.performer import Performer
 from linvit.attention.reference import reference_attention
-from linvit.attention.triton_linear import fits, triton_attention
 from linvit.site import Site
 
 CASES = [

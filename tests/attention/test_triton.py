@@ -12,10 +12,10 @@ import pytest
 
 triton = pytest.importorskip("triton", reason="Triton is not installed (the extra `triton`)")
 
-from linvit.attention import triton_linear  # noqa: E402
+from linvit.attention import fused  # noqa: E402
 
 HERE = Path(__file__).parent
-SIZES = {"D": 64, "E": 64, "M": 64, "DP": 64, "EP": 64, "MP": 64, "BLOCK": triton_linear.BLOCK}
+SIZES = {"D": 64, "E": 64, "M": 64, "DP": 64, "EP": 64, "MP": 64, "BLOCK": fused.BLOCK}
 HALF = {"Q", "K", "V", "OUT", "DO", "DQ", "DK", "DV"}
 
 
@@ -55,15 +55,15 @@ def compiled(kernel: Any, capability: int, kind: str, sizes: dict[str, int], wei
 @pytest.mark.parametrize("name", ["keys", "queries", "query_gradients", "key_gradients"])
 @pytest.mark.parametrize("kind", ["exp", pytest.param("relu", marks=pytest.mark.slow)])
 def test_it_compiles_for_gpus(name: str, capability: int, kind: str) -> None:
-    made = compiled(getattr(triton_linear, name), capability, kind, SIZES, kind == "exp")
+    made = compiled(getattr(fused, name), capability, kind, SIZES, kind == "exp")
     assert f".target sm_{capability}" in made.asm["ptx"]
     assert "mma" in made.asm["ptx"], "products use tensor cores"
     assert made.metadata.shared <= 163 * 1024, "more shared memory than a program has on sm_80"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", triton_linear.FUSED)
+@pytest.mark.parametrize("kind", fused.FUSED)
 @pytest.mark.parametrize("name", ["keys", "queries", "query_gradients", "key_gradients"])
 def test_the_largest_sizes_compile(name: str, kind: str) -> None:
     sizes = SIZES | {"D": 128, "E": 128, "M": 256, "DP": 128, "EP": 128, "MP": 256}
-    assert compiled(getattr(triton_linear, name), 80, kind, sizes, True).asm["ptx"]
+    assert compiled(getattr(fused, name), 80, kind, sizes, True).asm["ptx"]

@@ -9,7 +9,7 @@ The same mathematics as linear.py, without blocks: a GPU is fast where operation
 - Nothing but q, k and v is kept for the backward pass; features are recomputed.
 
 On CUDA it is compiled, which fuses everything between the products; where that fails it runs as it is. Where Triton's
-kernels (triton_linear.py) cover the features, the first call of each shape times both, and the faster one is used.
+kernels (fused.py) cover the features, the first call of each shape times both, and the faster one is used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from linvit.attention import pieces, triton_linear
+from linvit.attention import fused, pieces
 from linvit.kernels.base import Features, Prepared, tracing
 
 HALF = (torch.float16, torch.bfloat16)
@@ -37,7 +37,7 @@ def accelerated_attention(prepared: Prepared, v: Tensor) -> Tensor:
     attend = _attend if tracing() else _fastest(v.device.type)
     recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, weight, bias))
     if not tracing() and v.device.type == "cuda" and _triton_wins(prepared, v, recorded):
-        return triton_linear.triton_attention(prepared, v)
+        return fused.triton_attention(prepared, v)
     if not recorded or transformed():
         return attend(q, k, v, weight, bias, φ)
     made: Tensor = checkpoint(attend, q, k, v, weight, bias, φ, use_reentrant=False, preserve_rng_state=False)  # type: ignore[assignment]
@@ -111,10 +111,10 @@ _WINNERS: dict[tuple, bool] = {}  # by shape: whether Triton's kernels were fast
 
 def _triton_wins(prepared: Prepared, v: Tensor, recorded: bool) -> bool:
     """From a race at the first call of each shape; False where there is no Triton for this device."""
-    if not _has_triton() or not triton_linear.fits(prepared, v) or transformed():
+    if not _has_triton() or not fused.fits(prepared, v) or transformed():
         return False
     φ = prepared.features
-    key = (v.device, v.dtype, v.shape, prepared.q.shape, triton_linear.kind_of(φ), len(φ.omega), recorded)  # type: ignore[arg-type]
+    key = (v.device, v.dtype, v.shape, prepared.q.shape, fused.kind_of(φ), len(φ.omega), recorded)  # type: ignore[arg-type]
     if key not in _WINNERS:
         try:
             _WINNERS[key] = _race(prepared, v, recorded)
@@ -148,7 +148,7 @@ def _race(prepared: Prepared, v: Tensor, recorded: bool) -> bool:
         return min(times)
 
     theirs = seconds(lambda: attend(q, k, v, weight, bias, φ))
-    return seconds(lambda: triton_linear.triton_attention(given, v)) < theirs
+    return seconds(lambda: fused.triton_attention(given, v)) < theirs
 
 
 @cache
