@@ -225,6 +225,20 @@ def test_gradcheck(name, head_dim):
     assert torch.autograd.gradcheck(lambda q, k, v: attention(q, k, v, mask), tensors, atol=1e-6)
 
 
+@pytest.mark.parametrize(("name", "causal"), [*modes(NAMES), ("agent:n=4", False), ("agent:n=4,bias=learned", False)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_exported_for_any_batch(name, causal, masked):
+    """No branch depends on numbers; and there is an answer on a device that has none."""
+    attention = build(name, causal=causal, prefix=1, grid=(3, 4))
+    tensors, more = (inputs(dtype=torch.float32, batch=batch) for batch in (2, 5))
+    if masked:
+        tensors, more = (*tensors, ragged()), (*more, ragged(5))
+    shapes = ({0: torch.export.Dim("batch", min=1)},) * len(tensors)
+    program = torch.export.export(attention, tensors, dynamic_shapes=shapes)
+    torch.testing.assert_close(program.module()(*more), attention(*more), rtol=1e-4, atol=1e-5)
+    assert attention.to("meta")(*(x.to("meta") for x in more)).shape == more[2].shape
+
+
 # inline
 
 

@@ -120,7 +120,7 @@ def test_onnx(tmp_path, capsys):
 def test_onnx_of_every_attention(tmp_path):
     import cases
 
-    for i, spec in enumerate([*cases.defaults(), "window:size=1", "linformer:k=5,kind=conv"]):
+    for i, spec in enumerate([*cases.defaults(), "window:size=1", "linformer:k=5,kind=conv", "agent:n=4,bias=learned"]):
         model = stored(tmp_path / f"{i}", spec, pool="mean", prefix=1)  # with `identity` a CLS token sees no image
         check_onnx(export(tmp_path / f"{i}", "onnx").path, model)
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Switches, register, softmax_attention
-from linvit.kernels.base import positive
+from linvit.kernels.base import positive, tracing
 from linvit.randomness import generator
 from linvit.site import Cost, Site
 
@@ -80,10 +80,12 @@ class Agent(Attention):
 
     @classmethod
     def own_cost(cls, site: Site, **options: Any) -> Cost:
+        """Without a grid, as on a square one that is so large that its means take next to nothing."""
         given = cls.Options(**options)
         (rows, columns), (down, across) = _grid(site), given.agents(site)
         agents = down * across
         pooling = (down * rows * columns if down < rows else 0) + (agents * columns if across < columns else 0)
+        pooling = 0 if site.grid is None else pooling
         biases = 2 * agents * site.tokens * site.heads if given.bias != "none" else 0
         return Cost(
             sum(map(math.prod, given.shapes(site).values())),
@@ -115,7 +117,7 @@ class Agent(Attention):
             mass = self._pooled(kept[:, None, first:, None])  # (B or 1, 1, agents, 1)
             agents, own = agents / mass.where(mass > 0, 1.0), mass[..., 0] > 0
             own = (own | ~own.any(-1, keepdim=True)).flatten(1)  # without any, all gather the mean of v
-            own = own.expand(len(q), -1)
+            own = own.expand(q.shape[0], -1)
         if not self.biases:
             return softmax_attention(q, agents, softmax_attention(agents, k, v, mask), own)
         ask, answer = self._bias(n, q)
@@ -171,7 +173,9 @@ def _resized(value: Tensor, shape: tuple[int, ...]) -> Tensor:
 def _biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None) -> Tensor:
     """softmax(q kᵀ/√d + bias) v with bias (H, queries, keys); a row with no key left gives zero."""
     if mask is None:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias[None])
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias[None])
+        # An exported graph has other strides than the fused kernel, and ONNX's exporter drops what only copies.
+        return torch.cat([out], -1) if tracing() else out
     keep = mask[:, None, None, :]
     some = keep.any(-1, keepdim=True)
     bias = torch.where(keep | ~some, bias, -torch.inf)
