@@ -101,7 +101,7 @@ if importlib.util.find_spec("triton") is not None:
     @triton.jit
     def _weights(q, omega, log_z, m, M: tl.constexpr, KIND: tl.constexpr, FLOOR: tl.constexpr):
         """Q' and ∂ log φ/∂u of some queries."""
-        log, slope = _log_feature(tl.dot(q, tl.trans(omega), input_precision="ieee"), KIND, FLOOR)
+        log, slope = _log_feature(tl.dot(q, tl.trans(omega), input_precision="ieee"), KIND, FLOOR)  # type: ignore[misc]
         a = tl.where((m < M)[None, :], log + log_z[None, :], 2 * LOWEST)
         p = tl.exp(a - tl.max(a, 1)[:, None])
         return p / tl.sum(p, 1)[:, None], slope
