@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from functools import partial
 from itertools import product
+from typing import Any
 
 import cases
 import pytest
@@ -19,6 +20,13 @@ from linvit.attention.base import Attention
 from linvit.attention.measured import measured_cost
 from linvit.attention.mhla import Mhla
 from linvit.attention.performer import Performer
+from linvit.conversion.kernels import fit_kernels
+from linvit.conversion.linearize import linearize
+from linvit.measure.error import Draws, attention_error, oddities, random_errors
+from linvit.measure.maps import model_maps
+from linvit.measure.trained import Subject, attention_maps, layer_errors, trained_error
+from linvit.models import VisionTransformer, create_model
+from linvit.progress import ignore
 from linvit.site import Site
 
 HEADS, HEAD_DIM = cases.SITE["heads"], cases.SITE["head_dim"]
@@ -472,3 +480,58 @@ def test_float32_is_near_float64(spec):
     for sigma in (0.1, 1.0, 5.0):
         attention, tensors = made(spec, (3, 4), 1), inputs(sigma=sigma)
         assert rounding(attention, *tensors) < 1e-11
+
+
+# who looks at matrices does without where there is none
+
+MODEL: dict[str, Any] = {
+    "image_size": 12,
+    "patch_size": 3,
+    "channels": 1,
+    "dim": 14,
+    "depth": 2,
+    "heads": 2,
+    "mlp_dim": 11,
+    "classes": 3,
+}
+
+
+def model_of(attention: str) -> VisionTransformer:
+    return create_model(**MODEL, attention=attention)
+
+
+def test_errors_of_an_attention_without_a_matrix():
+    attention, tensors = build("vit3").double(), inputs()
+    found = attention_error(attention, *tensors)
+    exact = build("softmax")(*tensors)
+    assert found == {"output_error": pytest.approx(float((attention(*tensors) - exact).detach().norm() / exact.norm()))}
+    assert oddities("vit3", 7) == (False, True)
+    records = list(random_errors(["vit3"], Site(2, 7, 12), sigmas=[1.0], draws=Draws(1)))
+    assert [r.metric for r in records if r.tags["attention"] == "vit3"] == ["output_error"]
+
+
+def test_models_with_and_without_matrices():
+    images = torch.randn(3, 1, 12, 12, generator=torch.Generator().manual_seed(1))
+    none, half = model_of("vit3"), model_of("softmax@1+vit3@1")
+    assert trained_error(none, images) == {}
+    assert trained_error(half, images)["attention_error"] == pytest.approx(0, abs=1e-6)  # of the layer that has one
+    assert attention_maps(none, images) is None
+    found = list(layer_errors(Subject(none, images, "it", "vit3"), [], draws=Draws(1)))
+    mine = [(r.metric, r.tags.get("layer")) for r in found if r.tags["attention"] == "vit3"]
+    assert mine == [("output_error", None), ("output_error", 1), ("output_error", 2)]
+    with pytest.raises(ValueError, match="vit3 has no attention matrix: its output is not linear in v"):
+        next(model_maps(Subject(none, images, "it", "vit3")))
+    with pytest.raises(ValueError, match="vit3 has no attention matrix"):
+        next(model_maps(Subject(model_of("softmax"), images, "it"), ["vit3"]))
+
+
+def test_conversion_to_and_from_an_attention_without_a_matrix():
+    images = torch.randn(3, 1, 12, 12, generator=torch.Generator().manual_seed(1))
+    _, report = linearize(model_of("softmax"), "vit3", images=images)
+    assert [set(row) for row in report.distance.values()] == [{"output_error"}] * 2
+    student = model_of("performer-theta:m=5")
+    before = {name: p.clone() for name, p in student.named_parameters()}
+    fit_kernels(student, model_of("vit3@1+softmax@1"), images, ignore)
+    changed = {name for name, p in student.named_parameters() if not torch.equal(p, before[name])}
+    assert changed
+    assert all(name.startswith("blocks.1.attn.attention.kernel.") for name in changed)  # the first has no target

@@ -172,12 +172,16 @@ class Attention(nn.Module, ABC):
         """(B, H, N, N): what multiplies v. Obtained by attending to v = I, so it holds for any attention that is linear
         in v; a ValueError for others."""
         self._check(q, k, q, mask)
-        if self.no_matrix:
-            raise ValueError(f"{type(self).__name__.lower()} has no attention matrix: {self.no_matrix}")
+        self.require_matrix()
         with full_precision(q):
             q, k = kept(mask, *precise(q, k))
             identity = torch.eye(k.shape[-2], dtype=q.dtype, device=q.device).expand(*q.shape[:2], -1, -1)
             return self._mix(q, k, identity, mask)
+
+    def require_matrix(self) -> None:
+        """A ValueError if there is no attention matrix."""
+        if self.no_matrix:
+            raise ValueError(f"{type(self).__name__.lower()} has no attention matrix: {self.no_matrix}")
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         q, k = self.normalised(q, k)

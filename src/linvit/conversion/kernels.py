@@ -55,8 +55,9 @@ def fit_kernels(student: VisionTransformer, teacher: VisionTransformer, x: Tenso
     samples: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {layer: [] for layer in learned}
     for layers in captured(teacher, x):
         for attention, q, k, _ in layers:
-            if (layer := attention.site.layer) in learned:
+            if (layer := attention.site.layer) in learned and not attention.no_matrix:
                 samples[layer].append(_sampled(attention, q, k))
+    samples = {layer: parts for layer, parts in samples.items() if parts}
     for i, (layer, parts) in enumerate(samples.items()):
         progress(i, len(samples), f"fitting the kernel of layer {layer + 1}")
         q, k, target = (torch.cat(tensors) for tensors in zip(*parts, strict=True))

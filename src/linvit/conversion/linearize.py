@@ -160,12 +160,14 @@ def _note(model: Any, changed: list[Spec | None]) -> str:
 def _distances(model: nn.Module, images: Tensor) -> dict[int, dict[str, float]]:
     """Means over images. Every layer passes softmax's output on, so that each is measured alone."""
     hooks = [attention.register_forward_hook(_as_softmax) for attention in attentions(model)]
-    sums: dict[int, dict[str, float]] = defaultdict(lambda: {"attention_error": 0.0, "output_error": 0.0})
+    sums: dict[int, dict[str, float]] = defaultdict(dict)
     try:
         for layers in captured(model, images):
             for attention, q, k, v in layers:
                 found, row = attention_error(attention, q, k, v), sums[attention.site.layer]
-                row.update({name: total + found[name] * len(q) / len(images) for name, total in row.items()})
+                for name in ("attention_error", "output_error"):
+                    if name in found:
+                        row[name] = row.get(name, 0.0) + found[name] * len(q) / len(images)
     finally:
         for hook in hooks:
             hook.remove()

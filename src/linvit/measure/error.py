@@ -86,12 +86,13 @@ def attention_error(
 
     attention_error: total variation ½ Σ_j |A_ij − softmax_ij|; 0 is equal, 1 is no overlap.
     attention_entropy: of the row |A_i| divided by its sum, in nats; log N is uniform.
-    output_error: ‖A v − softmax v‖ / ‖softmax v‖.
+    output_error: ‖A v − softmax v‖ / ‖softmax v‖. It is all there is of an attention without a matrix.
     """
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     queries, keys = (x.cpu().double() for x in attention.normalised(*precise(q, k)))  # as the attention itself does
-    matrix, out = attention.attention_matrix(q, k, mask).cpu().double(), None
-    if dtype is not torch.float64:  # what rounding adds shows in the output that it really has
+    matrix = None if attention.no_matrix else attention.attention_matrix(q, k, mask).cpu().double()
+    out = None
+    if matrix is None or dtype is not torch.float64:  # what rounding adds shows in the output that it really has
         out = attention(q, k, v, mask).cpu().double()
         if attention.dwc is not None:  # what it adds is no attention
             out = out - attention.dwc(*precise(v)).cpu().double()
@@ -102,13 +103,17 @@ def attention_error(
     if attention.site.causal:
         scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
     exact = torch.softmax(scores, -1)
-    out = matrix @ v if out is None else out
+    out = matrix @ v if out is None and matrix is not None else out
+    assert out is not None
     rows = torch.ones_like(exact[..., 0], dtype=torch.bool) if mask is None else mask[:, None].expand(exact.shape[:-1])
     wanted = (exact @ v)[rows]
+    error = {"output_error": ((out[rows] - wanted).norm() / wanted.norm()).item()}
+    if matrix is None:
+        return error
     return {
         "attention_error": variation(matrix, exact)[rows].mean().item(),
         "attention_entropy": entropy(matrix)[rows].mean().item(),
-        "output_error": ((out[rows] - wanted).norm() / wanted.norm()).item(),
+        **error,
     }
 
 
@@ -252,9 +257,11 @@ def oddities(spec: str, head_dim: int) -> tuple[bool, bool]:
     except ValueError:  # made for more tokens
         return False, False
     q, k = 2 * torch.randn(2, 1, 1, tokens, head_dim, generator=generator("odd", 0), dtype=torch.float64)
-    with torch.no_grad():
-        matrix = made.attention_matrix(q, k)
-    odd = bool((matrix < -1e-9).any() or ((matrix.sum(-1) - 1).abs() > 1e-3).any())
+    odd = False
+    if not made.no_matrix:
+        with torch.no_grad():
+            matrix = made.attention_matrix(q, k)
+        odd = bool((matrix < -1e-9).any() or ((matrix.sum(-1) - 1).abs() > 1e-3).any())
     return odd, any(True for _ in made.parameters())
 
 

@@ -51,6 +51,8 @@ def model_maps(
     specs = [spec for spec in dict.fromkeys(specs) if spec != own]
     must_pass(specs, layers[0][0].site, seed)
     others = {spec: [create(spec, replace(a.site, seed=seed)).eval() for a, *_ in layers] for spec in specs}
+    for attention in (*(a for a, *_ in layers), *(a for each in others.values() for a in each)):
+        attention.require_matrix()
     common = provenance(torch.device("cpu"), torch.float64)  # which some devices do not have
     reference = None
     for i, spec in enumerate([own, *specs]):

@@ -61,10 +61,11 @@ def captured(model: nn.Module, x: Tensor) -> Iterator[list[tuple[Attention, Tens
 
 
 def trained_error(model: nn.Module, x: Tensor) -> dict[str, float]:
-    """Means over layers and images: attention_error, attention_entropy, and the error uniform attention would make."""
+    """Means over images and those layers that have a matrix: attention_error, attention_entropy, and the error uniform
+    attention would make."""
     sums: dict[str, float] = dict.fromkeys(("attention_error", "attention_entropy", "attention_error_uniform"), 0.0)
     count = 0
-    for attention, q, k, v in (layer for layers in captured(model, x) for layer in layers):
+    for attention, q, k, v in (layer for layers in captured(model, x) for layer in layers if not layer[0].no_matrix):
         control = build_attention(CONTROL, replace(attention.site, tokens=q.shape[2], grid=None))
         row = attention_error(attention, q, k, v)
         uniform = attention_error(control, *attention.normalised(q.float(), k.float()), v)
@@ -115,11 +116,14 @@ def layer_errors(
                     sums.setdefault((spec, i, metric), [0.0] * len(looked))[draw] += value * count
         seen += count
     for spec, metric in itertools.product(specs, ("attention_error", "attention_entropy", "output_error")):
-        each = [[total / seen for total in sums[spec, layer, metric]] for layer in range(len(layers))]
+        here = [layer for layer in range(len(layers)) if (spec, layer, metric) in sums]  # not without a matrix
+        if not here:
+            continue
+        each = [[total / seen for total in sums[spec, layer, metric]] for layer in here]
         mine: dict[str, Tag] = {"attention": spec, **tags}
         yield over_draws(metric, [statistics.fmean(draw) for draw in zip(*each, strict=True)], common, mine)
-        for layer, values in enumerate(each, 1):
-            yield over_draws(metric, values, common, mine | {"layer": layer})
+        for layer, values in zip(here, each, strict=True):
+            yield over_draws(metric, values, common, mine | {"layer": layer + 1})
     progress(1, 1, "done")
 
 
@@ -143,9 +147,10 @@ def layer_feature_errors(
 
 @torch.no_grad()
 def attention_maps(model: nn.Module, x: Tensor) -> Tensor | None:
-    """(B, rows, columns): how much the last layer's attention looks at each place, from CLS or from all tokens."""
+    """(B, rows, columns): how much the last layer's attention looks at each place, from CLS or from all tokens. None
+    where it has no matrix."""
     found = []
-    for attention, q, k, _ in (layers[-1] for layers in captured(model, x) if layers):
+    for attention, q, k, _ in (layers[-1] for layers in captured(model, x) if layers and not layers[-1][0].no_matrix):
         matrix = attention.attention_matrix(q, k).abs().mean(1)  # over heads
         prefix, grid = attention.site.prefix, attention.site.grid
         assert grid is not None
