@@ -14,12 +14,15 @@ PUBLIC = {  # public functions and constructors whose keywords are an interface,
     "conversion/registries.py:__init__",
     "data/dataset.py:load_data",
 }
+DEVICE = ("triton.jit", "torch.library.triton_op")  # decorators of code that gets all it needs as arguments
 
 
 def functions():
     for path in sorted(ROOT.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                if any(ast.unparse(decorator).startswith(DEVICE) for decorator in node.decorator_list):
+                    continue
                 yield f"{path.relative_to(ROOT)}:{node.name}", node
 
 

@@ -54,7 +54,7 @@ class _WeightedElu(FeatureMap):
         return Size(width=site.head_dim, macs=0)
 
     def phi(self, x: Tensor) -> Tensor:
-        return x.clamp(LOWEST, 0).exp() + x.relu()
+        return x.clamp(LOWEST, 0.0).exp() + x.relu()
 
     def prepare(self, q: Tensor, k: Tensor, keep: Tensor | None) -> Prepared:
         f_q, f_k = self.phi(q), self.phi(k)
