@@ -116,11 +116,16 @@ def test_onnx(tmp_path, capsys):
     assert [path.name for path in path.parent.iterdir()] == ["mine.onnx"]
 
 
+INNER = ["mhla:normaliser=released", "vit3:conv=true"]
+
+
 @pytest.mark.slow
 def test_onnx_of_every_attention(tmp_path):
     import cases
 
-    for i, spec in enumerate([*cases.defaults(), "window:size=1", "linformer:k=5,kind=conv", "agent:n=4,bias=learned"]):
+    for i, spec in enumerate(
+        [*cases.defaults(), "window:size=1", "linformer:k=5,kind=conv", "agent:n=4,bias=learned", *INNER]
+    ):
         model = stored(tmp_path / f"{i}", spec, pool="mean", prefix=1)  # with `identity` a CLS token sees no image
         check_onnx(export(tmp_path / f"{i}", "onnx").path, model)
 

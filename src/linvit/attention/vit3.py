@@ -75,26 +75,34 @@ class Vit3(Attention):
         return y_1 * F.silu(y_2)
 
     def _convolution(self, q: Tensor, k: Tensor, error: Tensor) -> Tensor:
-        """(B, N, d). A prefix token meets the centre of the filters alone."""
+        """(B, N, d). Filters differ from image to image, so shifted images are summed: the 5th is not shifted, and all
+        that a prefix token meets."""
         assert self.filters is not None
-        first, filters = self.site.prefix, self.filters.to(q)
-        images, keys, errors = (self._plane(x[:, first:]) for x in (q, k, error))
-        (b, d, rows, columns), keys = keys.shape, F.pad(keys, (1, 1, 1, 1))
-        taps = [(keys[:, :, i : i + rows, j : j + columns] * errors).sum((2, 3)) for i in range(3) for j in range(3)]
+        (n, d), first = q.shape[1:], self.site.prefix
+        errors = self._image(error)[:, 1:-1, 1:-1]
+        taps = [(keys * errors).sum((1, 2)) for keys in _shifted(self._image(k))]
         taps[4] = taps[4] + (k[:, :first] * error[:, :first]).sum(1)
-        gradient = torch.stack(taps, -1)
-        filters = filters - _clipped(gradient, 2).unflatten(2, (3, 3))
-        out = F.conv2d(images.flatten(0, 1)[None], filters.flatten(0, 1).unsqueeze(1), padding=1, groups=b * d)
-        image = out.view(b, d, -1).transpose(1, 2)[:, : max(0, q.shape[1] - first)]
-        return torch.cat([q[:, :first] * filters[:, None, :, 1, 1], image], 1) if first else image
+        filters = self.filters.to(q).view(d, 9).t() - _clipped(torch.stack(taps, 1), 1)  # (B, 9, d)
+        image = torch.zeros_like(errors)
+        for i, queries in enumerate(_shifted(self._image(q))):
+            image = image + filters[:, i, None, None] * queries
+        image = image.flatten(1, 2)[:, : max(0, n - first)]
+        return torch.cat([q[:, :first] * filters[:, 4:5], image], 1) if first else image
 
-    def _plane(self, x: Tensor) -> Tensor:
-        """(B, n, d) → (B, d, rows, columns), zero where there is no token."""
+    def _image(self, x: Tensor) -> Tensor:
+        """(B, N, d) → (B, rows + 2, columns + 2, d), zero where there is no token."""
         assert self.site.grid is not None
-        rows, columns = self.site.grid
+        (rows, columns), x = self.site.grid, x[:, self.site.prefix :]
         if x.shape[1] > rows * columns:
             raise ValueError(f"{x.shape[1]} image tokens do not fit grid={self.site.grid}")
-        return F.pad(x, (0, 0, 0, rows * columns - x.shape[1])).transpose(1, 2).unflatten(2, (rows, columns))
+        x = F.pad(x, (0, 0, 0, rows * columns - x.shape[1])).unflatten(1, (rows, columns))
+        return F.pad(x, (0, 0, 1, 1, 1, 1))
+
+
+def _shifted(image: Tensor) -> list[Tensor]:
+    """The 3 × 3 places around each, (B, rows, columns, d)."""
+    rows, columns = image.shape[1] - 2, image.shape[2] - 2
+    return [image[:, i : i + rows, j : j + columns] for i in range(3) for j in range(3)]
 
 
 def _clipped(gradient: Tensor, axis: int) -> Tensor:
