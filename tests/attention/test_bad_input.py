@@ -70,8 +70,8 @@ every_name = pytest.mark.parametrize("name", attention_names())
         ("linformer:k=5,kind=pool,init=pool", ["init=pool has no effect", "kind=pool"]),
         ("linformer:k=5,kind=conv,init=identity", ["init=identity has no effect", "kind=conv"]),
         ("linformer:k=5,kind=pool,sharing=none", ["sharing=none has no effect", "kind=pool"]),
-        ("uniform:qk_norm=true", ["qk_norm=true has no effect", "q and k do not matter"]),
-        ("identity:qk_norm=true", ["qk_norm=true has no effect"]),
+        ("uniform:qk_norm=head", ["qk_norm=head has no effect", "q and k do not matter"]),
+        ("identity:qk_norm=head", ["qk_norm=head has no effect"]),
         ("softmax:exact_cls=true", ["exact_cls=true has no effect", "exact for every query"]),
         # more memory than anyone has
         ("performer-relu:m=1000000000", ["m=1000000000 needs 52.2 GiB for Ω", "at most 1 GiB"]),

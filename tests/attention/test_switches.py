@@ -1,4 +1,4 @@
-"""The switches of every attention: qk_norm, dwc, exact_cls, debug; and MultiHead around them."""
+"""The options of every attention: qk_norm, rope, dwc, gate, cpe, exact_cls, debug; and MultiHead around them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from torch.func import functional_call
 
 import linvit
 from linvit.attention import ATTENTIONS, attention_names, attentions
+from linvit.attention.grid import Rotation
 from linvit.attention.multihead import MultiHead, fuse, separate
+from linvit.models.cost import estimate
+from linvit.site import Site
 
 GRID, PREFIX, TOKENS = (3, 5), 2, 17
+ROPED = {"head_dim": 8, "grid": GRID, "prefix": PREFIX, "tokens": TOKENS}
 every_name = pytest.mark.parametrize("name", attention_names())
 
 
@@ -58,7 +62,7 @@ def test_exact_cls_needs_a_prefix():
 def test_qk_norm(name):
     """RMS norms of q and k with gains; their size no longer matters."""
     q, k, v = inputs(tokens=TOKENS)
-    attention = switched(name, "qk_norm=true").double()
+    attention = switched(name, "qk_norm=head").double()
     gains = {name: torch.linspace(0.5, 2, 7, dtype=torch.float64) * s for name, s in (("q_norm", 1), ("k_norm", 3))}
     out = functional_call(attention, gains, (q, k, v))
     inner = plain(name).double()
@@ -66,6 +70,100 @@ def test_qk_norm(name):
     tolerance = rounding(inner, F.rms_norm(q, (7,)) * gains["q_norm"], F.rms_norm(k, (7,)) * gains["k_norm"], v)
     assert (out - expected).abs().max() <= tolerance
     assert {"q_norm", "k_norm"} <= set(attention.state_dict())
+
+
+@every_with("qk_norm")
+def test_qk_norm_over_all_channels(name):
+    q, k, v = inputs(tokens=TOKENS)
+    attention = switched(name, "qk_norm=all").double()
+    gain = torch.linspace(0.5, 2, 21, dtype=torch.float64).view(3, 1, 7)
+    out = functional_call(attention, {"q_norm": gain}, (q, k, v))
+
+    def normed(x):
+        return F.rms_norm(x.transpose(1, 2), (3, 7)).transpose(1, 2)
+
+    inner = plain(name).double()
+    expected = inner(normed(q) * gain, normed(k), v)
+    assert (out - expected).abs().max() <= rounding(inner, normed(q) * gain, normed(k), v)
+
+
+@every_with("rope")
+def test_rope_rotates_before_the_attention(name):
+    """Against complex numbers: channel pairs times e^{i·place·frequency}; prefix tokens as they are."""
+    attention, inner = (build(cases.spec_of(name, **more), **ROPED).double() for more in ({"rope": "2d"}, {}))
+    q, k, v = (torch.randn(2, 3, TOKENS, 8, dtype=torch.float64) for _ in "qkv")
+    frequency = 100.0 ** -torch.tensor([0, 0.5], dtype=torch.float64)
+    places = torch.cartesian_prod(*(torch.arange(side) for side in GRID)).double()
+
+    def turned(x):
+        parts = []
+        for axis, (real, imaginary) in enumerate(zip(*[iter(x[:, :, PREFIX:].split(2, -1))] * 2, strict=True)):
+            z = torch.complex(real, imaginary) * torch.exp(1j * places[:, axis, None] * frequency)
+            parts += [z.real, z.imag]
+        return torch.cat([x[:, :, :PREFIX], torch.cat(parts, -1)], 2)
+
+    expected = inner(turned(q), turned(k), v)
+    tolerance = 1e-6 + rounding(inner, turned(q), turned(k), v)  # its tables are float32
+    assert (attention(q, k, v) - expected).abs().max() <= tolerance * (1 + expected.abs().max())
+
+
+def test_rope_depends_on_differences_of_places():
+    rope = Rotation(Site(3, 8, 36, (6, 6)))
+    q, k = (torch.randn(1, 3, 1, 8).expand(-1, -1, 36, -1) for _ in "qk")
+    scores = (rope(q) @ rope(k).transpose(2, 3)).view(1, 3, 6, 6, 6, 6)
+    torch.testing.assert_close(scores[:, :, :5, :5, :5, :5], scores[:, :, 1:, 1:, 1:, 1:], rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(scores[..., 0, 0], scores[..., 3, 0])
+
+
+@pytest.mark.parametrize(
+    ("spec", "site", "message"),
+    [
+        ("softmax:rope=2d", {}, "rope=2d needs a head_dim that is a multiple of 4, not 7"),
+        ("softmax:rope=2d", {"head_dim": 8, "grid": None}, "rope=2d rotates by the place on a grid"),
+        ("softmax:rope=2d", {"head_dim": 8, "causal": True}, "rope=2d is for bidirectional"),
+        ("uniform:rope=2d", {"head_dim": 8}, "rope=2d has no effect"),
+        ("softmax:rope=3d", {}, "rope=3d must be"),
+        ("softmax:gate=silu", {}, "gate=silu works on tokens"),
+        ("softmax:cpe=3", {}, "cpe=3 works on tokens"),
+        ("softmax:gate=relu", {}, "gate=relu must be"),
+        ("softmax:qk_norm=true", {}, "qk_norm=true must be"),
+    ],
+)
+def test_impossible_options(spec, site, message):
+    with pytest.raises(ValueError, match=message):
+        build(spec, **{"grid": (1, 13), **site})
+
+
+@every_name
+def test_gate_and_cpe(name):
+    """MultiHead multiplies by its gate before the output projection, and adds the convolution of tokens to them."""
+    site = {"heads": 3, "head_dim": 7, "tokens": TOKENS, "grid": GRID, "prefix": PREFIX}
+    x = torch.randn(2, TOKENS, 23)
+    for kind, activation in (("linear", nn.Identity()), ("silu", nn.SiLU())):
+        gated = MultiHead(23, **site, attention=cases.spec_of(name, gate=kind, cpe=3))
+        inner = gated.attention(*gated.split(x)).transpose(1, 2).flatten(2)
+        torch.testing.assert_close(gated(x), gated.proj(inner * activation(gated.gate(x))))
+    image = x[:, PREFIX:].transpose(1, 2).unflatten(2, GRID)
+    expected = x.clone()
+    expected[:, PREFIX:] += F.conv2d(image, gated.cpe.weight, padding=1, groups=23).flatten(2).transpose(1, 2)
+    torch.testing.assert_close(gated.positioned(x), expected)
+    gated.near_softmax()
+    assert torch.equal(gated.positioned(x), x)
+    torch.testing.assert_close(activation(gated.gate(x)), torch.ones(2, TOKENS, 21))
+
+
+def test_a_model_with_every_option_costs_what_is_counted():
+    extras = "dwc=3,gate=silu,cpe=3,qk_norm=all,rope=2d"
+    sizes = {"image_size": 16, "dim": 24, "depth": 2, "heads": 3, "mlp_dim": 48}
+    bare, full = (linvit.create_model(**sizes, attention=spec) for spec in ("softmax", f"softmax:{extras}"))
+    for model in (bare, full):
+        assert estimate(model.config).parameters == model.parameter_count()
+    assert full.macs() - bare.macs() == 2 * 16 * (24 * 24 + 2 * 9 * 24)
+    x = torch.randn(2, 3, 16, 16)
+    full(x).sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in full.parameters())
+    common = full.state_dict()
+    assert all(torch.equal(value, common[key]) for key, value in bare.state_dict().items())
 
 
 @every_name
@@ -88,7 +186,7 @@ def test_dwc(name):
 @every_with("qk_norm", "exact_cls")
 def test_switches_together(name):
     """Masks, gradients and state with everything on."""
-    attention = switched(name, "dwc=3,qk_norm=true,exact_cls=true").double()
+    attention = switched(name, "dwc=3,qk_norm=head,exact_cls=true").double()
     q, k, v = inputs(tokens=TOKENS)
     mask = torch.arange(TOKENS) < torch.tensor([[13], [TOKENS]])
     padded = [x.masked_fill(~mask[:, None, :, None], float("nan")) for x in (q, k, v)]

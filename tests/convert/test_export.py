@@ -82,7 +82,7 @@ def check_onnx(path: Path, model: VisionTransformer) -> None:
 
 # one of each family: exact, projected, local; pointwise, exponential, tilted, learned for each head
 FAMILIES = [
-    "softmax:qk_norm=true",
+    "softmax:qk_norm=head",
     "linformer:k=5",
     "window:size=3",
     "performer-relu:m=11,dwc=3",

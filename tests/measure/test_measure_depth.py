@@ -50,7 +50,7 @@ def test_the_model_stays_as_it_was():
     assert all(torch.equal(value, before[key]) for key, value in changed.state_dict().items() if key in before)
 
 
-@pytest.mark.parametrize("attention", ["performer-relu:m=5", "softmax:qk_norm=true", "softmax:dwc=3"])
+@pytest.mark.parametrize("attention", ["performer-relu:m=5", "softmax:qk_norm=head", "softmax:dwc=3"])
 def test_only_plain_softmax_is_replaced(attention):
     model = create_model(
         image_size=8, channels=1, classes=3, patch_size=2, dim=8, depth=1, heads=2, attention=attention

@@ -29,7 +29,7 @@ def test_softmax_has_no_error(causal):
 
 @pytest.mark.parametrize(
     "spec",
-    ["softmax", "performer-exp:m=7", "performer-hyp:m=7", "linformer:k=7", "performer-exp:m=7,dwc=3,qk_norm=true"],
+    ["softmax", "performer-exp:m=7", "performer-hyp:m=7", "linformer:k=7", "performer-exp:m=7,dwc=3,qk_norm=head"],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_in_a_smaller_dtype_the_error_is_that_of_the_rounded_inputs(spec, dtype):
@@ -53,7 +53,7 @@ def test_records_say_in_which_dtype_they_were_measured():
 
 
 def test_normalised_queries_are_compared_with_softmax_of_the_same():
-    attention = create_attention("softmax:qk_norm=true", **SITE).double()
+    attention = create_attention("softmax:qk_norm=head", **SITE).double()
     with torch.no_grad():
         attention.q_norm *= 3
     assert attention_error(attention, *inputs())["attention_error"] < 1e-12
@@ -61,7 +61,7 @@ def test_normalised_queries_are_compared_with_softmax_of_the_same():
 
 def test_a_trained_model_with_normalised_queries_equals_its_softmax():
     config = {"image_size": 8, "channels": 1, "classes": 3, "patch_size": 2, "dim": 16, "depth": 2, "heads": 2}
-    model = create_model(**config, attention="softmax:qk_norm=true")
+    model = create_model(**config, attention="softmax:qk_norm=head")
     for attention in model.attentions():
         torch.nn.init.constant_(attention.q_norm, 4.0)
     images = torch.randn(5, 1, 8, 8, generator=generator("images"))
@@ -235,7 +235,7 @@ def test_errors_on_a_models_own_queries_and_keys_by_hand():
 
 
 def test_a_models_own_attention_stands_beside_the_others_as_it_was_trained():
-    spec = "linformer:k=3,qk_norm=true"
+    spec = "linformer:k=3,qk_norm=head"
     model, images = create_model(**CONFIG | {"attention": spec}).eval(), torch.randn(2, 1, 8, 8)
     with torch.no_grad():
         for weights in (p for a in model.attentions() for p in a.parameters()):

@@ -56,9 +56,9 @@ def test_softmax_and_others_on_the_same_queries(image):
 
 
 def test_a_model_with_normalised_queries_gives_others_the_same(image):
-    model = create_model(**MODEL, attention="softmax:qk_norm=true").eval()
+    model = create_model(**MODEL, attention="softmax:qk_norm=head").eval()
     torch.nn.init.constant_(model.attentions()[0].q_norm, 4.0)
-    _, plain = model_maps(Subject(model, image[None], "mine", "softmax:qk_norm=true"), ["softmax"])
+    _, plain = model_maps(Subject(model, image[None], "mine", "softmax:qk_norm=head"), ["softmax"])
     assert max(r.value for r in plain.records if r.metric == "map_error") < 1e-6
 
 

@@ -288,7 +288,7 @@ KNOWN = [
 @pytest.mark.parametrize("spec", KNOWN)
 def test_costs_of_known_attentions(spec):
     """Parameters to the last; and with the buffers, all the numbers that are stored."""
-    switches = "dwc=3" if spec == "uniform" else "qk_norm=true,dwc=3"  # what nobody looks at is not normalised
+    switches = "dwc=3" if spec == "uniform" else "qk_norm=head,dwc=3"  # what nobody looks at is not normalised
     for attention in (spec, f"{spec}{',' if ':' in spec else ':'}{switches}"):
         model = create_model(**SMALL, attention=attention, prefix=2)
         found = estimate(model.config)

@@ -100,19 +100,24 @@ def create_attention(
     return build_attention(spec, Site(heads, head_dim, tokens, grid, prefix, layer, seed, causal))
 
 
-def build_attention(spec: str | Spec, site: Site) -> Attention:
-    """The same for a Site."""
+def build_attention(spec: str | Spec, site: Site, *, inside: bool = False) -> Attention:
+    """The same for a Site. `inside` a MultiHead, which sees the tokens, a spec may have a gate and positions by cpe."""
     kind, switches, options = resolve(spec)
     try:
+        for name in () if inside else ("gate", "cpe"):
+            if value := getattr(switches, name):
+                raise ValueError(f"{name}={value} works on tokens, which an attention alone does not see: use a model")
         return kind.build(site, switches, **options)
     except ValueError as error:
         raise ValueError(f"spec '{parse(spec)}': {error}") from None
 
 
-def attention_cost(spec: str | Spec, site: Site) -> Cost:
-    """Parameters, multiply–accumulates and memory of one layer; it is not built."""
+def attention_cost(spec: str | Spec, site: Site, dim: int | None = None) -> Cost:
+    """Parameters, multiply–accumulates and memory of one layer; it is not built. With the tokens' width `dim`, those of
+    a gate and of positions by cpe, too."""
     kind, switches, options = resolve(spec)
-    return kind.cost(site, switches, **options)
+    cost = kind.cost(site, switches, **options)
+    return cost if dim is None else cost + switches.cost_around(dim, site)
 
 
 def break_even(spec: str | Spec, site: Site) -> int | None:

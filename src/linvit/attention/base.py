@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from linvit.attention.grid import DepthwiseConvolution, Rotation
 from linvit.kernels.base import tracing
-from linvit.randomness import generator
 from linvit.registry import Registry
 from linvit.site import Cost, Site
 
@@ -34,8 +34,12 @@ Role = Literal["candidate", "baseline", "limit", "control"]
 class Switches:
     """Options of every attention."""
 
-    qk_norm: bool = False  # RMS norm of q and k with learned gains: bounds the norms that kernels suffer from
+    # RMS norm of q and k, over each head or over all channels, with learned gains: bounds what kernels suffer from
+    qk_norm: Literal["head", "all"] | None = None
+    rope: Literal["2d"] | None = None  # rotary positions: q and k are rotated by their row and column
     dwc: int = 0  # size of a depthwise convolution over v's grid, added to the output: linear attention lacks locality
+    gate: Literal["linear", "silu"] | None = None  # the output times a projection of x, or times SiLU of it
+    cpe: int = 0  # size of a depthwise convolution of the tokens, added to them before the block: positions
     exact_cls: bool = False  # softmax for the queries of the prefix tokens, O(Nd)
     debug: bool = os.environ.get("LINVIT_DEBUG", "") not in ("", "0")  # name the input that holds a NaN
 
@@ -43,7 +47,15 @@ class Switches:
         """What they add to the attention's own."""
         width = site.heads * site.head_dim
         filters, exact = width * self.dwc**2, 2 * site.prefix * width if self.exact_cls else 0
-        return Cost(filters + 2 * site.head_dim * self.qk_norm, site.tokens * (filters + exact))
+        gains = {None: 0, "head": 2 * site.head_dim, "all": 2 * width}[self.qk_norm]
+        table = 2 * site.tokens * site.head_dim if self.rope else 0
+        return Cost(filters + gains, site.tokens * (filters + exact), kept=table)
+
+    def cost_around(self, dim: int, site: Site) -> Cost:
+        """What those add that work on the tokens, not on q, k and v: `gate` and `cpe`."""
+        inner, filters = site.heads * site.head_dim, dim * self.cpe**2
+        gate = Cost((dim + 1) * inner, site.tokens * dim * inner) if self.gate else Cost()
+        return gate + Cost(filters, site.tokens * filters)
 
 
 class Attention(nn.Module, ABC):
@@ -70,17 +82,22 @@ class Attention(nn.Module, ABC):
         if site.causal and not self.can_be_causal:
             raise ValueError(f"{type(self).__name__.lower()} cannot be causal: {self.why_not_causal}")
         self.site, self.switches = site, switches
-        self.q_norm = self.k_norm = self.dwc = None
-        if switches.qk_norm:
-            self.q_norm, self.k_norm = (nn.Parameter(torch.ones(site.head_dim)) for _ in "qk")
+        self.q_norm = self.k_norm = self.dwc = self.rope = None
         for name, why in self.without_effect.items():
-            if getattr(switches, name):
-                raise ValueError(f"{name}=true has no effect: {why}")
+            if value := getattr(switches, name):
+                raise ValueError(f"{name}={str(value).lower()} has no effect: {why}")
+        if switches.qk_norm:
+            shape = (site.heads, 1) if switches.qk_norm == "all" else ()
+            self.q_norm, self.k_norm = (nn.Parameter(torch.ones(*shape, site.head_dim)) for _ in "qk")
+        if switches.rope:
+            self.rope = Rotation(site)
         if switches.exact_cls and (site.causal or not site.prefix):
             raise ValueError("exact_cls=true needs prefix tokens (prefix ≥ 1) and a bidirectional attention")
         if switches.dwc:
-            self.dwc = _DepthwiseConvolution(site, switches.dwc)
-        self.bare = not (switches.qk_norm or switches.exact_cls or switches.dwc)  # nothing is done around `attend`
+            self.dwc = DepthwiseConvolution(site, switches.dwc)
+        self.bare = not (
+            switches.qk_norm or switches.rope or switches.exact_cls or switches.dwc
+        )  # nothing is done around `attend`
 
     @abstractmethod
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -192,10 +209,11 @@ class Attention(nn.Module, ABC):
         return out
 
     def normalised(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        if self.q_norm is None or self.k_norm is None:
-            return q, k
-        gains = self.q_norm.to(q), self.k_norm.to(k)
-        return F.rms_norm(q, gains[0].shape, gains[0]), F.rms_norm(k, gains[1].shape, gains[1])
+        """With the norms and rotations that are switched on."""
+        if self.q_norm is not None and self.k_norm is not None:
+            over = (1, 3) if self.switches.qk_norm == "all" else 3
+            q, k = _rms_norm(q, self.q_norm, over), _rms_norm(k, self.k_norm, over)
+        return (q, k) if self.rope is None else (self.rope(q), self.rope(k))
 
     def _check(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:
         """Refuse what does not fit; whether it is the usual input, of one dtype and without a mask."""
@@ -240,39 +258,10 @@ class Attention(nn.Module, ABC):
         return f"heads={self.site.heads}, head_dim={self.site.head_dim}, tokens={self.site.tokens}"
 
 
-class _DepthwiseConvolution(nn.Module):
-    """size × size over the grid of image tokens, one filter per channel of each head; prefix tokens are passed by."""
-
-    def __init__(self, site: Site, size: int):
-        super().__init__()
-        if size < 1 or size % 2 == 0:
-            raise ValueError(f"dwc={size} must be an odd size, e.g. dwc=5")
-        if site.grid is None:
-            raise ValueError(f"dwc={size} is a convolution over image tokens: give grid=(rows, columns)")
-        if size > 2 * max(site.grid) - 1:
-            raise ValueError(f"dwc={size} is more than {2 * max(site.grid) - 1}, which covers all of grid={site.grid}")
-        if site.causal:
-            raise ValueError(f"dwc={size} looks at later tokens, which a causal attention may not")
-        self.site, self.size = site, size
-        channels = site.heads * site.head_dim
-        source = generator("dwc", site.seed, site.layer)
-        self.weight = nn.Parameter(torch.empty(channels, 1, size, size).uniform_(-1, 1, generator=source) / size)
-
-    def forward(self, v: Tensor) -> Tensor:
-        b, h, n, d = v.shape
-        assert self.site.grid is not None
-        rows, columns = self.site.grid
-        image = v[:, :, self.site.prefix :].transpose(1, 2).reshape(b, -1, h * d)
-        missing = rows * columns - image.shape[1]
-        if missing < 0:
-            raise ValueError(f"{n} tokens do not fit grid={self.site.grid} with prefix={self.site.prefix}")
-        if missing:
-            image = F.pad(image, (0, 0, 0, missing))
-        image = image.view(b, rows, columns, h * d).permute(0, 3, 1, 2)  # channels last: twice as fast on a CPU
-        weight = self.weight.to(v).contiguous(memory_format=torch.channels_last)
-        out = F.conv2d(image, weight, padding=self.size // 2, groups=h * d)
-        out = out.permute(0, 2, 3, 1).reshape(b, rows * columns, h, d)[:, : rows * columns - missing].transpose(1, 2)
-        return F.pad(out, (0, 0, self.site.prefix, 0)) if self.site.prefix else out
+def _rms_norm(x: Tensor, gain: Tensor, over: int | tuple[int, int]) -> Tensor:
+    wide = x if x.dtype in PRECISE else x.float()
+    mean = wide.square().mean(over, keepdim=True)
+    return (wide * torch.rsqrt(mean + torch.finfo(wide.dtype).eps) * gain).to(x.dtype)
 
 
 def share_layerwise(attentions: Iterable[Attention]) -> None:

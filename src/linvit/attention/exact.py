@@ -47,7 +47,7 @@ class Identity(Attention):
     estimates = "the speed limit"
     role = "limit"
     precision = "half"
-    without_effect = {"qk_norm": "q and k do not matter"}  # noqa: RUF012
+    without_effect = dict.fromkeys(("qk_norm", "rope"), "q and k do not matter")
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         return v

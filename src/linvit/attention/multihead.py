@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linvit.attention import build_attention
 from linvit.attention.base import Attention
+from linvit.attention.grid import DepthwiseConvolution
 from linvit.kernels.base import positive
 from linvit.registry import Spec
 from linvit.site import Site
+
+SILU_ONE = 1.2784645427610738  # where SiLU is 1
 
 
 class MultiHead(nn.Module):
@@ -55,21 +60,48 @@ class MultiHead(nn.Module):
             self.attention = attention
         else:
             site = Site(heads, head_dim, tokens, grid, prefix, layer, seed, causal)
-            self.attention = build_attention(attention, site)
+            self.attention = build_attention(attention, site, inside=True)
+        switches, site = self.attention.switches, self.attention.site
+        self.gate = nn.Linear(dim, heads * head_dim) if switches.gate else None
+        tokens_site = replace(site, heads=1, head_dim=dim)
+        self.cpe = DepthwiseConvolution(tokens_site, switches.cpe, "cpe") if switches.cpe else None
         self.proj = nn.Linear(heads * head_dim, dim)
         self.dropout = nn.Dropout(dropout)
+        self.open_gate()
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, N, dim) → (B, N, dim)."""
-        return self._joined(self.attention(*self.split(x), mask=mask))
+        return self._joined(self.attention(*self.split(x), mask=mask), x)
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         """One or a few tokens (B, t, dim) after those whose `state` is given, of a causal attention."""
         out, state = self.attention.step(*self.split(x), state)
-        return self._joined(out), state
+        return self._joined(out, x), state
 
-    def _joined(self, out: Tensor) -> Tensor:
-        return self.dropout(self.proj(out.transpose(1, 2).flatten(2)))
+    def positioned(self, x: Tensor) -> Tensor:
+        """The tokens as the block sees them: with `cpe` they know their places from their neighbours."""
+        return x if self.cpe is None else x + self.cpe(x[:, None])[:, 0]
+
+    def open_gate(self) -> None:
+        """A gate begins at one for a token of zeros."""
+        if self.gate is not None:
+            nn.init.constant_(self.gate.bias, {"linear": 1.0, "silu": SILU_ONE}[str(self.attention.switches.gate)])
+
+    @torch.no_grad()
+    def near_softmax(self) -> None:
+        """Begin as near as possible to the softmax attention whose weights it is given: all gates are open."""
+        self.attention.near_softmax()
+        self.open_gate()
+        for part in (self.gate, self.cpe):
+            if part is not None:
+                part.weight.zero_()
+
+    def _joined(self, out: Tensor, x: Tensor) -> Tensor:
+        out = out.transpose(1, 2).flatten(2)
+        if self.gate is not None:
+            gate = self.gate(x)
+            out = out * (F.silu(gate) if self.attention.switches.gate == "silu" else gate)
+        return self.dropout(self.proj(out))
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v as (B, H, N, D)."""

@@ -150,7 +150,7 @@ def explain_divergence(trained: Trained) -> int:
     kept = f"the other folds are in {trained.folder}" if trained.folds else kept
     print(
         f"linvit: diverged at step {step:.0f}: {trained.diverged} is not finite; {kept}. Try a lower --lr, "
-        "--set warmup=0.3, --set clip_norm=0.5 or an attention with qk_norm=true, and another --out",
+        "--set warmup=0.3, --set clip_norm=0.5 or an attention with qk_norm=head, and another --out",
         file=sys.stderr,
     )
     return 1

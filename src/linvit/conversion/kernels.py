@@ -39,7 +39,7 @@ def feature_counts(teacher: VisionTransformer, spec: Spec, x: Tensor) -> list[Sp
     choices = [Spec(spec.name, {**spec.options, "m": m}) for m in sorted({max(1, d // 2), d, 2 * d, 4 * d})]
     chosen = []
     for attention, q, k, v in layers:
-        made = (build_attention(choice, attention.site).to(q.device) for choice in choices)
+        made = (build_attention(choice, attention.site, inside=True).to(q.device) for choice in choices)
         errors = [attention_error(one, q, k, v)["output_error"] for one in made]
         errors = [error if math.isfinite(error) else math.inf for error in errors]
         enough = max(SMALL_ERROR, SIMILAR * errors[-1])

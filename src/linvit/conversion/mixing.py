@@ -26,7 +26,7 @@ from linvit.registry import Spec, join_layers, parse_layers
 from linvit.training.checkpoint import load
 
 LOCAL = Spec("window", {"size": 7})  # local softmax: a linear kind that the search tries as well
-KEPT_OPTIONS = ("dwc", "qk_norm")  # of the teacher's attention, which has weights for them
+KEPT_OPTIONS = ("dwc", "qk_norm", "rope", "gate", "cpe")  # of the teacher's attention, which has weights for them
 MAX_LOCAL_COST = 0.98  # of the teacher's multiply–accumulates; above, local softmax is not worth trying
 DISCORDANT = 0.1  # fraction of the images, roughly, on which teacher and a mix may differ by chance
 FIRST_MIX, OTHER_MIX = "mix", "mix, decided"  # the mix that is trained further, and another one that was chosen

@@ -14,11 +14,11 @@ from linvit.schemas.conversion import Inherit
 def make_student(teacher: VisionTransformer, attention: str, inherit: Inherit, seed: int) -> VisionTransformer:
     """The teacher with this attention, and its weights where they fit. In layers that change, `inherit` leaves q and k
     (not-qk) or all of the attention (mlp) untrained. New weights start close to softmax: a Linformer pools keys, and a
-    convolution of v adds nothing yet."""
+    convolution adds nothing yet, and a gate is open."""
     config, tensors = teacher.config, teacher.state_dict()
     model = VisionTransformer(changed_config(config, attention=attention, seed=seed)).eval()
-    for layer in model.attentions():
-        layer.near_softmax()
+    for block in model.blocks:
+        block.attn.near_softmax()  # type: ignore[union-attr, operator]
     old, new = (parse_layers(text, config.depth) for text in (config.attention, attention))
     changed = {f"blocks.{i}" for i, spec in enumerate(new) if spec != old[i]}
     for key, value in model.state_dict().items():

@@ -30,7 +30,7 @@ def estimate(config: ModelConfig) -> Cost:
     """Of the whole model: parameters and MACs exactly, memory about."""
     total, site = frame(config), config.site
     for text, count in Counter(map(str, parse_layers(config.attention, config.depth))).items():
-        total += attention_cost(text, site) * count
+        total += attention_cost(text, site, config.dim) * count
     return total
 
 

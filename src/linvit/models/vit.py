@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, share_layerwise
+from linvit.attention.grid import DepthwiseConvolution
 from linvit.attention.multihead import MultiHead
 from linvit.kernels.projections import Omega
 from linvit.models.cost import check_fits, estimate
@@ -46,6 +47,7 @@ class Block(nn.Module):
             self.scale1, self.scale2 = (nn.Parameter(torch.full((config.dim,), config.layer_scale)) for _ in "12")
 
     def forward(self, x: Tensor) -> Tensor:
+        x = self.attn.positioned(x)
         return self._after(x, self.attn(self.norm1(x)))
 
     def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -202,7 +204,7 @@ def initialise(model: VisionTransformer, seed: int) -> None:
     """Every weight from its name and the seed; branches into the residual stream start small, by depth."""
     shrink = 1 / math.sqrt(2 * max(1, model.config.depth))
     for name, module in model.named_modules():
-        if isinstance(module, Attention) or ".attention." in name:
+        if isinstance(module, Attention | DepthwiseConvolution) or ".attention." in name:
             continue  # seeded by its own site
         source = generator("init", seed, name)
         if isinstance(module, (nn.Linear, nn.Conv2d)):
@@ -218,6 +220,8 @@ def initialise(model: VisionTransformer, seed: int) -> None:
             module.weight.copy_(torch.randn(module.weight.shape, generator=source))
             if module.position is not None:
                 module.position.copy_(0.02 * torch.randn(module.position.shape, generator=source))
+    for block in model.blocks:
+        block.attn.open_gate()  # type: ignore[union-attr, operator]
     for name in ("cls", "position"):
         value = getattr(model, name)
         if isinstance(value, nn.Parameter):

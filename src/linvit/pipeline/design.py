@@ -220,4 +220,4 @@ class Designer:
 def check_attention(config: ModelConfig) -> None:
     """A ValueError if one of its attentions cannot be built; no model is built for it."""
     for spec in dict.fromkeys(map(str, parse_layers(config.attention, config.depth))):
-        build_attention(spec, config.site)
+        build_attention(spec, config.site, inside=True)

@@ -99,8 +99,8 @@ def started(experiment: Experiment, dataset: Dataset) -> tuple[VisionTransformer
     if depth != stored.config.depth:
         raise ValueError(f"depth={depth}, but {stored.folder} has depth={stored.config.depth}: leave it out")
     tensors = resized(stored.tensors, stored.config, experiment.model.image_size, experiment.model.patch_size)
-    for attention in model.attentions():
-        attention.near_softmax()
+    for block in model.blocks:
+        block.attn.near_softmax()  # type: ignore[union-attr, operator]
     rows = _known_rows(stored, dataset.classes)
     own, kept = model.state_dict(), False
     for key, value in own.items():

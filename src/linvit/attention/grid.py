@@ -1,0 +1,82 @@
+"""What the options of every attention do on the grid of image tokens: a depthwise convolution, and rotary positions."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linvit.randomness import generator
+from linvit.site import Site
+
+BASE = 100.0  # of the rotations' frequencies, as for images elsewhere: a grid is shorter than a text
+
+
+class DepthwiseConvolution(nn.Module):
+    """size × size over the grid of image tokens, one filter per channel of each head; prefix tokens are passed by."""
+
+    def __init__(self, site: Site, size: int, option: str = "dwc"):
+        super().__init__()
+        if size < 1 or size % 2 == 0:
+            raise ValueError(f"{option}={size} must be an odd size, e.g. {option}=5")
+        if site.grid is None:
+            raise ValueError(f"{option}={size} is a convolution over image tokens: give grid=(rows, columns)")
+        if size > 2 * max(site.grid) - 1:
+            raise ValueError(
+                f"{option}={size} is more than {2 * max(site.grid) - 1}, which covers all of grid={site.grid}"
+            )
+        if site.causal:
+            raise ValueError(f"{option}={size} looks at later tokens, which a causal attention may not")
+        self.site, self.size = site, size
+        channels = site.heads * site.head_dim
+        source = generator(option, site.seed, site.layer)
+        self.weight = nn.Parameter(torch.empty(channels, 1, size, size).uniform_(-1, 1, generator=source) / size)
+
+    def forward(self, v: Tensor) -> Tensor:
+        b, h, n, d = v.shape
+        assert self.site.grid is not None
+        rows, columns = self.site.grid
+        image = v[:, :, self.site.prefix :].transpose(1, 2).reshape(b, -1, h * d)
+        missing = rows * columns - image.shape[1]
+        if missing < 0:
+            raise ValueError(f"{n} tokens do not fit grid={self.site.grid} with prefix={self.site.prefix}")
+        if missing:
+            image = F.pad(image, (0, 0, 0, missing))
+        image = image.view(b, rows, columns, h * d).permute(0, 3, 1, 2)  # channels last: twice as fast on a CPU
+        weight = self.weight.to(v).contiguous(memory_format=torch.channels_last)
+        out = F.conv2d(image, weight, padding=self.size // 2, groups=h * d)
+        out = out.permute(0, 2, 3, 1).reshape(b, rows * columns, h, d)[:, : rows * columns - missing].transpose(1, 2)
+        return F.pad(out, (0, 0, self.site.prefix, 0)) if self.site.prefix else out
+
+
+class Rotation(nn.Module):
+    """Rotary positions in two dimensions: half of the channels are rotated by their token's row, half by its column, so
+    that q·k depends on places only by their difference. Prefix tokens are not rotated."""
+
+    cosine: Tensor  # (tokens, head_dim)
+    sine: Tensor
+
+    def __init__(self, site: Site):
+        super().__init__()
+        if site.grid is None:
+            raise ValueError("rope=2d rotates by the place on a grid: give grid=(rows, columns)")
+        if site.causal:
+            raise ValueError("rope=2d is for bidirectional attentions: decoding does not know a token's place")
+        if site.head_dim % 4:
+            raise ValueError(f"rope=2d needs a head_dim that is a multiple of 4, not {site.head_dim}")
+        pairs = site.head_dim // 4
+        frequency = BASE ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
+        places = torch.meshgrid(*(torch.arange(side).double() for side in site.grid), indexing="ij")
+        angle = torch.cat([place[..., None] * frequency for place in places for _ in "12"], -1).flatten(0, 1)
+        angle = F.pad(angle, (0, 0, site.prefix, 0))
+        for name, table in (("cosine", angle.cos()), ("sine", angle.sin())):
+            self.register_buffer(name, table.float(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, N, D) → the same, rotated."""
+        n = x.shape[2]
+        if n > len(self.cosine):
+            raise ValueError(f"{n} tokens do not fit the {len(self.cosine)} places of rope=2d")
+        a, b, c, d = x.chunk(4, -1)
+        turned = torch.cat([-b, a, -d, c], -1)
+        return (x * self.cosine[:n] + turned * self.sine[:n]).to(x.dtype)
