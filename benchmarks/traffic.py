@@ -2,32 +2,125 @@
 
     python benchmarks/traffic.py
 
-ViT-S at 384 px by default: 6 heads of 64, 577 tokens, 43 images, bfloat16, forward. Eager operations are counted as
-they are dispatched (on the `meta` device, which takes the GPU's path). Compiled ones are these operations joined as a
-compiler joins them, everything between two products being one kernel: a model of Inductor, not its own count. Triton's
-are the tensors that linvit's kernels are launched with.
+ViT-S at 384 px by default: 6 heads of 64, 577 tokens, 43 images, bfloat16, forward without gradients.
+
+- eager: operations as they are dispatched on the `meta` device, which takes the GPU's path.
+- compiled: kernels that Inductor generates. The layer is lowered by Inductor's own passes, scheduler and Triton backend
+  for fake tensors on "cuda", with the properties of an A100 in place of a device's. No kernel is run, and none is chosen
+  by timing. A kernel's bytes are Inductor's own count: each buffer that it reads or writes, once; products are cuBLAS
+  calls with their inputs and outputs.
+- triton: the tensors that linvit's own kernels are launched with.
+- saved: what a compiled forward pass keeps for the backward pass, q, k and v included, in bytes for each token and head,
+  as Inductor's partitioner decides on the meta device.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import torch
+import torch.utils._triton
+from torch._dynamo.device_interface import CudaInterface
+from torch._functorch.aot_autograd import aot_function
+from torch._inductor import compile_fx
+from torch._inductor.debug import DebugContext
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.graph import GraphLowering
+from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from linvit.attention import build_attention
+from linvit.attention import accelerated, build_attention
+from linvit.attention.performer import Performer
 from linvit.measure.advice import Workload
-from linvit.measure.hardware import HARDWARE, count, fused
+from linvit.measure.hardware import HARDWARE, count
 from linvit.site import Site
 
 SPECS = ("softmax", "performer-relu:m=64", "performer-exp:m=64")
+A100 = SimpleNamespace(
+    name="NVIDIA A100-SXM4-80GB",
+    major=8,
+    minor=0,
+    multi_processor_count=108,
+    regs_per_multiprocessor=65536,
+    max_threads_per_multi_processor=2048,
+    max_threads_per_block=1024,
+    warp_size=32,
+    total_memory=80 << 30,
+)
 
 
-def triton_kernels(load: Workload, features: int) -> dict[str, int]:
-    """Bytes of each of the forward kernels."""
+@contextlib.contextmanager
+def device_properties() -> Iterator[None]:
+    """What Inductor asks of a device while it lowers."""
+    for_cuda = {"get_device_properties": A100, "get_device_capability": (8, 0), "current_device": 0}
+    for_interface = for_cuda | {"get_compute_capability": 80, "is_available": True}
+    answers = [(torch.cuda, name, value) for name, value in for_cuda.items()]
+    answers += [(CudaInterface, name, value) for name, value in for_interface.items()]
+    answers.append((torch.utils._triton, "triton_hash_with_backend", "none"))
+    with contextlib.ExitStack() as patches:
+        for owner, name, value in answers:
+            patches.enter_context(mock.patch.object(owner, name, lambda *_, value=value: value, create=True))
+        yield
+
+
+def compiled_kernels(spec: str, load: Workload) -> list[int]:
+    """Bytes of each kernel that Inductor generates for the forward pass."""
+    found: list[int] = []
+
+    def lower(module: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        with V.set_fake_mode(torch._guards.detect_fake_mode(inputs)):
+            compile_fx._recursive_post_grad_passes(module, is_inference=True)
+            graph = GraphLowering(module, example_inputs=inputs)
+            with V.set_graph_handler(graph), V.set_debug_handler(DebugContext()):
+                graph.run(*inputs)
+                graph.codegen()
+                found.extend(node.get_read_write_buffers_sizes() for node in graph.scheduler.nodes)
+        return module.forward
+
+    attention = build_attention(spec, load.site)
+    with device_properties(), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        attention.to("cuda:0")
+        q, k, v = tensors(load, "cuda:0")
+        aot_function(attention, lower, inference_compiler=lower, decompositions=select_decomp_table())(q, k, v)
+    return found
+
+
+def saved_bytes(spec: str, load: Workload) -> float:
+    """For each token and head."""
+    attention = build_attention(spec, load.site).to("meta")
+    assert isinstance(attention, Performer)
+    q, k, v = (x.requires_grad_() for x in tensors(load, "meta"))
+    kept: dict[int, int] = {}
+
+    def keep(x: torch.Tensor) -> torch.Tensor:
+        kept[x.untyped_storage()._cdata] = x.untyped_storage().nbytes()
+        return x
+
+    attend = torch.compile(accelerated._frugal, backend="aot_eager_decomp_partition")
+    prepared = attention.prepare(q, k)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        attend(prepared.q, prepared.k, v.flatten(0, 1), prepared.weight, prepared.bias, prepared.features)
+    for x in (q, k, v):
+        keep(x)
+    return sum(kept.values()) / (load.batch * load.site.heads * load.site.tokens)
+
+
+def triton_kernels(load: Workload, features: int) -> list[int]:
+    """Bytes of each of the two forward kernels: keys, queries."""
     site, groups = load.site, load.batch * load.site.heads
     tensor = groups * site.tokens * site.head_dim * 2
     sums, omega = 4 * groups * features * (site.head_dim + 1), 4 * features * site.head_dim
-    return {"keys": 2 * tensor + omega + sums, "queries": 2 * tensor + omega + sums}
+    return [2 * tensor + omega + sums] * 2
+
+
+def tensors(load: Workload, device: str) -> list[torch.Tensor]:
+    shape = load.batch, load.site.heads, load.site.tokens, load.site.head_dim
+    return [torch.empty(shape, dtype=torch.bfloat16, device=device) for _ in range(3)]
 
 
 def main() -> None:
@@ -37,19 +130,18 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=6)
     given = parser.parse_args()
     load = Workload(Site(given.heads, 64, given.tokens), given.batch)
-    print(f"{'attention':24}{'path':>12}{'kernels':>9}{'MB':>8}")
+    print(f"compiled: Inductor's Triton backend, PyTorch {torch.__version__}, for an A100; counted, not run")
+    print(f"{'attention':24}{'path':>12}{'kernels':>9}{'MB':>8}{'saved':>8}")
     for spec in SPECS:
-        attention = build_attention(spec, load.site).to("meta")
-        shape = given.batch, given.heads, given.tokens, 64
-        q, k, v = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for _ in range(3))
+        attention, inputs = build_attention(spec, load.site).to("meta"), tensors(load, "meta")
         with torch.no_grad():
-            eager = count(lambda attention=attention, q=q, k=k, v=v: attention(q, k, v), HARDWARE["a100"])
-        paths = {"eager": [kernel.bytes for kernel in eager]}
+            eager = count(lambda attention=attention, inputs=inputs: attention(*inputs), HARDWARE["a100"])
+        paths, saved = {"eager": [kernel.bytes for kernel in eager]}, {}
         if spec != "softmax":
-            paths["compiled"] = [kernel.bytes for kernel in fused(eager)]
-            paths["triton"] = list(triton_kernels(load, 64).values())
+            paths |= {"compiled": compiled_kernels(spec, load), "triton": triton_kernels(load, 64)}
+            saved["compiled"] = f"{saved_bytes(spec, load):.0f}"
         for name, found in paths.items():
-            print(f"{spec:24}{name:>12}{len(found):>9}{sum(found) / 1e6:>8.0f}")
+            print(f"{spec:24}{name:>12}{len(found):>9}{sum(found) / 1e6:>8.0f}{saved.get(name, ''):>8}")
 
 
 if __name__ == "__main__":

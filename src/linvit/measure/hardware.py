@@ -167,7 +167,8 @@ class Counter(TorchDispatchMode):
         if not made or name.startswith(ALLOCATIONS) or not (changed or any(_address(x) not in old for x in made)):
             return out  # a view, or nothing
         formula = flop_registry.get(func._overloadpacket)
-        flops = formula(*args, **kwargs, out_val=out) if formula else 0
+        shapes = args[:2] if func._overloadname == "dtype" else args  # a product whose third argument is its dtype
+        flops = formula(*shapes, **kwargs, out_val=out) if formula else 0
         read = given[1:] if name in OVERWRITE else given
         self.add(name, read, made, flops, ends=bool(flops) or _across_rows(name, args, kwargs))
         return out
