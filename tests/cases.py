@@ -20,14 +20,14 @@ from linvit.kernels import KERNELS
 from linvit.registry import parse
 from linvit.site import Site, squarest
 
-SMALL = {"m": 11, "k": 5, "n": 5}  # primes; whoever has these options gets them small
+SMALL = {"m": 11, "k": 5, "n": 5, "cell": 2}  # small, most of them primes; whoever has these options gets them
 SITE = {"heads": 3, "head_dim": 7, "tokens": 13}
 BATCH = 2
 
 # Facts that no signature tells.
 FAMILIES = {"relu", "gelu", "trig", "exp", "theta", "theta-linear"}  # non-negative, signed, with a norm, exponential, …
-ORDERED = {"linformer", "window", "agent", "mhla"}  # tokens have places: not permutation-equivariant
-GRIDDED = {"window"}  # cannot be without a grid
+ORDERED = {"linformer", "window", "agent", "mhla", "twoscale"}  # tokens have places: not permutation-equivariant
+GRIDDED = {"window", "twoscale"}  # cannot be without a grid
 DRAWN = {"iid", "hadamard", "chi", "sqrt"}  # how Ω is drawn, which no attention sees: tests/kernels has them
 NOT_AVERAGES = {"linformer", "normaliser=released", "vit3"}  # rows of the matrix need not sum to one
 HALVED = {"pola"}  # halves of v have matrices of their own, and the mean of them is given

@@ -30,6 +30,7 @@ ATTENTIONS = {
     "mhla": ("mhla", "T 75.8 %, S 81.0 % at 256 tokens instead of 196, with 5 × 5 convolution and q/k norm."),
     "rala": ("rala", "S 80.4 %; with 5 × 5 convolution, gate and rotary positions."),
     "vit3": ("vit3", "T 76.5 %, S 81.6 % with convolutional positions before every block, mean pooling, 6 heads."),
+    "twoscale": ("twoscale:cell=2", ""),
     "uniform": ("uniform", ""),
 }
 BEST = ("softmax", "performer-relu", "mhla", "mala", "agent", "vit3")  # also run with more tokens
@@ -58,7 +59,7 @@ def table(suffix: str, what: str, rows: list[Row], rerun: Rerun, data: str = "ci
     )
 
 
-SMALL = Rerun(PATCHES | {"epochs": 100}, cpu=Scale(limit=20_000, options={"epochs": 6}))
+SMALL = Rerun(PATCHES | {"epochs": 100}, cpu=Scale(options={"epochs": 6}))
 LONGER = Rerun(PATCHES | {"patch_size": 2, "epochs": 100}, cpu=Scale(limit=10_000, options={"epochs": 5}))
 PHOTOS = Rerun(PATCHES | {"epochs": 100}, cpu=Scale(limit=20_000, options={"epochs": 5}))
 

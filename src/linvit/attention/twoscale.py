@@ -1,0 +1,221 @@
+"""Two-scale attention: near tokens exactly, far tokens as one summary for each cell of the grid, in one softmax.
+
+The grid is cut into cells of c × c tokens. A query sees the tokens of its own band, the c rows that its cell is in, and
+of the bands within `reach` of it; the prefix tokens; and of every other cell one key k_c, one value v_c and a bias b_c.
+The sum of a cell's scores is convex in q,
+
+    L_c(q) = log Σ_{j∈c} exp(q·k_j/√d)
+
+and `far=tangent` replaces it by its tangent at the mean query q̄ plus the mean of the second-order term over all queries:
+
+    w_j = softmax_{j∈c}(q̄·k_j/√d)      k_c = Σ w_j k_j      v_c = Σ w_j v_j
+    b_c = L_c(q̄) − q̄·k_c/√d + ½ Σ_i var(q)_i var_w(k)_i / d
+
+`far=mean` is the tangent at q = 0: means, and the log of the number of tokens. Either is exact where all keys of a cell
+are equal, does not change when one vector is added to all keys, and has rows that sum to one.
+
+A band is a run of tokens, so that its keys are joined with those of the cells above and below by copying, and each band
+is one call of fused softmax attention with a bias for each key.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from linvit.attention.accelerated import transformed
+from linvit.attention.base import PRECISE, Attention, Switches, register, softmax_attention
+from linvit.kernels.base import positive, tracing
+from linvit.site import Cost, Site
+
+LOWEST = -1e30  # bias of a dropped key: its weight is zero, and differences are not NaN
+SMALLEST = 48  # keys: with fewer left out than these, `cell=auto` is softmax, which takes as long
+SIDES = range(2, 33)  # of a cell, that cell=auto chooses from
+
+
+class Band(NamedTuple):
+    """Queries of the rows [first, last) see the rows [start, end) exactly, which are those of the cells [above, below)."""
+
+    first: int
+    last: int
+    start: int
+    end: int
+    above: int
+    below: int
+
+
+class Cut(NamedTuple):
+    """A grid as down × across cells of side × side tokens; the last ones may extend over its edges."""
+
+    rows: int
+    columns: int
+    side: int
+    reach: int
+
+    @property
+    def down(self) -> int:
+        return -(-self.rows // self.side)
+
+    @property
+    def across(self) -> int:
+        return -(-self.columns // self.side)
+
+    @property
+    def exact(self) -> bool:
+        """Whether no cell is summarised, or each is a single token."""
+        return self.side == 1 or self.down <= 2 * self.reach + 1
+
+    def bands(self) -> Iterator[Band]:
+        """At the edges of the grid, several bands of queries see the same rows."""
+        c, first = self.side, 0
+        for above in range(self.down - 2 * self.reach):
+            below, last = above + 2 * self.reach + 1, above + self.reach + 1
+            last = self.rows if below == self.down else last * c
+            yield Band(first, last, above * c, min(below * c, self.rows), above, below)
+            first = last
+
+    def keys(self) -> float:
+        """Of an image token, on average, without the prefix."""
+        found = ((b.last - b.first) * self._keys(b) for b in self.bands())
+        return self.rows * self.columns if self.exact else sum(found) / self.rows
+
+    def _keys(self, band: Band) -> int:
+        cells = self.down - (band.below - band.above)
+        return (band.end - band.start) * self.columns + cells * self.across
+
+
+@register("twoscale")
+class TwoScale(Attention):
+    """cell: side of a cell, and height of a band, in tokens; auto has the fewest keys, and is softmax on a small grid.
+    reach: how many bands above and below its own a query sees exactly. far: what stands for the tokens of a cell.
+
+    Prefix tokens (CLS) see all tokens and are seen by all.
+    """
+
+    formula = "softmax over near tokens and far cells (q·k/√d + b) v"
+    estimates = "softmax"
+    precision = "half"
+    linear = False
+    can_be_causal = False
+    why_not_causal = "a cell has later tokens in it"
+    without_effect = {"exact_cls": "prefix tokens see all tokens already"}  # noqa: RUF012
+
+    def __init__(
+        self,
+        site: Site,
+        switches: Switches = Switches(),  # noqa: B008 (frozen)
+        *,
+        cell: int | Literal["auto"] = "auto",
+        reach: int = 0,
+        far: Literal["tangent", "mean"] = "tangent",
+    ):
+        super().__init__(site, switches)
+        if site.grid is None:
+            raise ValueError("cells are squares of image tokens: give grid=(rows, columns)")
+        self.cut, self.tangent = _cut(site.grid, cell, reach), far == "tangent"
+
+    @classmethod
+    def own_cost(
+        cls, site: Site, *, cell: int | Literal["auto"] = "auto", reach: int = 0, far: str = "tangent"
+    ) -> Cost:
+        """Without a grid, from the share of keys that a square one of about as many tokens leaves."""
+        image, d = site.tokens - site.prefix, site.head_dim
+        cut = _cut(site.grid or (max(1, round(math.sqrt(image))),) * 2, cell, reach)
+        keys = image * cut.keys() / (cut.rows * cut.columns)
+        pairs = image * (keys + site.prefix) + site.prefix * site.tokens
+        summaries = 0 if cut.exact else image * (2 if far == "mean" else 4)
+        return Cost(macs=round((2 * pairs + summaries) * d * site.heads))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        cut, first, n = self.cut, self.site.prefix, q.shape[2]
+        places = cut.rows * cut.columns
+        if n - first > places:
+            raise ValueError(f"{n} tokens do not fit grid={self.site.grid} with prefix={first}")
+        if cut.exact:
+            return softmax_attention(q, k, v, mask)
+        kept = None if mask is None and n - first == places else _kept(mask, q, first + places - n)
+        image = [x[:, :, first:] for x in (q, k, v)]
+        if missing := first + places - n:
+            image = [F.pad(x, (0, 0, 0, missing)) for x in image]
+        own = [softmax_attention(q[:, :, :first], k, v, mask)] if first else []
+        keys, values = k[:, :, :first], v[:, :, :first]
+        out = torch.cat([*own, *self._image(*image, keys, values, kept)], 2)[:, :, :n]
+        return out if mask is None else torch.where(mask.any(1)[:, None, None, None], out, 0.0)
+
+    def _image(
+        self, q: Tensor, k: Tensor, v: Tensor, first_k: Tensor, first_v: Tensor, kept: Tensor | None
+    ) -> Iterator[Tensor]:
+        """The outputs of each band of queries."""
+        cut, prefix = self.cut, self.site.prefix
+        bias = None if kept is None else torch.where(kept, 0.0, LOWEST)[:, None, None]  # (B, 1, 1, prefix + tokens)
+        far_k, far_v, far_bias = self._far(q, k, v, None if bias is None else bias[..., prefix:])
+        near = q.new_zeros(1, 1, 1, 1, dtype=far_bias.dtype) if bias is None else bias.to(far_bias)
+        near = near.expand(*q.shape[:2], 1, prefix + k.shape[2])
+        for band in cut.bands():
+            above, below = slice(0, band.above * cut.across), slice(band.below * cut.across, None)
+            rows, queries = (slice(a * cut.columns, b * cut.columns) for a, b in (band[2:4], band[:2]))
+            keys = torch.cat([first_k, far_k[:, :, above], k[:, :, rows], far_k[:, :, below]], 2)
+            values = torch.cat([first_v, far_v[:, :, above], v[:, :, rows], far_v[:, :, below]], 2)
+            parts = near[..., :prefix], far_bias[..., above], near[..., prefix:][..., rows], far_bias[..., below]
+            yield _biased(q[:, :, queries], keys, values, torch.cat(parts, -1))
+
+    def _far(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys and values of the cells, (B, H, cells, d), and their biases, (B, H, 1, cells)."""
+        dtype, wide = v.dtype, k.dtype if k.dtype in PRECISE else torch.float32
+        cells_k, cells_v = (self._cells(x.to(wide)) for x in (k, v))  # (B, H, cells, c², d)
+        places = torch.ones(1, 1, q.shape[2], 1, device=q.device, dtype=wide)
+        weight = self._cells(places.expand(1, 1, -1, 1) if bias is None else (bias > LOWEST).to(wide).transpose(2, 3))
+        w = torch.where(weight > 0, 0.0, LOWEST).to(wide)  # (B or 1, 1, cells, c², 1)
+        if self.tangent:
+            count = weight.sum((2, 3)).clamp_min(1)[:, :, None]
+            q = q.to(wide) * q.shape[-1] ** -0.5
+            mean = q.sum(2, keepdim=True) / count
+            spread = torch.linalg.vector_norm(q, dim=2, keepdim=True).square() / count - mean.square()
+            w = w + (cells_k.flatten(2, 3) @ mean.transpose(2, 3)).unflatten(2, cells_k.shape[2:4])
+        total = w.logsumexp(3)  # (B, H, cells, 1)
+        share = (w - total[:, :, :, None]).exp().transpose(3, 4).expand(*cells_k.shape[:3], 1, -1)
+        far_k, far_v = ((share @ x).squeeze(3) for x in (cells_k, cells_v))
+        if self.tangent:
+            variance = (share @ cells_k.square()).squeeze(3) - far_k.square()
+            total = total - far_k @ mean.transpose(2, 3) + variance @ spread.transpose(2, 3) / 2
+        total = total.clamp_min(LOWEST).expand(*far_k.shape[:3], 1)
+        return far_k.to(dtype), far_v.to(dtype), total.transpose(2, 3)
+
+    def _cells(self, x: Tensor) -> Tensor:
+        """Image tokens (B, H, rows·columns, e) → (B, H, cells, tokens of one, e), zero where there is none."""
+        rows, columns, side, _ = cut = self.cut
+        x = x.unflatten(2, (rows, columns))
+        if (cut.down * side, cut.across * side) != (rows, columns):
+            x = F.pad(x, (0, 0, 0, cut.across * side - columns, 0, cut.down * side - rows))
+        return x.unflatten(3, (-1, side)).unflatten(2, (-1, side)).transpose(3, 4).flatten(4, 5).flatten(2, 3)
+
+
+def _cut(grid: tuple[int, int], cell: int | Literal["auto"], reach: int) -> Cut:
+    positive("reach", reach, at_least=0)
+    if cell != "auto":
+        positive("cell", cell, at_least=1)
+        return Cut(*grid, cell, reach)
+    found = min((Cut(*grid, side, reach) for side in SIDES), key=Cut.keys)
+    return found if found.keys() + SMALLEST < math.prod(grid) else Cut(*grid, 1, reach)
+
+
+def _kept(mask: Tensor | None, q: Tensor, missing: int) -> Tensor:
+    """(B, tokens of the whole grid): where there is a token, and it is kept."""
+    kept = torch.ones(q.shape[0], q.shape[2], dtype=torch.bool, device=q.device) if mask is None else mask
+    return F.pad(kept, (0, missing), value=False)
+
+
+def _biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """softmax(q kᵀ/√d + bias) v with a bias for each key, (B, H, 1, keys)."""
+    if bias.requires_grad and q.device.type == "cpu" and not (tracing() or transformed()):
+        # The fused kernel has no gradient of a mask: one more channel of k holds the bias, where q has √d.
+        scale = q.shape[-1] ** -0.5
+        q = torch.cat([q, q.new_full((), 1 / scale).expand(*q.shape[:-1], 1)], -1)
+        k = torch.cat([k, bias.to(k).transpose(2, 3)], -1)
+        return F.scaled_dot_product_attention(q, k, F.pad(v, (0, 1)), scale=scale)[..., :-1]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q).expand(-1, -1, q.shape[2], -1))
