@@ -249,7 +249,9 @@ def oddities(spec: str, head_dim: int) -> tuple[bool, bool]:
     """Whether the rows of its matrix are signed or do not sum to one, so that half the absolute difference to softmax's
     is no total variation; and whether it has weights, which are untrained here. Looked up with a few tokens."""
     given = parse(spec)
-    options = {name: value for name, value in given.options.items() if name not in ("dwc", "exact_cls", "gate", "cpe", "rope")}
+    options = {
+        name: value for name, value in given.options.items() if name not in ("dwc", "exact_cls", "gate", "cpe", "rope")
+    }
     tokens = max(64, int(options.get("k") or 0))
     site = Site(1, head_dim, tokens, squarest(tokens))
     try:
