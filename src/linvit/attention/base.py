@@ -46,16 +46,22 @@ class Switches:
     def cost(self, site: Site) -> Cost:
         """What they add to the attention's own."""
         width = site.heads * site.head_dim
-        filters, exact = width * self.dwc**2, 2 * site.prefix * width if self.exact_cls else 0
         gains = {None: 0, "head": 2 * site.head_dim, "all": 2 * width}[self.qk_norm]
+        exact = 2 * site.prefix * site.tokens * width if self.exact_cls else 0
         table = 2 * site.tokens * site.head_dim if self.rope else 0
-        return Cost(filters + gains, site.tokens * (filters + exact), kept=table)
+        return _convolution(width, self.dwc, site) + Cost(gains, exact, kept=table)
 
     def cost_around(self, dim: int, site: Site) -> Cost:
         """What those add that work on the tokens, not on q, k and v: `gate` and `cpe`."""
-        inner, filters = site.heads * site.head_dim, dim * self.cpe**2
-        gate = Cost((dim + 1) * inner, site.tokens * dim * inner) if self.gate else Cost()
-        return gate + Cost(filters, site.tokens * filters)
+        inner = site.heads * site.head_dim
+        gate = Cost((dim + 1) * inner, site.tokens * dim * inner, 2 * site.tokens * inner) if self.gate else Cost()
+        return gate + _convolution(dim, self.cpe, site)
+
+
+def _convolution(channels: int, size: int, site: Site) -> Cost:
+    """Of a depthwise one over the image tokens."""
+    filters = channels * size**2
+    return Cost(filters, (site.tokens - site.prefix) * filters)
 
 
 class Attention(nn.Module, ABC):

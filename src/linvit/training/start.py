@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,6 +21,7 @@ from linvit.training.files import checksum
 
 HEAD_IMAGES = 2048  # that a new head is made from, at most
 SHARPNESS = 4.0  # standard deviations between the logits of two class means, roughly
+OF_ATTENTION = re.compile(r"\.attn\.(attention|gate|cpe)\.")  # weights that a spec decides on
 MAX_REMEMBERED = 8  # models whose weights stay in memory for the next training that starts from them
 
 _recent: dict[Start, Stored] = {}  # the oldest first
@@ -88,9 +90,10 @@ def normalised(dataset: Dataset, experiment: Experiment) -> Dataset:
 def started(experiment: Experiment, dataset: Dataset) -> tuple[VisionTransformer, bool]:
     """The model before the first step, and whether its head is still to be made.
 
-    Positions follow the image size, and patch filters the patch size. An attention's own weights are new where the
-    start has none of that shape, and as close to softmax as they can be. The head takes the start's rows if the start
-    has all classes by name. All other weights must fit, and none may be left over.
+    Positions follow the image size, and patch filters the patch size. An attention's own weights, those of its gate and
+    of its positions by cpe included, are new where the start has none of that shape, and as close to softmax as they can
+    be. The head takes the start's rows if the start has all classes by name. All other weights must fit, and none may
+    be left over.
     """
     model, start = VisionTransformer(experiment.model), experiment.start
     if start is None:
@@ -111,7 +114,7 @@ def started(experiment: Experiment, dataset: Dataset) -> tuple[VisionTransformer
                 own[key] = given[rows] if key.rpartition(".")[0] == _last(model.head) else given
         elif given is not None and given.shape == value.shape:
             own[key] = given
-        elif ".attention." not in key:
+        elif not OF_ATTENTION.search(key):
             shape = "missing" if given is None else f"{tuple(given.shape)}"
             raise ValueError(f"{stored.folder} does not fit this model: {key} is {shape}, not {tuple(value.shape)}")
     for key, value in tensors.items():
