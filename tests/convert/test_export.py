@@ -131,6 +131,13 @@ def test_onnx_of_every_attention(tmp_path):
 
 
 @pytest.mark.slow
+def test_onnx_of_shared_options(tmp_path):
+    extras = "dwc=3,gate=silu,cpe=3,qk_norm=all,rope=2d"
+    model = stored(tmp_path, f"softmax:{extras}+agent:n=4,{extras}+mala:{extras},exact_cls=true", dim=24, depth=3)
+    check_onnx(export(tmp_path, "onnx").path, model)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("stem", ["conv", "resnet", "pixel"])
 def test_onnx_of_every_stem(tmp_path, stem):
     trunk = {} if stem == "pixel" else {"trunk": (3, 5)}

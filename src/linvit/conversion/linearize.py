@@ -94,7 +94,7 @@ def linearize(
 
 
 def _same_around(new: Attention, old: Attention, spec: Spec) -> None:
-    """A ValueError for another gate or other positions by cpe: those stay with the layer, which has weights for them."""
+    """A ValueError for another gate or cpe than the layer has: it keeps those, and their weights."""
     for name in ("gate", "cpe"):
         one, other = (getattr(attention.switches, name) or "none" for attention in (new, old))
         if one != other:

@@ -90,10 +90,9 @@ def normalised(dataset: Dataset, experiment: Experiment) -> Dataset:
 def started(experiment: Experiment, dataset: Dataset) -> tuple[VisionTransformer, bool]:
     """The model before the first step, and whether its head is still to be made.
 
-    Positions follow the image size, and patch filters the patch size. An attention's own weights, those of its gate and
-    of its positions by cpe included, are new where the start has none of that shape, and as close to softmax as they can
-    be. The head takes the start's rows if the start has all classes by name. All other weights must fit, and none may
-    be left over.
+    Positions follow the image size, and patch filters the patch size. An attention's own weights, its gate and cpe
+    included, are new where the start has none of that shape, and as close to softmax as they can be. The head takes the
+    start's rows if the start has all classes by name. All other weights must fit, and none may be left over.
     """
     model, start = VisionTransformer(experiment.model), experiment.start
     if start is None:
