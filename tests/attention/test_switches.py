@@ -77,8 +77,9 @@ def test_qk_norm(name):
 def test_qk_norm_over_all_channels(name):
     q, k, v = inputs(tokens=TOKENS)
     attention = switched(name, "qk_norm=all").double()
-    gain = torch.linspace(0.5, 2, 21, dtype=torch.float64).view(3, 1, 7)
+    gain = torch.linspace(0.5, 2, 21, dtype=torch.float64)
     out = functional_call(attention, {"q_norm": gain}, (q, k, v))
+    gain = gain.view(3, 1, 7)
 
     def normed(x):
         return F.rms_norm(x.transpose(1, 2), (3, 7)).transpose(1, 2)

@@ -231,6 +231,8 @@ def test_what_transformers_loads_is_compared(tmp_path, monkeypatch):
         ("linformer:k=5", {}, "blocks.0.attn.attention.projection"),
         ("performer-exp:m=11", {}, "blocks.0.attn.attention.kernel.omega.rows"),
         ("performer-relu:projection=none,dwc=3", {}, "blocks.0.attn.attention.dwc.weight"),
+        ("softmax:gate=silu", {}, "blocks.0.attn.gate.weight"),
+        ("softmax:cpe=3", {}, "blocks.0.attn.cpe.weight"),
     ],
 )
 def test_what_transformers_cannot_represent_is_refused(attention, options, message):

@@ -61,8 +61,8 @@ class Size(NamedTuple):
 class FeatureMap(nn.Module, ABC):
     """Base of all kernels. A subclass registers a name, gives `formula` and `estimates`, and implements `prepare`.
 
-    Its options are the fields of `Options`; a subclass with more of them extends that class, and one without `scale` has
-    a class of its own.
+    Its options are the fields of `Options`. A subclass with more of them extends that class; one without `scale` has a
+    class of its own.
     """
 
     formula: ClassVar[str] = ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from linvit.attention.multihead import OF_SPEC
 from linvit.data import Dataset
 from linvit.data.augment import normalise
 from linvit.models import ModelConfig, VisionTransformer
@@ -21,7 +21,6 @@ from linvit.training.files import checksum
 
 HEAD_IMAGES = 2048  # that a new head is made from, at most
 SHARPNESS = 4.0  # standard deviations between the logits of two class means, roughly
-OF_ATTENTION = re.compile(r"\.attn\.(attention|gate|cpe)\.")  # weights that a spec decides on
 MAX_REMEMBERED = 8  # models whose weights stay in memory for the next training that starts from them
 
 _recent: dict[Start, Stored] = {}  # the oldest first
@@ -113,7 +112,7 @@ def started(experiment: Experiment, dataset: Dataset) -> tuple[VisionTransformer
                 own[key] = given[rows] if key.rpartition(".")[0] == _last(model.head) else given
         elif given is not None and given.shape == value.shape:
             own[key] = given
-        elif not OF_ATTENTION.search(key):
+        elif not OF_SPEC.search(key):
             shape = "missing" if given is None else f"{tuple(given.shape)}"
             raise ValueError(f"{stored.folder} does not fit this model: {key} is {shape}, not {tuple(value.shape)}")
     for key, value in tensors.items():
