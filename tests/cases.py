@@ -7,6 +7,7 @@ share the code of their choices, so of ours only one of each family is tested wi
 
 from __future__ import annotations
 
+import dataclasses
 import typing
 from functools import cache
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from linvit.attention import ATTENTIONS, PERFORMER, attention_names, attention_options, build_attention
-from linvit.attention.base import Attention
+from linvit.attention.base import Attention, Switches
 from linvit.attention.performer import Performer
 from linvit.kernels import KERNELS
 from linvit.registry import parse
@@ -23,9 +24,11 @@ from linvit.site import Site, squarest
 SMALL = {"m": 11, "k": 5, "n": 5, "cell": 2}  # small, most of them primes; whoever has these options gets them
 SITE = {"heads": 3, "head_dim": 7, "tokens": 13}
 BATCH = 2
+SWITCHES = {field.name for field in dataclasses.fields(Switches)}
 
 # Facts that no signature tells.
 FAMILIES = {"relu", "gelu", "trig", "exp", "theta", "theta-linear"}  # non-negative, signed, with a norm, exponential, …
+SWITCHED = {"softmax", "performer-exp"}  # have the options of every attention; tests/attention/test_switches.py, all
 ORDERED = {"linformer", "window", "agent", "mhla", "twoscale"}  # tokens have places: not permutation-equivariant
 GRIDDED = {"window", "twoscale"}  # cannot be without a grid
 DRAWN = {"iid", "hadamard", "chi", "sqrt"}  # how Ω is drawn, which no attention sees: tests/kernels has them
@@ -51,6 +54,8 @@ def specs() -> list[str]:
     for name in attention_names():
         candidates = [spec_of(name)]
         for key, parameter in attention_options(name).items() if _varied(name) else ():
+            if key in SWITCHES and name not in SWITCHED:
+                continue
             for value in _choices(parameter.annotation):
                 if value not in (parameter.default, "auto", *DRAWN):  # auto is another name for one of the others
                     candidates.append(spec_of(name, **{key: value}))

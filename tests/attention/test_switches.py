@@ -15,6 +15,7 @@ from linvit.attention import ATTENTIONS, attention_names, attentions
 from linvit.attention.grid import Rotation
 from linvit.attention.multihead import MultiHead, fuse, separate
 from linvit.models.cost import estimate
+from linvit.models.resize import resized
 from linvit.site import Site
 
 GRID, PREFIX, TOKENS = (3, 5), 2, 17
@@ -76,8 +77,9 @@ def test_qk_norm(name):
 def test_qk_norm_over_all_channels(name):
     q, k, v = inputs(tokens=TOKENS)
     attention = switched(name, "qk_norm=all").double()
-    gain = torch.linspace(0.5, 2, 21, dtype=torch.float64).view(3, 1, 7)
+    gain = torch.linspace(0.5, 2, 21, dtype=torch.float64)
     out = functional_call(attention, {"q_norm": gain}, (q, k, v))
+    gain = gain.view(3, 1, 7)
 
     def normed(x):
         return F.rms_norm(x.transpose(1, 2), (3, 7)).transpose(1, 2)
@@ -88,31 +90,38 @@ def test_qk_norm_over_all_channels(name):
 
 
 @every_with("rope")
-def test_rope_rotates_before_the_attention(name):
-    """Against complex numbers: channel pairs times e^{i·place·frequency}; prefix tokens as they are."""
-    attention, inner = (build(cases.spec_of(name, **more), **ROPED).double() for more in ({"rope": "2d"}, {}))
-    q, k, v = (torch.randn(2, 3, TOKENS, 8, dtype=torch.float64) for _ in "qkv")
+def test_rope_rotates_q_and_k_before_the_attention(name):
+    attention, inner = (build(cases.spec_of(name, **more), **ROPED) for more in ({"rope": "2d"}, {}))
+    q, k, v = inputs(tokens=TOKENS, head_dim=8)
+    assert torch.equal(attention(q, k, v), inner(attention.rope(q), attention.rope(k), v))
+    short = attention(*(x[:, :, :7] for x in (q, k, v)))  # the first places of the grid
+    torch.testing.assert_close(short, inner(*(attention.rope(x)[:, :, :7] for x in (q, k)), v[:, :, :7]))
+
+
+def test_rotations_are_products_of_complex_numbers():
+    """Channel pairs times e^{i·place·frequency}, rows and columns; prefix tokens as they are."""
+    rope, x = Rotation(Site(3, 8, TOKENS, GRID, PREFIX)), inputs(tokens=TOKENS, head_dim=8)[0]
     frequency = 100.0 ** -torch.tensor([0, 0.5], dtype=torch.float64)
     places = torch.cartesian_prod(*(torch.arange(side) for side in GRID)).double()
-
-    def turned(x):
-        parts = []
-        for axis, (real, imaginary) in enumerate(zip(*[iter(x[:, :, PREFIX:].split(2, -1))] * 2, strict=True)):
-            z = torch.complex(real, imaginary) * torch.exp(1j * places[:, axis, None] * frequency)
-            parts += [z.real, z.imag]
-        return torch.cat([x[:, :, :PREFIX], torch.cat(parts, -1)], 2)
-
-    expected = inner(turned(q), turned(k), v)
-    tolerance = 1e-6 + rounding(inner, turned(q), turned(k), v)  # its tables are float32
-    assert (attention(q, k, v) - expected).abs().max() <= tolerance * (1 + expected.abs().max())
+    parts = []
+    for axis, (real, imaginary) in enumerate(zip(*[iter(x[:, :, PREFIX:].split(2, -1))] * 2, strict=True)):
+        z = torch.complex(real, imaginary) * torch.exp(1j * places[:, axis, None] * frequency)
+        parts += [z.real, z.imag]
+    expected = torch.cat([x[:, :, :PREFIX], torch.cat(parts, -1)], 2)
+    torch.testing.assert_close(rope(x), expected, rtol=1e-6, atol=1e-6)  # its tables are float32
 
 
-def test_rope_depends_on_differences_of_places():
-    rope = Rotation(Site(3, 8, 36, (6, 6)))
-    q, k = (torch.randn(1, 3, 1, 8).expand(-1, -1, 36, -1) for _ in "qk")
-    scores = (rope(q) @ rope(k).transpose(2, 3)).view(1, 3, 6, 6, 6, 6)
-    torch.testing.assert_close(scores[:, :, :5, :5, :5, :5], scores[:, :, 1:, 1:, 1:, 1:], rtol=1e-4, atol=1e-4)
-    assert not torch.allclose(scores[..., 0, 0], scores[..., 3, 0])
+@pytest.mark.parametrize("grid", [(6, 6), (3, 7)])
+def test_rope_depends_on_differences_of_places(grid):
+    rope = Rotation(Site(3, 8, grid[0] * grid[1], grid))
+    q, k = (x[:, :, :1].expand(-1, -1, grid[0] * grid[1], -1) for x in inputs(head_dim=8)[:2])
+    scores = (rope(q) @ rope(k).transpose(2, 3)).unflatten(3, grid).unflatten(2, grid)
+    for rows, columns in ((1, 0), (0, 1), (2, 2)):
+        (up, left), (down, right) = (slice(None, -rows or None), slice(None, -columns or None)), (rows, columns)
+        shifted = scores[:, :, down:, right:, down:, right:]
+        torch.testing.assert_close(scores[:, :, up, left, up, left], shifted, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(scores[..., 0, 0], scores[..., 2, 0])
+    torch.testing.assert_close(rope(q).norm(dim=-1), q.norm(dim=-1), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -152,18 +161,49 @@ def test_gate_and_cpe(name):
     torch.testing.assert_close(activation(gated.gate(x)), torch.ones(2, TOKENS, 21))
 
 
-def test_a_model_with_every_option_costs_what_is_counted():
-    extras = "dwc=3,gate=silu,cpe=3,qk_norm=all,rope=2d"
-    sizes = {"image_size": 16, "dim": 24, "depth": 2, "heads": 3, "mlp_dim": 48}
-    bare, full = (linvit.create_model(**sizes, attention=spec) for spec in ("softmax", f"softmax:{extras}"))
+EXTRAS = {"dwc": 3, "gate": "silu", "cpe": 3, "qk_norm": "all", "rope": "2d"}
+MODEL = {"image_size": 16, "patch_size": 4, "dim": 24, "depth": 2, "heads": 3, "mlp_dim": 48}
+
+
+@pytest.mark.parametrize("pool", ["mean", "cls"])
+@pytest.mark.parametrize("name", ["softmax", "performer-relu", "agent", "mala"])
+def test_a_model_with_every_option(name, pool):
+    """What it costs; gradients of all weights; the same weights as without, where there are any; larger images."""
+    bare, full = (
+        linvit.create_model(**MODEL, pool=pool, attention=cases.spec_of(name, **more)) for more in ({}, EXTRAS)
+    )
     for model in (bare, full):
         assert estimate(model.config).parameters == model.parameter_count()
-    assert full.macs() - bare.macs() == 2 * 16 * (24 * 24 + 2 * 9 * 24)
-    x = torch.randn(2, 3, 16, 16)
-    full(x).sum().backward()
+    tokens, image = full.tokens, 16
+    assert tokens - image == (pool == "cls")
+    assert full.macs() - bare.macs() == 2 * (tokens * 24 * 24 + 2 * image * 9 * 24)
+    full(torch.randn(2, 3, 16, 16)).sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in full.parameters())
-    common = full.state_dict()
-    assert all(torch.equal(value, common[key]) for key, value in bare.state_dict().items())
+    own = full.state_dict()
+    assert all(torch.equal(value, own[key]) for key, value in bare.state_dict().items())
+    added = {key.partition(".attn.")[2] for key in set(own) - set(bare.state_dict())}
+    norms = {"attention.q_norm", "attention.k_norm"}
+    assert added == norms | {"attention.dwc.weight", "gate.weight", "gate.bias", "cpe.weight"}
+    larger = full.config.model_copy(update={"image_size": 24})
+    moved = linvit.models.VisionTransformer(larger)
+    moved.load_state_dict(resized(own, full.config, 24))
+    assert moved(torch.randn(2, 3, 24, 24)).isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["softmax", "performer-relu"])
+def test_a_gate_decodes_token_by_token(name):
+    layer = MultiHead(24, heads=3, tokens=7, causal=True, attention=cases.spec_of(name, gate="silu", qk_norm="all"))
+    x, state, outs = torch.randn(2, 7, 24), None, []
+    for token in x.split(1, 1):
+        out, state = layer.step(token, state)
+        outs.append(out)
+    torch.testing.assert_close(torch.cat(outs, 1), layer(x))
+
+
+@pytest.mark.parametrize("switch", ["cpe=3", "dwc=3", "rope=2d"])
+def test_places_on_a_grid_are_not_causal(switch):
+    with pytest.raises(ValueError, match=rf"{switch} (looks at later tokens|is for bidirectional)[^\n]+$"):
+        MultiHead(24, heads=3, tokens=15, grid=GRID, causal=True, attention=f"softmax:{switch}")
 
 
 @every_name
@@ -183,18 +223,20 @@ def test_dwc(name):
         assert torch.equal(attention.attention_matrix(q, k), inner.attention_matrix(q, k))
 
 
-@every_with("qk_norm", "exact_cls")
+@every_with("qk_norm", "rope", "exact_cls")
 def test_switches_together(name):
-    """Masks, gradients and state with everything on."""
-    attention = switched(name, "dwc=3,qk_norm=head,exact_cls=true").double()
-    q, k, v = inputs(tokens=TOKENS)
+    """Masks and gradients with everything on; exact rows are softmax of the normalised and rotated q and k."""
+    attention = build(cases.spec_of(name, dwc=3, qk_norm="all", rope="2d", exact_cls=True), **ROPED).double()
+    q, k, v = inputs(tokens=TOKENS, head_dim=8)
+    first = build("softmax", **ROPED)(*attention.normalised(q, k), v)[:, :, :PREFIX]
+    torch.testing.assert_close(attention(q, k, v)[:, :, :PREFIX], first)
     mask = torch.arange(TOKENS) < torch.tensor([[13], [TOKENS]])
     padded = [x.masked_fill(~mask[:, None, :, None], float("nan")) for x in (q, k, v)]
     short = attention(*(x[:1, :, :13] for x in (q, k, v)))
     tolerance = rounding(attention, *(x[:1, :, :13] for x in (q, k, v)))
     assert (attention(*padded, mask)[:1, :, :13] - short).abs().max() <= tolerance
     names, values = zip(*attention.named_parameters(), strict=True)
-    tensors = *inputs(3, tokens=TOKENS, grad=True), *(p.detach().clone().requires_grad_() for p in values)
+    tensors = *inputs(3, tokens=TOKENS, head_dim=8, grad=True), *(p.detach().clone().requires_grad_() for p in values)
 
     def run(q, k, v, *parameters):
         return functional_call(attention, dict(zip(names, parameters, strict=True)), (q, k, v))

@@ -46,7 +46,7 @@ def performer(spec: str, **site: object) -> Performer:
 def oracle(attention: Performer, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     if mask is not None:
         q, k, v = (x.masked_fill(~mask[:, None, :, None], 0.0) for x in (q, k, v))
-    prepared = attention.prepare(q, k, mask)
+    prepared = attention.prepare(*attention.normalised(q, k), mask)
     out = reference_attention(prepared, v.flatten(0, 1), attention.site.causal).view_as(v)
     return out if prepared.features.divide else F.rms_norm(out, out.shape[-1:])
 
@@ -105,7 +105,7 @@ def test_the_matrix_is_the_normalised_product_of_features(spec, causal):
         options["negative"] = "literal"
     attention = performer(cases.spec_of(parse(spec).name, **options), causal=True)
     q, k, _ = inputs()
-    phi_q, phi_k = (attention.kernel.phi(x * 7**-0.25) for x in (q, k))
+    phi_q, phi_k = (attention.kernel.phi(x * 7**-0.25) for x in attention.normalised(q, k))
     scores = (phi_q @ phi_k.transpose(2, 3)).tril()
     total = scores.sum(-1, keepdim=True)
     keep = total.abs() > 1e-3 * scores.abs().sum(-1, keepdim=True)  # the rest is ill-conditioned
@@ -120,7 +120,7 @@ def test_the_matrix_is_the_normalised_product_of_features(spec, causal):
 def test_chunks_steps_and_the_whole_agree(spec):
     """T9."""
     attention, (q, k, v) = performer(spec, causal=True), inputs()
-    prepared, flat = attention.prepare(q, k), v.flatten(0, 1)
+    prepared, flat = attention.prepare(*attention.normalised(q, k)), v.flatten(0, 1)
     whole, tolerance = attention(q, k, v), rounding(attention, q, k, v)
 
     def finish(out: Tensor) -> Tensor:

@@ -131,6 +131,13 @@ def test_onnx_of_every_attention(tmp_path):
 
 
 @pytest.mark.slow
+def test_onnx_of_shared_options(tmp_path):
+    extras = "dwc=3,gate=silu,cpe=3,qk_norm=all,rope=2d"
+    model = stored(tmp_path, f"softmax:{extras}+agent:n=4,{extras}+mala:{extras},exact_cls=true", dim=24, depth=3)
+    check_onnx(export(tmp_path, "onnx").path, model)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("stem", ["conv", "resnet", "pixel"])
 def test_onnx_of_every_stem(tmp_path, stem):
     trunk = {} if stem == "pixel" else {"trunk": (3, 5)}
@@ -224,6 +231,8 @@ def test_what_transformers_loads_is_compared(tmp_path, monkeypatch):
         ("linformer:k=5", {}, "blocks.0.attn.attention.projection"),
         ("performer-exp:m=11", {}, "blocks.0.attn.attention.kernel.omega.rows"),
         ("performer-relu:projection=none,dwc=3", {}, "blocks.0.attn.attention.dwc.weight"),
+        ("softmax:gate=silu", {}, "blocks.0.attn.gate.weight"),
+        ("softmax:cpe=3", {}, "blocks.0.attn.cpe.weight"),
     ],
 )
 def test_what_transformers_cannot_represent_is_refused(attention, options, message):

@@ -301,6 +301,27 @@ def test_what_both_have_is_kept_and_what_is_new_is_said():
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+def test_a_gate_and_positions_by_cpe_stay_with_the_layer():
+    extras = "gate=silu,cpe=3"
+    model = create_model(image_size=8, patch_size=2, dim=16, depth=1, heads=2, attention=f"softmax:{extras}").eval()
+    x = torch.randn(3, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    for spec, message in (
+        ("softmax", r"spec 'softmax' has gate=none, but layer 0 has gate=silu, which linearize keeps$"),
+        ("uniform:gate=linear,cpe=3", "has gate=linear, but layer 0 has gate=silu"),
+        ("uniform:gate=silu", "has cpe=none, but layer 0 has cpe=3"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            linvit.linearize(model, spec)
+    expected = model(x)
+    linvit.linearize(model, f"linformer:k=16,{extras}")  # as many keys as tokens
+    torch.testing.assert_close(model(x), expected, atol=1e-4, rtol=1e-4)
+    create_model(**model.config.model_dump(exclude_defaults=True)).load_state_dict(model.state_dict())
+    with pytest.raises(ValueError, match=r"^spec 'softmax:gate=silu': gate=silu works on tokens, which [^\n]+$"):
+        linvit.linearize(TimmLike(), "softmax:gate=silu")
+    with pytest.raises(ValueError, match=r"cpe=3 works on tokens"):
+        linvit.linearize(TimmLike(), "uniform:cpe=3")
+
+
 def test_attentions_that_only_look_alike_are_left_alone():
     model = build("timm")
     model.blocks[0].attn.forward = lambda x, rope=None, attn_mask=None: x

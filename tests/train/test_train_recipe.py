@@ -52,7 +52,8 @@ def test_closed_forms():
 
 
 def test_decay_is_for_matrices_and_filters():
-    for options in ({"stem": "pixel", "image_size": 4}, {"stem": "conv"}, {"attention": "performer-theta:m=4"}):
+    specs = ("performer-theta:m=4", "softmax:qk_norm=all,gate=silu,cpe=3")
+    for options in ({"stem": "pixel", "image_size": 4}, {"stem": "conv"}, *({"attention": spec} for spec in specs)):
         model = create_model(dim=8, depth=1, heads=2, pool="cls", **options)
         optimizer = make_optimizer(create_recipe(weight_decay=0.1), model)
         decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
@@ -64,7 +65,8 @@ def test_decay_is_for_matrices_and_filters():
 
 
 def test_muon_orthogonalises_matrices_and_leaves_the_rest_to_adamw():
-    model = create_model(dim=24, depth=1, heads=2, image_size=8, stem="conv", trunk=(8, 16), attention="softmax:dwc=3")
+    options = {"image_size": 8, "stem": "conv", "trunk": (8, 16), "attention": "softmax:dwc=3,gate=silu,cpe=3"}
+    model = create_model(dim=24, depth=1, heads=2, **options)
     twin = copy.deepcopy(model)
     x, y = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(4)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -88,6 +90,7 @@ def test_muon_orthogonalises_matrices_and_leaves_the_rest_to_adamw():
             "stem.embed.weight",
             "blocks.0.attn.qkv.weight",
             "blocks.0.attn.proj.weight",
+            "blocks.0.attn.gate.weight",
             "blocks.0.mlp.0.weight",
             "blocks.0.mlp.3.weight",
         ]

@@ -114,6 +114,16 @@ def test_weights_are_neither_left_over_nor_missing(options, message, dataset, st
     assert not (tmp_path / "run").exists()
 
 
+def test_added_options_change_nothing_at_the_start(dataset, start):
+    plain, added = (
+        started(design(dataset, start=start, attention=spec), dataset)[0].eval()
+        for spec in ("softmax", "softmax:gate=silu,cpe=3,dwc=3")
+    )
+    x = torch.randn(3, *dataset.test.images.shape[1:])
+    torch.testing.assert_close(added(x), plain(x))
+    assert {"gate.weight", "gate.bias", "cpe.weight"} <= set(added.blocks[0].attn.state_dict())
+
+
 def test_a_head_of_another_kind_is_new(dataset, start):
     model, headless = started(design(dataset, start=start, head="wide"), dataset)
     assert headless

@@ -46,16 +46,22 @@ class Switches:
     def cost(self, site: Site) -> Cost:
         """What they add to the attention's own."""
         width = site.heads * site.head_dim
-        filters, exact = width * self.dwc**2, 2 * site.prefix * width if self.exact_cls else 0
         gains = {None: 0, "head": 2 * site.head_dim, "all": 2 * width}[self.qk_norm]
+        exact = 2 * site.prefix * site.tokens * width if self.exact_cls else 0
         table = 2 * site.tokens * site.head_dim if self.rope else 0
-        return Cost(filters + gains, site.tokens * (filters + exact), kept=table)
+        return _convolution(width, self.dwc, site) + Cost(gains, exact, kept=table)
 
     def cost_around(self, dim: int, site: Site) -> Cost:
         """What those add that work on the tokens, not on q, k and v: `gate` and `cpe`."""
-        inner, filters = site.heads * site.head_dim, dim * self.cpe**2
-        gate = Cost((dim + 1) * inner, site.tokens * dim * inner) if self.gate else Cost()
-        return gate + Cost(filters, site.tokens * filters)
+        inner = site.heads * site.head_dim
+        gate = Cost((dim + 1) * inner, site.tokens * dim * inner, 2 * site.tokens * inner) if self.gate else Cost()
+        return gate + _convolution(dim, self.cpe, site)
+
+
+def _convolution(channels: int, size: int, site: Site) -> Cost:
+    """Of a depthwise one over the image tokens."""
+    filters = channels * size**2
+    return Cost(filters, (site.tokens - site.prefix) * filters)
 
 
 class Attention(nn.Module, ABC):
@@ -87,8 +93,8 @@ class Attention(nn.Module, ABC):
             if value := getattr(switches, name):
                 raise ValueError(f"{name}={str(value).lower()} has no effect: {why}")
         if switches.qk_norm:
-            shape = (site.heads, 1) if switches.qk_norm == "all" else ()
-            self.q_norm, self.k_norm = (nn.Parameter(torch.ones(*shape, site.head_dim)) for _ in "qk")
+            width = site.head_dim * (site.heads if switches.qk_norm == "all" else 1)
+            self.q_norm, self.k_norm = (nn.Parameter(torch.ones(width)) for _ in "qk")
         if switches.rope:
             self.rope = Rotation(site)
         if switches.exact_cls and (site.causal or not site.prefix):
@@ -211,8 +217,8 @@ class Attention(nn.Module, ABC):
     def normalised(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """With the norms and rotations that are switched on."""
         if self.q_norm is not None and self.k_norm is not None:
-            over = (1, 3) if self.switches.qk_norm == "all" else 3
-            q, k = _rms_norm(q, self.q_norm, over), _rms_norm(k, self.k_norm, over)
+            over, shape = ((1, 3), (-1, 1, q.shape[3])) if self.switches.qk_norm == "all" else (3, (-1,))
+            q, k = _rms_norm(q, self.q_norm.view(shape), over), _rms_norm(k, self.k_norm.view(shape), over)
         return (q, k) if self.rope is None else (self.rope(q), self.rope(k))
 
     def _check(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:
@@ -258,7 +264,7 @@ class Attention(nn.Module, ABC):
         return f"heads={self.site.heads}, head_dim={self.site.head_dim}, tokens={self.site.tokens}"
 
 
-def _rms_norm(x: Tensor, gain: Tensor, over: int | tuple[int, int]) -> Tensor:
+def _rms_norm(x: Tensor, gain: Tensor, over: int | tuple[int, ...]) -> Tensor:
     wide = x if x.dtype in PRECISE else x.float()
     mean = wide.square().mean(over, keepdim=True)
     return (wide * torch.rsqrt(mean + torch.finfo(wide.dtype).eps) * gain).to(x.dtype)

@@ -1,8 +1,8 @@
 """MultiHead owns the projections `qkv` and `proj`, under the same names for every attention.
 
 Converting a model is therefore copying shared keys and initialising the rest. With fused=False there are `q_proj`,
-`k_proj` and `v_proj` instead of `qkv`, as in Hugging Face's models; `fuse` and `separate` turn the weights of one form
-into those of the other, exactly.
+`k_proj` and `v_proj` instead of `qkv`, as in Hugging Face's models; `fuse` and `separate` convert the weights of one
+form to those of the other, exactly. Options that work on tokens (`gate`, `cpe`) are parts of it, next to the attention.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from linvit.kernels.base import positive
 from linvit.registry import Spec
 from linvit.site import Site
 
+OF_SPEC = re.compile(r"\.(attention|gate|cpe)\.")  # names of weights that depend on the attention's spec
 SILU_ONE = 1.2784645427610738  # where SiLU is 1
 
 
@@ -62,6 +63,7 @@ class MultiHead(nn.Module):
             site = Site(heads, head_dim, tokens, grid, prefix, layer, seed, causal)
             self.attention = build_attention(attention, site, inside=True)
         switches, site = self.attention.switches, self.attention.site
+        self.gate_kind = switches.gate
         self.gate = nn.Linear(dim, heads * head_dim) if switches.gate else None
         tokens_site = replace(site, heads=1, head_dim=dim)
         self.cpe = DepthwiseConvolution(tokens_site, switches.cpe, "cpe") if switches.cpe else None
@@ -79,17 +81,17 @@ class MultiHead(nn.Module):
         return self._joined(out, x), state
 
     def positioned(self, x: Tensor) -> Tensor:
-        """The tokens as the block sees them: with `cpe` they know their places from their neighbours."""
+        """The block's input: with `cpe`, the tokens plus a depthwise convolution of those of the image."""
         return x if self.cpe is None else x + self.cpe(x[:, None])[:, 0]
 
     def open_gate(self) -> None:
-        """A gate begins at one for a token of zeros."""
+        """Set the gate's bias, so that the gate is one where its weights give zero."""
         if self.gate is not None:
-            nn.init.constant_(self.gate.bias, {"linear": 1.0, "silu": SILU_ONE}[str(self.attention.switches.gate)])
+            nn.init.constant_(self.gate.bias, SILU_ONE if self.gate_kind == "silu" else 1.0)
 
     @torch.no_grad()
     def near_softmax(self) -> None:
-        """Begin as near as possible to the softmax attention whose weights it is given: all gates are open."""
+        """Start as close as possible to the softmax attention whose weights it is given: gates of one, and no cpe."""
         self.attention.near_softmax()
         self.open_gate()
         for part in (self.gate, self.cpe):
@@ -100,7 +102,7 @@ class MultiHead(nn.Module):
         out = out.transpose(1, 2).flatten(2)
         if self.gate is not None:
             gate = self.gate(x)
-            out = out * (F.silu(gate) if self.attention.switches.gate == "silu" else gate)
+            out = out * (F.silu(gate) if self.gate_kind == "silu" else gate)
         return self.dropout(self.proj(out))
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -116,13 +118,13 @@ class MultiHead(nn.Module):
 
 
 def fuse(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict with each `q_proj`, `k_proj` and `v_proj`, in any order, joined to a `qkv`; the rest as it is."""
+    """A state dict with each `q_proj`, `k_proj` and `v_proj`, in any order, joined to a `qkv`; the rest unchanged."""
     names = [[re.sub(r"\b[qkv]_proj\b", name, key) for name in ("qkv", "q_proj", "k_proj", "v_proj")] for key in state]
     return {qkv: state[qkv] if qkv == parts[0] else torch.cat([state[key] for key in parts]) for qkv, *parts in names}
 
 
 def separate(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict with each `qkv` cut into `q_proj`, `k_proj` and `v_proj`; the rest as it is."""
+    """A state dict with each `qkv` split into `q_proj`, `k_proj` and `v_proj`; the rest unchanged."""
     cut = {}
     for key, value in state.items():
         names = [re.sub(r"\bqkv\b", name, key) for name in ("q_proj", "k_proj", "v_proj")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from linvit.attention.base import PRECISE, Attention, Switches, precise
 from linvit.attention.causal import causal_attention
 from linvit.attention.linear import FEW_FEATURES, linear_attention, short
 from linvit.attention.plain import State, plain_attention, plain_causal
-from linvit.kernels.base import FeatureMap, Prepared, tracing
+from linvit.kernels.base import FeatureMap, Features, Prepared, tracing
 from linvit.site import Cost, Site
 
 
@@ -122,3 +122,34 @@ class Performer(Attention):
 
     def learned(self) -> dict[str, Tensor]:
         return self.kernel.learned()
+
+
+class OwnKernel(Performer):
+    """A Performer whose kernel belongs to it alone: a subclass registers a name and sets `own`, and `Options` where the
+    kernel has options."""
+
+    own: ClassVar[type[FeatureMap]]
+
+    def __init__(self, site: Site, switches: Switches = Switches(), **options: Any):  # noqa: B008 (frozen)
+        super().__init__(site, self.own(site, **options), switches)
+
+    @classmethod
+    def build(cls, site: Site, switches: Switches, **options: Any) -> Self:
+        return cls(site, switches, **options)
+
+    @classmethod
+    def own_cost(cls, site: Site, **options: Any) -> Cost:
+        return super().own_cost(site, kernel=cls.own, **options)
+
+
+def ready_made() -> Features:
+    """For a kernel that prepares positive features itself: they are used as they are."""
+    return Features(f=_unchanged, pull=_gradient, positive=True)
+
+
+def _unchanged(features: Tensor) -> Tensor:
+    return features
+
+
+def _gradient(gradient: Tensor, features: Tensor) -> Tensor:
+    return gradient

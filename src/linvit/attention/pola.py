@@ -1,47 +1,61 @@
-"""PolaFormer's attention: one half of v is mixed by channels of q and k with equal signs, the other by opposite ones.
+"""PolaFormer's attention: channels of q and k with equal signs mix one half of v, opposite ones the other half.
 
     x± = relu(±x/softplus(t))^p      k' = [k⁺, k⁻]
     out = [LA([q⁺, q⁻], k', v₁), LA([q⁻, q⁺], k', v₂)]      LA = linear attention with these features
 
 The power p = 1 + α σ(π) and the temperature t are learned for each channel of each head. The published model also adds
-a table of positions to k, which fixes the resolution, and gates the output; those are no part of the attention.
+a table of positions to k, which fixes the resolution, and gates the output; those are not part of the attention.
 """
 
 from __future__ import annotations
 
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linvit.attention.base import Switches, full_precision, kept, precise, register
-from linvit.attention.performer import Performer
+from linvit.attention.base import full_precision, kept, precise, register
+from linvit.attention.performer import OwnKernel, ready_made
 from linvit.attention.plain import plain_causal
-from linvit.attention.powers import as_given, by_sign, log_size, signed_power
-from linvit.kernels.base import FeatureMap, Prepared, Size, positive
-from linvit.site import Cost, Site
+from linvit.attention.powers import by_sign, log_size, signed_power
+from linvit.kernels.base import FeatureMap, Prepared, Size
+from linvit.site import Site
+
+
+class _Polar(FeatureMap):
+    signed = False
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options:
+        alpha: float = 4.0
+
+    def __init__(self, site: Site, **options: Any):
+        super().__init__(site, **options)
+        self.temperature, self.power = (nn.Parameter(torch.zeros(site.heads, 1, site.head_dim)) for _ in "tπ")
+
+    @classmethod
+    def size(cls, site: Site, options: Any) -> Size:
+        return Size(2 * site.head_dim, 0, 2 * site.heads * site.head_dim)
+
+    def phi(self, x: Tensor) -> Tensor:
+        """(…, heads, N, d)."""
+        power, temperature = 1 + self.options.alpha * self.power.sigmoid(), F.softplus(self.temperature)
+        return by_sign(signed_power(x, log_size(x) - temperature.log().to(x), power.to(x)))
+
+    def prepare(self, q: Tensor, k: Tensor, keep: Tensor | None) -> Prepared:
+        q, k = (self.phi(x.unflatten(0, (-1, self.site.heads))).flatten(0, 1) for x in (q, k))
+        return Prepared(q, k, ready_made())
 
 
 @register("pola")
-class Pola(Performer):
+class Pola(OwnKernel):
     """alpha: powers are between 1 and 1 + alpha, and start in the middle."""
 
     formula = "[(q⁺k⁺ + q⁻k⁻) v₁, (q⁻k⁺ + q⁺k⁻) v₂], rows normalised, x± = relu(±x/softplus(t))^p"
     estimates = "itself"
-
-    def __init__(self, site: Site, switches: Switches = Switches(), *, alpha: float = 4.0):  # noqa: B008 (frozen)
-        positive("alpha", alpha)
-        super().__init__(site, _Polar(site, alpha), switches)
-
-    @classmethod
-    def build(cls, site: Site, switches: Switches, **options: Any) -> Self:
-        return cls(site, switches, **options)
-
-    @classmethod
-    def own_cost(cls, site: Site, *, alpha: float = 4.0) -> Cost:
-        d = site.head_dim
-        return Cost(2 * site.heads * d, 4 * site.tokens * d**2 * site.heads, features=2 * d)
+    own, Options = _Polar, _Polar.Options
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         path, halves = self._path(q.device.type), zip(_both(self.prepare(q, k, mask)), _halves(v), strict=True)
@@ -65,30 +79,6 @@ class Pola(Performer):
             halves = torch.eye(k.shape[2], dtype=q.dtype, device=q.device).repeat(1, 2).expand(*q.shape[:2], -1, -1)
             equal, opposite = self._mix(q, k, halves, mask).chunk(2, -1)
         return equal, opposite
-
-
-class _Polar(FeatureMap):
-    formula = "relu(±x/softplus(t))^p, p = 1 + α σ(π)"
-    estimates = "itself"
-    signed = False
-
-    def __init__(self, site: Site, alpha: float):
-        super().__init__(site)
-        self.alpha = alpha
-        self.temperature, self.power = (nn.Parameter(torch.zeros(site.heads, 1, site.head_dim)) for _ in "tπ")
-
-    @classmethod
-    def size(cls, site: Site, options: Any) -> Size:
-        return Size(2 * site.head_dim, 0, 2 * site.heads * site.head_dim)
-
-    def phi(self, x: Tensor) -> Tensor:
-        """(…, heads, N, d)."""
-        power, temperature = 1 + self.alpha * self.power.sigmoid(), F.softplus(self.temperature)
-        return by_sign(signed_power(x, log_size(x) - temperature.log().to(x), power.to(x)))
-
-    def prepare(self, q: Tensor, k: Tensor, keep: Tensor | None) -> Prepared:
-        q, k = (self.phi(x.unflatten(0, (-1, self.site.heads))).flatten(0, 1) for x in (q, k))
-        return Prepared(q, k, as_given())
 
 
 def _both(prepared: Prepared) -> tuple[Prepared, Prepared]:

@@ -6,7 +6,7 @@ The sum of a cell's scores is convex in q,
 
     L_c(q) = log Σ_{j∈c} exp(q·k_j/√d)
 
-and `far=tangent` replaces it by its tangent at the mean query q̄ plus the mean of the second-order term over all queries:
+and `far=tangent` replaces it by its tangent at the mean query q̄ plus the mean of its second-order term over queries:
 
     w_j = softmax_{j∈c}(q̄·k_j/√d)      k_c = Σ w_j k_j      v_c = Σ w_j v_j
     b_c = L_c(q̄) − q̄·k_c/√d + ½ Σ_i var(q)_i var_w(k)_i / d
@@ -39,7 +39,7 @@ SIDES = range(2, 33)  # of a cell, that cell=auto chooses from
 
 
 class Band(NamedTuple):
-    """Queries of the rows [first, last) see the rows [start, end) exactly, which are those of the cells [above, below)."""
+    """Queries of rows [first, last) see rows [start, end) exactly, which are those of the cells [above, below)."""
 
     first: int
     last: int

@@ -78,7 +78,7 @@ def _announcement(study: Declaration, request: ReproduceRequest) -> str:
     scale = request.scale
     parts = [str(study), f"Scale {scale}: {study.durations[scale]}" + " on two cores" * (scale == "cpu")]
     if reduction := study.reduction(scale):
-        parts.append(f"Smaller than in the report: {reduction}")
+        parts.append(f"Smaller than {'in the report' if study.report else 'at scale full'}: {reduction}")
     if isinstance(study, PublishedStudy):
         counts = {column: count_seeds(request.seeds or study.size(column, scale).seeds) for column in study.columns}
         parts.append("Per row: " + ", ".join(f"{count} ({column})" for column, count in counts.items()))

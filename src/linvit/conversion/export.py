@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from linvit import __version__
 from linvit.attention import BASELINE
-from linvit.attention.multihead import separate
+from linvit.attention.multihead import OF_SPEC, separate
 from linvit.conversion.linearize import NOTE
 from linvit.conversion.registries import register_transformers
 from linvit.data import normalise
@@ -165,7 +165,7 @@ def _checked_for_hf(model: VisionTransformer) -> str:
     config = model.config
     specs = {str(spec) for spec in parse_layers(config.attention, config.depth)}
     inner = config.heads * (config.head_dim or config.dim // config.heads)
-    own = next((key for key in model.state_dict() if ".attention." in key), "")
+    own = next((key for key in model.state_dict() if OF_SPEC.search(key)), "")
     for what, wrong in {
         f"stem={config.stem}": config.stem != "patch",
         f"pool={config.pool}": config.pool != "cls",

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from linvit.attention import BASELINE, attentions, build_attention
+from linvit.attention import BASELINE, Attention, attentions, build_attention
 from linvit.attention.base import precise, share_layerwise, softmax_attention
 from linvit.conversion.adapters import LINVIT, find, grid_of, places
 from linvit.measure.error import attention_error
@@ -61,7 +61,10 @@ def linearize(
         kind, module = places[i]
         if one != SOFTMAX or kind is LINVIT:
             heads, head_dim = getattr(module, kind.heads), int(module.head_dim)  # type: ignore[arg-type]
-            made[i] = build_attention(one, Site(heads, head_dim, **where, layer=i, seed=seed))
+            site = Site(heads, head_dim, **where, layer=i, seed=seed)
+            made[i] = build_attention(one, site, inside=kind is LINVIT)
+            if kind is LINVIT:
+                _same_around(made[i], module.attention, one)  # type: ignore[arg-type]
     share_layerwise(made.values())
     for i, one in made.items():
         one.near_softmax()
@@ -88,6 +91,16 @@ def linearize(
         dropped=[key for key in before if key not in copied],
         distance={} if images is None else _distances(model, images),
     )
+
+
+def _same_around(new: Attention, old: Attention, spec: Spec) -> None:
+    """A ValueError for another gate or cpe than the layer has: it keeps those, and their weights."""
+    for name in ("gate", "cpe"):
+        one, other = (getattr(attention.switches, name) or "none" for attention in (new, old))
+        if one != other:
+            raise ValueError(
+                f"spec '{spec}' has {name}={one}, but layer {old.site.layer} has {name}={other}, which linearize keeps"
+            )
 
 
 def _inherit(new: nn.Module, old: nn.Module | None) -> None:

@@ -61,7 +61,8 @@ class Size(NamedTuple):
 class FeatureMap(nn.Module, ABC):
     """Base of all kernels. A subclass registers a name, gives `formula` and `estimates`, and implements `prepare`.
 
-    Its options are the fields of `Options`; a subclass that has more of them extends that class.
+    Its options are the fields of `Options`. A subclass with more of them extends that class; one without `scale` has a
+    class of its own.
     """
 
     formula: ClassVar[str] = ""
@@ -80,7 +81,8 @@ class FeatureMap(nn.Module, ABC):
         super().__init__()
         self.site = site
         self.options: Any = self.Options(**options)
-        self.scale = site.head_dim**-0.25 if self.options.scale is None else float(self.options.scale)
+        scale = getattr(self.options, "scale", None)
+        self.scale = site.head_dim**-0.25 if scale is None else float(scale)
         for name, least in {"m": 1, "eps": 0, "clamp": None, "alpha": None, "tau": None}.items():
             if (value := getattr(self.options, name, None)) is not None:
                 positive(name, value, at_least=least)

@@ -49,8 +49,8 @@ def table(suffix: str, what: str, rows: list[Row], rerun: Rerun, data: str = "ci
     return PublishedStudy(
         f"attentions-2026-{suffix}",
         title=f"Attentions made for vision, {what}",
-        about=f"""One attention per row, everything else equal: {what}. With three seeds, differences of about 1.5 points
-        can be detected.""",
+        about=f"""One attention per row, everything else equal: {what}. No expectation: no such table is published. With
+        three seeds, differences of about 1.5 points can be detected.""",
         data=data,
         durations={"full": "a day on a GPU", "cpu": "4 h", "smoke": "2 min"},
         smoke_images=200,

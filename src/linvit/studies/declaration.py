@@ -113,7 +113,7 @@ class Rerun:
 class Declaration:
     """What all studies have."""
 
-    name: str  # starts with its report: 000 to 002, or paper
+    name: str  # starts with its report, if it has one: 000 to 002, or paper
     _: KW_ONLY
     title: str
     about: str  # what it shows and what to expect
@@ -128,11 +128,12 @@ class Declaration:
 
     @property
     def report(self) -> str:
+        """The report it is from, 004 for the paper; empty for a study of another origin."""
         start = self.name.partition("-")[0]
-        return "004" if start == "paper" else start
+        return "004" if start == "paper" else start if re.fullmatch(r"00\d", start) else ""
 
     def reduction(self, scale: str) -> str:
-        """What is smaller than in the report."""
+        """What is smaller than at scale full, or in the report."""
         return ""
 
 
@@ -251,10 +252,10 @@ def register(*studies: Declaration) -> None:
 
 
 def studies_in_order() -> list[Declaration]:
-    """All studies, by report; the paper's figures by number."""
+    """All studies: those of the reports in order, the paper's figures by number, then the others."""
 
-    def key(study: Declaration) -> tuple[str, float]:
+    def key(study: Declaration) -> tuple[bool, str, float]:
         number = re.search(r"fig(\d+)", study.name)
-        return study.report, int(number[1]) if number else math.inf
+        return not study.report, study.report, int(number[1]) if number else math.inf
 
     return sorted((study for _, study in STUDIES.items()), key=key)

@@ -56,7 +56,8 @@ def make_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
         free |= name in embeddings
         # Muon is for maps between hidden layers: not for the first filters, the classifier, or an attention's own
         # weights, such as Linformer's projections of tokens and one filter per channel
-        outer = name.startswith(("stem.layers.0.", "head.")) or ".attention." in name or parameter.ndim not in (2, 4)
+        own = ".attention." in name or ".cpe." in name
+        outer = name.startswith(("stem.layers.0.", "head.")) or own or parameter.ndim not in (2, 4)
         (plain if free else decayed if outer or recipe.optimizer != "muon" else matrices).append(parameter)
     groups = [
         {"params": matrices, "weight_decay": recipe.weight_decay, "orthogonal": True},

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from linvit.attention.multihead import OF_SPEC
 from linvit.data import Dataset
 from linvit.data.augment import normalise
 from linvit.models import ModelConfig, VisionTransformer
@@ -88,9 +89,9 @@ def normalised(dataset: Dataset, experiment: Experiment) -> Dataset:
 def started(experiment: Experiment, dataset: Dataset) -> tuple[VisionTransformer, bool]:
     """The model before the first step, and whether its head is still to be made.
 
-    Positions follow the image size, and patch filters the patch size. An attention's own weights are new where the
-    start has none of that shape, and as close to softmax as they can be. The head takes the start's rows if the start
-    has all classes by name. All other weights must fit, and none may be left over.
+    Positions follow the image size, and patch filters the patch size. An attention's own weights, its gate and cpe
+    included, are new where the start has none of that shape, and as close to softmax as they can be. The head takes the
+    start's rows if the start has all classes by name. All other weights must fit, and none may be left over.
     """
     model, start = VisionTransformer(experiment.model), experiment.start
     if start is None:
@@ -111,7 +112,7 @@ def started(experiment: Experiment, dataset: Dataset) -> tuple[VisionTransformer
                 own[key] = given[rows] if key.rpartition(".")[0] == _last(model.head) else given
         elif given is not None and given.shape == value.shape:
             own[key] = given
-        elif ".attention." not in key:
+        elif not OF_SPEC.search(key):
             shape = "missing" if given is None else f"{tuple(given.shape)}"
             raise ValueError(f"{stored.folder} does not fit this model: {key} is {shape}, not {tuple(value.shape)}")
     for key, value in tensors.items():
