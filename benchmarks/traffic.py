@@ -43,6 +43,7 @@ from linvit.site import Site
 SPECS = ("softmax", "performer-relu:m=64", "performer-exp:m=64")
 A100 = SimpleNamespace(
     name="NVIDIA A100-SXM4-80GB",
+    gcnArchName="",  # asked for by builds of PyTorch without CUDA
     major=8,
     minor=0,
     multi_processor_count=108,
@@ -61,6 +62,7 @@ def device_properties() -> Iterator[None]:
     for_interface = for_cuda | {"get_compute_capability": 80, "is_available": True}
     answers = [(torch.cuda, name, value) for name, value in for_cuda.items()]
     answers += [(CudaInterface, name, value) for name, value in for_interface.items()]
+    answers.append((CudaInterface.Worker, "get_device_properties", A100))
     answers.append((torch.utils._triton, "triton_hash_with_backend", "none"))
     with contextlib.ExitStack() as patches:
         for owner, name, value in answers:

@@ -13,6 +13,7 @@ from torch import Tensor
 from linvit.machine import MEMORY, cpu_count
 
 AMP = {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+SUPPORTED = ("cpu", "cuda", "mps")
 NATIVE_BF16 = (8, 0)  # compute capability from which on CUDA devices multiply in bfloat16
 
 
@@ -23,6 +24,12 @@ def pick_device(name: str = "auto") -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
         device = torch.device(name)
+        if device.type not in SUPPORTED:
+            raise RuntimeError("only cpu, cuda and mps are supported")
+        if device.type == "mps" and not torch.backends.mps.is_available():
+            raise RuntimeError("this machine, or this build of PyTorch, has no MPS")
+        if device.type == "cuda" and 0 < torch.cuda.device_count() <= (device.index or 0):
+            raise RuntimeError(f"the last one is cuda:{torch.cuda.device_count() - 1}")
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         why = str(error).partition("\n")[0]

@@ -28,7 +28,7 @@ def test_outputs_equal_the_oracle(spec, sigma, monkeypatch):
     for mask in (None, ragged(), none_left):
         q, k, v = tensors if mask is None else (x.masked_fill(~mask[:, None, :, None], 0.0) for x in tensors)
         with torch.no_grad():
-            prepared = attention.prepare(q, k, mask)
+            prepared = attention.prepare(*attention.normalised(q, k), mask)
             if sigma > 1 and not prepared.features.exponential:
                 continue  # nothing to keep in range
             expected = reference_attention(prepared, v.flatten(0, 1)).view_as(v)

@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from linvit import cli
@@ -18,6 +19,8 @@ from linvit import cli
 TINY = ["--stem", "patch", "--patch-size", "4", "--dim", "16", "--depth", "1", "--heads", "2", "--set", "mlp_dim=16"]
 TINY += ["--batch-size", "16", "--device", "cpu"]
 DATA = "synthetic:images=72,size=8"
+NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+NO_MPS = pytest.mark.skipif(torch.backends.mps.is_available(), reason="there is an MPS device")
 
 
 def run(capsys, *words: object) -> tuple[int, str, str]:
@@ -105,6 +108,10 @@ def test_train_names_its_folder_after_the_data(capsys, tmp_path, monkeypatch):
         ([DATA, "-a", "softmax@3", "--depth", "2"], "describes 3 layers, but the model has depth=2"),
         ([DATA, "--stem", "patch", "--patch-size", "3"], "patch_size=3 does not divide image_size=8"),
         ([DATA, "--device", "abacus"], "device 'abacus' cannot be used here"),
+        ([DATA, "--device", "xpu"], "device 'xpu' cannot be used here (only cpu, cuda and mps are supported)"),
+        ([DATA, "--device", "meta"], "device 'meta' cannot be used here (only cpu, cuda and mps are supported)"),
+        pytest.param([DATA, "--device", "cuda"], "device 'cuda' cannot be used here", marks=NO_CUDA),
+        pytest.param([DATA, "--device", "mps"], "device 'mps' cannot be used here", marks=NO_MPS),
         ([DATA, "--amp", "fp16", "--device", "cpu"], "amp=fp16 needs a CUDA device"),
         ([DATA, "--limit", "2"], "limit=2 is too few"),
         ([DATA, "--image-size", "3"], "image_size=3"),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cases import defaults
 from fakegpu import gpu
 
 import linvit
+from linvit.attention.multihead import MultiHead
 from linvit.models.sampling import sample
 
 IMAGES = "synthetic:images=72,size=8"
@@ -32,3 +34,21 @@ def check_training(tmp_path, attention, options):
         if options is PIXELS:
             model = linvit.load(tmp_path).to("cuda")
             assert sample(model, 2).dtype == torch.uint8
+
+
+OPTIONS = ("rope=2d", "cpe=3", "dwc=3", "gate=silu", "qk_norm=all", "qk_norm=head,exact_cls=true")
+SWITCHED = ["softmax:rope=2d", *(f"performer-relu:{option}" for option in OPTIONS)]
+
+
+@pytest.mark.parametrize("spec", [*defaults(), *SWITCHED])
+def check_attention(spec):
+    """Built on the host, then moved; one step forward and back, and a new draw of what is random."""
+    with gpu(float64=False):
+        layer = MultiHead(24, heads=3, tokens=13, attention=spec, grid=(3, 4), prefix=1).to("cuda")
+        x = torch.randn(2, 13, 24).to("cuda").requires_grad_()
+        layer(x).sum().backward()
+        layer.attention.redraw(1)
+        with torch.no_grad():
+            assert layer(x).isfinite().all()
+        assert x.grad is not None
+        assert x.grad.isfinite().all()

@@ -9,6 +9,8 @@ import suite
 import torch
 from fakegpu import gpu
 
+from linvit import cli
+
 
 @pytest.fixture(autouse=True)
 def device():
@@ -31,12 +33,22 @@ def check_wrong_attentions(monkeypatch):
     assert suite.wrong_attentions(dtypes=(torch.bfloat16,)) == {}
 
 
+@pytest.mark.slow
 def check_break_even(tmp_path: Path, monkeypatch):
     monkeypatch.setattr("linvit.measure.advice.POINTS", 14)
     monkeypatch.setattr("linvit.measure.advice.filling", lambda load, device: load)
     found = suite.break_even(tmp_path, tokens=(17, 50), batch=1, model_tokens=49)
     assert set(found["swept"]) == {"forward", "both"}
     assert len(found["advised"]) == 3
+
+
+@pytest.mark.slow
+def check_advise_says_that_the_device_is_simulated(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.setenv("LINVIT_CACHE", str(tmp_path))
+    monkeypatch.setattr("linvit.measure.advice.POINTS", 14)
+    monkeypatch.setattr("linvit.measure.advice.filling", lambda load, device: load)
+    assert cli.main(["advise", "49", "--device", "cuda", "-a", "performer-relu:m=8"]) == 0
+    assert "tested on a simulated device only" in capsys.readouterr().out
 
 
 def check_synchronisations(tmp_path: Path, monkeypatch):

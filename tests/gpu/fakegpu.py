@@ -183,7 +183,7 @@ def _run(func, args, kwargs):
         func, (*args, dtype) = torch.ops.aten.bmm.default, args
         args = [CudaTensor(x.inner.to(dtype)) for x in args]
     out = func(*_inner(args), **_inner(plain))
-    _count(name, out)
+    _count(name, out, _kernels(name, args))
     if name == "_local_scalar_dense":
         return out
     if func._schema.is_mutable or name.endswith("_"):
@@ -237,12 +237,22 @@ def _look(name, args, kwargs, ours, here) -> None:
         device.wait(f"{name} with a boolean mask")
 
 
-def _count(name, out) -> None:
+def _kernels(name, args) -> int:
+    """One for a list of tensors, if the lists agree in dtypes and layouts; else CUDA takes one tensor after another."""
+    lists = [xs for xs in args if isinstance(xs, (list, tuple)) and xs and isinstance(xs[0], torch.Tensor)]
+    if not name.startswith("_foreach_") or all(
+        len({(x.dtype, x.shape, x.stride()) for x in same}) == 1 for same in zip(*lists, strict=True)
+    ):
+        return 1
+    return len(lists[0])
+
+
+def _count(name, out, kernels: int = 1) -> None:
     device = _device()
     if not device.float64 and any(isinstance(x, torch.Tensor) and x.dtype == torch.float64 for x in tree_iter(out)):
         raise TypeError(f"Cannot convert a MPS Tensor to float64 dtype ({name} at {_line()})")
     if name not in FREE:
-        device.launches[name] += 1
+        device.launches[name] += kernels
 
 
 class _Everywhere(TorchDispatchMode):

@@ -31,5 +31,6 @@ def test_core(name):
 
 
 @pytest.mark.slow
-def test_every_attention_trains():
-    run("checks_train.py", "-m", "slow")
+@pytest.mark.parametrize("name", ["checks_train.py", "checks_suite.py"])
+def test_what_takes_minutes(name):
+    run(name, "-m", "slow")

@@ -172,6 +172,8 @@ def test_half_precision_is_refused_where_it_crawls(monkeypatch):
     assert amp_dtype("off", cpu) == amp_dtype("auto", cpu) == torch.float32
     with pytest.raises(ValueError, match="amp=fp16 needs a CUDA device"):
         amp_dtype("fp16", cpu)
+    with pytest.raises(ValueError, match="amp=fp16 needs a CUDA device, not mps"):
+        amp_dtype("fp16", torch.device("mps"))
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "x86_64"})
     with pytest.raises(ValueError, match="no native bfloat16"):
         amp_dtype("bf16", cpu)

@@ -47,7 +47,8 @@ def _recorded(*tensors: Tensor | None) -> bool:
 
 def transformed() -> bool:
     """Whether a transformation of torch.func is active: it takes neither hand-written gradients nor recomputation."""
-    return torch._C._functorch.peek_interpreter_stack() is not None  # type: ignore[attr-defined]
+    functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
+    return isinstance(functorch.peek_interpreter_stack(), functorch.CInterpreter)  # torch.compile sees no `is None`
 
 
 def _frugal(q: Tensor, k: Tensor, v: Tensor, weight: Tensor | None, bias: Tensor | None, φ: Features) -> Tensor:

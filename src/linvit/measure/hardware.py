@@ -75,7 +75,10 @@ class Hardware:
 # T4 product brief; the GeForce RTX 4090 in NVIDIA's white paper on the Ada architecture (sums in float32); and Apple's
 # technical specifications of the MacBook Air with M3 (10-core GPU, 16 GB), which state no rates: 10 cores × 128 units ×
 # 2 FLOP × 1.38 GHz. The M3 has no units for matrix products in half precision that PyTorch uses, and models are
-# float32 there. The H100's share of fused softmax is cuDNN's published rate at 4,096 tokens.
+# float32 there. The H100's share of fused softmax is cuDNN's published rate at 4,096 tokens. The rates and bandwidths
+# agree, but for rounding and clocks, with glennklockwood.com/garden/processors/A100 and /h100 (which cite the data
+# sheets), hmc-tech.com/gpu/nvidia-l4-vs-nvidia-t4 (L4 125 and 63 at its boost clock), waredb.com/processor/
+# nvidia-geforce-rtx-4090 and hmc-tech.com/gpu/apple_10_core_m3 (3.58 at 1.40 GHz, float16 no faster).
 HARDWARE = {
     "a100": Hardware("NVIDIA A100 80GB", 312e12, 156e12, 2.039e12, 80e9),
     "h100": Hardware("NVIDIA H100 SXM", 989e12, 494e12, 3.35e12, 80e9, attention=0.41),

@@ -8,7 +8,7 @@ a time, in bfloat16 on CUDA and in the weights' own precision elsewhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,29 +31,39 @@ class Muon(torch.optim.AdamW):
         found = getattr(self, "found_inf", None)  # 1 where this step must not be taken; never read here, but obeyed
         skip = None if found is None else found.bool()
         for group in self.param_groups:
-            if group.get("orthogonal"):
-                for weights in by_shape(weight for weight in group["params"] if weight.grad is not None):
-                    self._step(weights, group["lr"], group["weight_decay"], skip)
+            if group.get("orthogonal") and (weights := [w for w in group["params"] if w.grad is not None]):
+                self._step(weights, group["lr"], group["weight_decay"], skip)
         return super().step(closure)
 
     def _step(self, weights: list[Tensor], lr: float, decay: float, skip: Tensor | None) -> None:
-        """One step of matrices of one shape; AdamW then passes over them, since they have no gradient any more."""
+        """One step of all matrices, with one launch for as many as possible; AdamW then passes over them, since they
+        have no gradient any more."""
         for weight in weights:
             if not self.state[weight]:
                 self.state[weight]["momentum"] = torch.zeros_like(weight)
                 self.state[weight]["step"] = torch.zeros(())  # AdamW looks for one when it loads
-        old, before = stacked(weights), stacked([self.state[weight]["momentum"] for weight in weights])
-        gradient = stacked([weight.grad for weight in weights if weight.grad is not None])
-        slow = before.lerp(gradient, 1 - self.momentum)
-        update = orthogonalised(gradient.lerp(slow, self.momentum))
-        scale = LIKE_ADAM * math.sqrt(old.shape[2])  # an orthogonal matrix has elements of 1/√larger
-        new = (old * (1 - lr * decay)).sub_(update, alpha=lr * scale)
-        if skip is not None:
-            new, slow = torch.where(skip, old, new), torch.where(skip, before, slow)
-        torch._foreach_copy_([wide(weight) for weight in weights], list(new))
-        torch._foreach_copy_([wide(self.state[weight]["momentum"]) for weight in weights], list(slow))
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        before = [self.state[weight]["momentum"] for weight in weights]
+        slow = torch._foreach_lerp(before, gradients, 1 - self.momentum)
+        ahead = torch._foreach_lerp(gradients, slow, self.momentum)
+        new = torch._foreach_mul(weights, 1 - lr * decay)
+        for same in by_shape(ahead):
+            updates = orthogonalised(torch.stack([wide(ahead[i]) for i in same]))
+            scale = LIKE_ADAM * math.sqrt(updates.shape[2])  # an orthogonal matrix has elements of 1/√larger
+            chosen = [new[i] for i in same]
+            torch._foreach_add_(chosen, laid_out(updates, chosen), alpha=-lr * scale)
+        replace(weights, new, skip)
+        replace(before, slow, skip)
         for weight in weights:
             weight.grad = None
+
+
+def replace(old: list[Tensor], new: list[Tensor], skip: Tensor | None) -> None:
+    """Write the new values into the old tensors, unless `skip`."""
+    if skip is not None:
+        flat = torch.where(skip, *(torch.cat([x.flatten() for x in each]) for each in (old, new)))
+        new = [part.view_as(x) for part, x in zip(flat.split([x.numel() for x in old]), old, strict=True)]
+    torch._foreach_copy_(old, new)
 
 
 def wide(weight: Tensor) -> Tensor:
@@ -62,17 +72,27 @@ def wide(weight: Tensor) -> Tensor:
     return matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
 
 
-def by_shape(weights: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Those whose `wide` views have the same shape, dtype and device, together."""
-    groups: dict[tuple, list[Tensor]] = {}
-    for weight in weights:
-        groups.setdefault((wide(weight).shape, weight.dtype, weight.device), []).append(weight)
+def by_shape(weights: Sequence[Tensor]) -> list[list[int]]:
+    """Places of those whose `wide` views have the same shape, dtype and device; transposed ones come first."""
+    groups: dict[tuple, list[int]] = {}
+    for i, weight in sorted(enumerate(weights), key=lambda pair: not is_tall(pair[1])):
+        groups.setdefault((wide(weight).shape, weight.dtype, weight.device), []).append(i)
     return list(groups.values())
 
 
-def stacked(weights: list[Tensor]) -> Tensor:
-    """(n, rows, columns)."""
-    return torch.stack([wide(weight) for weight in weights])
+def is_tall(weight: Tensor) -> bool:
+    rows, columns = weight.flatten(1).shape
+    return rows > columns
+
+
+def laid_out(updates: Tensor, weights: list[Tensor]) -> list[Tensor]:
+    """Each update in the shape, dtype and layout of its weight, as one kernel for many tensors needs it. Transposed
+    ones come first."""
+    tall = sum(map(is_tall, weights))
+    parts = updates[:tall].mT, updates[tall:]
+    dtype = weights[0].dtype
+    found = [x for part in parts if len(part) for x in part.to(dtype, memory_format=torch.contiguous_format)]
+    return [x.view(weight.shape) for x, weight in zip(found, weights, strict=True)]
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:
@@ -84,9 +104,9 @@ def orthogonalised(matrices: Tensor) -> Tensor:
 
 def _newton_schulz(matrices: Tensor, rounds: int = 5) -> Tensor:
     a, b, c = QUINTIC
-    x = matrices / (torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True) + 1e-7)
-    if x.is_cuda and x.dtype == torch.float32:
-        x = x.bfloat16()
+    dtype = torch.bfloat16 if matrices.is_cuda and matrices.dtype == torch.float32 else matrices.dtype
+    length = torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True) + 1e-7
+    x = torch.div(matrices, length, out=torch.empty_like(matrices, dtype=dtype))
     for _ in range(rounds):
         gram = torch.bmm(x, x.mT)
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
