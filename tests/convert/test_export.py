@@ -85,6 +85,7 @@ FAMILIES = [
     "softmax:qk_norm=head",
     "linformer:k=5",
     "window:size=3",
+    "twoscale:cell=2",
     "performer-relu:m=11,dwc=3",
     "performer-hyp:m=11,exact_cls=true",
     "performer-oprf:m=11",

@@ -80,7 +80,7 @@ def test_other_scales_and_numbers_of_tokens():
         attend(causal, q, k, v, None)
 
 
-@pytest.mark.parametrize("spec", ["window:size=3", "performer-relu:m=11,exact_cls=true"])
+@pytest.mark.parametrize("spec", ["window:size=3", "twoscale:cell=2", "performer-relu:m=11,exact_cls=true"])
 def test_the_grid_and_cls_come_from_the_configuration(spec):
     transformers = pytest.importorskip("transformers")
     name = linvit.register_transformers(spec)
@@ -93,7 +93,7 @@ def test_the_grid_and_cls_come_from_the_configuration(spec):
         torch.testing.assert_close(model(images()).logits, exact(images()).logits)
     attend = transformers.AttentionInterface()[name]
     q, k, v = torch.randn(3, 2, 3, 10, 11)  # of an image of another size
-    if spec.startswith("window"):
+    if spec.startswith(("window", "twoscale")):
         with pytest.raises(ValueError, match=r"give grid=\(rows, columns\)"):
             attend(model.vit.layers[0].attention, q, k, v, None)
     else:
