@@ -34,7 +34,9 @@ from linvit.kernels.base import positive, tracing
 from linvit.site import Cost, Site
 
 LOWEST = -1e30  # bias of a dropped key: its weight is zero, and differences are not NaN
-SMALLEST = 48  # keys: with fewer left out than these, `cell=auto` is softmax, which takes as long
+# What a band, and all else that softmax has not, take in time, as so many more keys (AMD EPYC, one thread, 14 × 14 to
+# 42 × 42 tokens, forward). `cell=auto` takes the least time by this count, and is softmax where that takes less.
+BAND_KEYS, FIXED_KEYS = 10, 180
 SIDES = range(2, 33)  # of a cell, that cell=auto chooses from
 
 
@@ -91,7 +93,7 @@ class Cut(NamedTuple):
 
 @register("twoscale")
 class TwoScale(Attention):
-    """cell: side of a cell, and height of a band, in tokens; auto has the fewest keys, and is softmax on a small grid.
+    """cell: side of a cell, and height of a band, in tokens; auto takes the least time, and is softmax on a small grid.
     reach: how many bands above and below its own a query sees exactly. far: what stands for the tokens of a cell.
 
     Prefix tokens (CLS) see all tokens and are seen by all.
@@ -125,7 +127,8 @@ class TwoScale(Attention):
     ) -> Cost:
         """Without a grid, from the share of keys that a square one of about as many tokens leaves."""
         image, d = site.tokens - site.prefix, site.head_dim
-        cut = _cut(site.grid or (max(1, round(math.sqrt(image))),) * 2, cell, reach)
+        side = max(1, round(math.sqrt(image)))
+        cut = _cut(site.grid or (side, side), cell, reach)
         keys = image * cut.keys() / (cut.rows * cut.columns)
         pairs = image * (keys + site.prefix) + site.prefix * site.tokens
         summaries = 0 if cut.exact else image * (2 if far == "mean" else 4)
@@ -139,19 +142,16 @@ class TwoScale(Attention):
         if cut.exact:
             return softmax_attention(q, k, v, mask)
         kept = None if mask is None and n - first == places else _kept(mask, q, first + places - n)
-        image = [x[:, :, first:] for x in (q, k, v)]
-        if missing := first + places - n:
-            image = [F.pad(x, (0, 0, 0, missing)) for x in image]
         own = [softmax_attention(q[:, :, :first], k, v, mask)] if first else []
-        keys, values = k[:, :, :first], v[:, :, :first]
-        out = torch.cat([*own, *self._image(*image, keys, values, kept)], 2)[:, :, :n]
+        if missing := first + places - n:
+            q, k, v = (F.pad(x, (0, 0, 0, missing)) for x in (q, k, v))
+        out = torch.cat([*own, *self._image(q, k, v, kept)], 2)[:, :, :n]
         return out if mask is None else torch.where(mask.any(1)[:, None, None, None], out, 0.0)
 
-    def _image(
-        self, q: Tensor, k: Tensor, v: Tensor, first_k: Tensor, first_v: Tensor, kept: Tensor | None
-    ) -> Iterator[Tensor]:
+    def _image(self, q: Tensor, k: Tensor, v: Tensor, kept: Tensor | None) -> Iterator[Tensor]:
         """The outputs of each band of queries."""
         cut, prefix = self.cut, self.site.prefix
+        q, (first_k, k), (first_v, v) = q[:, :, prefix:], *((x[:, :, :prefix], x[:, :, prefix:]) for x in (k, v))
         bias = None if kept is None else torch.where(kept, 0.0, LOWEST)[:, None, None]  # (B, 1, 1, prefix + tokens)
         far_k, far_v, far_bias = self._far(q, k, v, None if bias is None else bias[..., prefix:])
         near = q.new_zeros(1, 1, 1, 1, dtype=far_bias.dtype) if bias is None else bias.to(far_bias)
@@ -200,8 +200,11 @@ def _cut(grid: tuple[int, int], cell: int | Literal["auto"], reach: int) -> Cut:
     if cell != "auto":
         positive("cell", cell, at_least=1)
         return Cut(*grid, cell, reach)
-    found = min((Cut(*grid, side, reach) for side in SIDES), key=Cut.keys)
-    return found if found.keys() + SMALLEST < math.prod(grid) else Cut(*grid, 1, reach)
+
+    def time(cut: Cut) -> float:
+        return cut.keys() + (0 if cut.exact else BAND_KEYS * cut.down + FIXED_KEYS)
+
+    return min((Cut(*grid, side, reach) for side in (1, *SIDES)), key=time)
 
 
 def _kept(mask: Tensor | None, q: Tensor, missing: int) -> Tensor:
