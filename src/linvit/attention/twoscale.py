@@ -11,8 +11,9 @@ and `far=tangent` replaces it by its tangent at the mean query q̄ plus the mean
     w_j = softmax_{j∈c}(q̄·k_j/√d)      k_c = Σ w_j k_j      v_c = Σ w_j v_j
     b_c = L_c(q̄) − q̄·k_c/√d + ½ Σ_i var(q)_i var_w(k)_i / d
 
-`far=mean` is the tangent at q = 0: means, and the log of the number of tokens. Either is exact where all keys of a cell
-are equal, does not change when one vector is added to all keys, and has rows that sum to one.
+`far=bands` does so for the queries of each band, which are more alike. `far=mean` is the tangent at q = 0: means, and the
+log of the number of tokens. Each is exact where all keys of a cell are equal, does not change when one vector is added
+to all keys, and has rows that sum to one.
 
 A band is a run of tokens, so that its keys are joined with those of the cells above and below by copying, and each band
 is one call of fused softmax attention with a bias for each key.
@@ -114,12 +115,12 @@ class TwoScale(Attention):
         *,
         cell: int | Literal["auto"] = "auto",
         reach: int = 0,
-        far: Literal["tangent", "mean"] = "tangent",
+        far: Literal["tangent", "bands", "mean"] = "tangent",
     ):
         super().__init__(site, switches)
         if site.grid is None:
             raise ValueError("cells are squares of image tokens: give grid=(rows, columns)")
-        self.cut, self.tangent = _cut(site.grid, cell, reach), far == "tangent"
+        self.cut, self.far = _cut(site.grid, cell, reach), far
 
     @classmethod
     def own_cost(
@@ -131,7 +132,8 @@ class TwoScale(Attention):
         cut = _cut(site.grid or (side, side), cell, reach)
         keys = image * cut.keys() / (cut.rows * cut.columns)
         pairs = image * (keys + site.prefix) + site.prefix * site.tokens
-        summaries = 0 if cut.exact else image * (2 if far == "mean" else 4)
+        for_bands = cut.down - 2 * reach if far == "bands" else 1
+        summaries = 0 if cut.exact else 4 * image * for_bands
         return Cost(macs=round((2 * pairs + summaries) * d * site.heads))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -152,47 +154,66 @@ class TwoScale(Attention):
         """The outputs of each band of queries."""
         cut, prefix = self.cut, self.site.prefix
         q, (first_k, k), (first_v, v) = q[:, :, prefix:], *((x[:, :, :prefix], x[:, :, prefix:]) for x in (k, v))
-        bias = None if kept is None else torch.where(kept, 0.0, LOWEST)[:, None, None]  # (B, 1, 1, prefix + tokens)
-        far_k, far_v, far_bias = self._far(q, k, v, None if bias is None else bias[..., prefix:])
-        near = q.new_zeros(1, 1, 1, 1, dtype=far_bias.dtype) if bias is None else bias.to(far_bias)
-        near = near.expand(*q.shape[:2], 1, prefix + k.shape[2])
-        for band in cut.bands():
+        bias = None if kept is None else torch.where(kept, 0.0, LOWEST)[:, None]  # (B, 1, prefix + tokens)
+        keys, values, far_bias = self._far(q, k, v, None if kept is None else kept[:, None, prefix:, None])
+        near = q.new_zeros(1, 1, 1, dtype=far_bias.dtype) if bias is None else bias.to(far_bias)
+        near = near.expand(*q.shape[:2], prefix + k.shape[2])
+        for i, band in enumerate(cut.bands()):
+            far_k, far_v, far = (x[:, :, min(i, x.shape[2] - 1)] for x in (keys, values, far_bias))
             above, below = slice(0, band.above * cut.across), slice(band.below * cut.across, None)
             rows, queries = (slice(a * cut.columns, b * cut.columns) for a, b in (band[2:4], band[:2]))
-            keys = torch.cat([first_k, far_k[:, :, above], k[:, :, rows], far_k[:, :, below]], 2)
-            values = torch.cat([first_v, far_v[:, :, above], v[:, :, rows], far_v[:, :, below]], 2)
-            parts = near[..., :prefix], far_bias[..., above], near[..., prefix:][..., rows], far_bias[..., below]
-            yield _biased(q[:, :, queries], keys, values, torch.cat(parts, -1))
+            joined_k = torch.cat([first_k, far_k[:, :, above], k[:, :, rows], far_k[:, :, below]], 2)
+            joined_v = torch.cat([first_v, far_v[:, :, above], v[:, :, rows], far_v[:, :, below]], 2)
+            parts = near[..., :prefix], far[..., above], near[..., prefix:][..., rows], far[..., below]
+            yield _biased(q[:, :, queries], joined_k, joined_v, torch.cat(parts, -1)[:, :, None])
 
-    def _far(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys and values of the cells, (B, H, cells, d), and their biases, (B, H, 1, cells)."""
-        dtype, wide = v.dtype, k.dtype if k.dtype in PRECISE else torch.float32
-        cells_k, cells_v = (self._cells(x.to(wide)) for x in (k, v))  # (B, H, cells, c², d)
-        places = torch.ones(1, 1, q.shape[2], 1, device=q.device, dtype=wide)
-        weight = self._cells(places.expand(1, 1, -1, 1) if bias is None else (bias > LOWEST).to(wide).transpose(2, 3))
-        w = torch.where(weight > 0, 0.0, LOWEST).to(wide)  # (B or 1, 1, cells, c², 1)
-        if self.tangent:
-            count = weight.sum((2, 3)).clamp_min(1)[:, :, None]
-            q = q.to(wide) * q.shape[-1] ** -0.5
-            mean = q.sum(2, keepdim=True) / count
-            spread = torch.linalg.vector_norm(q, dim=2, keepdim=True).square() / count - mean.square()
-            w = w + (cells_k.flatten(2, 3) @ mean.transpose(2, 3)).unflatten(2, cells_k.shape[2:4])
-        total = w.logsumexp(3)  # (B, H, cells, 1)
-        share = (w - total[:, :, :, None]).exp().transpose(3, 4).expand(*cells_k.shape[:3], 1, -1)
-        far_k, far_v = ((share @ x).squeeze(3) for x in (cells_k, cells_v))
-        if self.tangent:
-            variance = (share @ cells_k.square()).squeeze(3) - far_k.square()
-            total = total - far_k @ mean.transpose(2, 3) + variance @ spread.transpose(2, 3) / 2
-        total = total.clamp_min(LOWEST).expand(*far_k.shape[:3], 1)
-        return far_k.to(dtype), far_v.to(dtype), total.transpose(2, 3)
+    def _far(self, q: Tensor, k: Tensor, v: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys and values of the cells, (B, H, bands, cells, d), and biases, (B, H, bands, cells), for each band or one
+        for all. kept: (B, 1, tokens, 1)."""
+        dtype, wide, d = v.dtype, k.dtype if k.dtype in PRECISE else torch.float32, k.shape[-1]
+        kept = torch.ones(1, 1, k.shape[2], 1, device=k.device, dtype=wide) if kept is None else kept.to(wide)
+        dropped = torch.where(self._cells(kept) > 0, 0.0, LOWEST).to(wide)
+        cells = self._cells(k, v).to(wide)  # (B, H, cells, c², d + d)
+        mean, spread = self._queries(q.to(wide), kept)
 
-    def _cells(self, x: Tensor) -> Tensor:
-        """Image tokens (B, H, rows·columns, e) → (B, H, cells, tokens of one, e), zero where there is none."""
+        def products(x: Tensor, of_bands: Tensor) -> Tensor:  # (B, H, cells, c², bands)
+            return (x.flatten(2, 3) @ of_bands.transpose(2, 3)).unflatten(2, x.shape[2:4])
+
+        keys = cells[..., :d]
+        scores = products(keys, mean)
+        total = (scores + dropped).logsumexp(3, keepdim=True)
+        share = (scores + dropped - total).exp()
+        far = share.transpose(3, 4) @ cells  # (B, H, cells, bands, d + d)
+        second = (share * (products(keys * keys, spread) / 2 - scores)).sum(3)
+        bias = total.squeeze(3) + second - (far[..., :d].square() * (spread / 2)[:, :, None]).sum(-1)
+        far, bias = far.to(dtype).transpose(2, 3), bias.clamp_min(LOWEST).transpose(2, 3)
+        return far[..., :d], far[..., d:], bias
+
+    def _queries(self, q: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of q/√d, of all queries or in each band, (B, H, bands, d); dropped queries are zero."""
+        if self.far == "mean":
+            zero = q.new_zeros(*q.shape[:2], 1, q.shape[3])
+            return zero, zero
+        bands = self.cut.bands() if self.far == "bands" else [Band(0, self.cut.rows, 0, 0, 0, 0)]
+        means, spreads = [], []
+        for band in bands:
+            rows = slice(band.first * self.cut.columns, band.last * self.cut.columns)
+            x, count = q[:, :, rows] * q.shape[-1] ** -0.5, kept[:, :, rows].sum(2, keepdim=True).clamp_min(1)
+            means.append(x.sum(2, keepdim=True) / count)
+            spreads.append((x * x).sum(2, keepdim=True) / count - means[-1].square())
+        return torch.cat(means, 2), torch.cat(spreads, 2)
+
+    def _cells(self, *tensors: Tensor) -> Tensor:
+        """Image tokens (B, H, rows·columns, e) of each → side by side, (B, H, cells, tokens of one, sum of e), zero
+        where there is none."""
         rows, columns, side, _ = cut = self.cut
-        x = x.unflatten(2, (rows, columns))
-        if (cut.down * side, cut.across * side) != (rows, columns):
-            x = F.pad(x, (0, 0, 0, cut.across * side - columns, 0, cut.down * side - rows))
-        return x.unflatten(3, (-1, side)).unflatten(2, (-1, side)).transpose(3, 4).flatten(4, 5).flatten(2, 3)
+        found = []
+        for x in tensors:
+            x = x.unflatten(2, (rows, columns))
+            if (cut.down * side, cut.across * side) != (rows, columns):
+                x = F.pad(x, (0, 0, 0, cut.across * side - columns, 0, cut.down * side - rows))
+            found.append(x.unflatten(3, (-1, side)).unflatten(2, (-1, side)).transpose(3, 4))
+        return torch.cat(found, -1).flatten(4, 5).flatten(2, 3)
 
 
 def _cut(grid: tuple[int, int], cell: int | Literal["auto"], reach: int) -> Cut:
