@@ -76,7 +76,8 @@ def oracle(attention: TwoScale, q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -
         bands.setdefault(rows_seen(row, rows, side, reach), []).extend([i] * bool(keep[i]))
     none = torch.zeros(1, HEAD_DIM).double()
     if attention.far != "bands":
-        bands = dict.fromkeys(bands, [i for own in bands.values() for i in own])
+        every = [i for own in bands.values() for i in own]
+        bands = {seen: every for seen in bands}
     far = {
         seen: {c: summary(k[at], v[at], q[own] if own else none, attention.far != "mean") for c, at in cells.items()}
         for seen, own in bands.items()

@@ -11,9 +11,9 @@ and `far=tangent` replaces it by its tangent at the mean query q̄ plus the mean
     w_j = softmax_{j∈c}(q̄·k_j/√d)      k_c = Σ w_j k_j      v_c = Σ w_j v_j
     b_c = L_c(q̄) − q̄·k_c/√d + ½ Σ_i var(q)_i var_w(k)_i / d
 
-`far=bands` does so for the queries of each band, which are more alike. `far=mean` is the tangent at q = 0: means, and the
-log of the number of tokens. Each is exact where all keys of a cell are equal, does not change when one vector is added
-to all keys, and has rows that sum to one.
+`far=bands` does so for the queries of each band, which are more alike. `far=mean` is the tangent at q = 0: means, and
+the log of the number of tokens. Each is exact where all keys of a cell are equal, does not change when one vector is
+added to all keys, and has rows that sum to one.
 
 A band is a run of tokens, so that its keys are joined with those of the cells above and below by copying, and each band
 is one call of fused softmax attention with a bias for each key.
