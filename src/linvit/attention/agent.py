@@ -1,9 +1,9 @@
-"""Agent attention: a few agents, means of image queries, gather from all tokens, and every token asks the agents.
+"""Agent attention: a few agents, which are means of image queries, attend to all tokens, and all tokens to the agents.
 
     out = softmax(q aᵀ/√d + B₂) [softmax(a kᵀ/√d + B₁) v]      a = q averaged over n cells of the grid
 
-Two ordinary softmaxes, O(Nn), by PyTorch's fused kernel. Prefix tokens ask and are asked, but belong to no cell. Fewer
-tokens than the attention was built for are the first of the grid; a cell without tokens has no agent.
+Two softmaxes by PyTorch's fused kernel, O(Nn). Prefix tokens take part in both, but belong to no cell. Fewer tokens
+than the attention was built for are the first of the grid; a cell without tokens has no agent.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from linvit.kernels.base import positive, tracing
 from linvit.randomness import generator
 from linvit.site import Cost, Site
 
-TABLE = 7  # side of the coarse table of each agent's biases
+TABLE = 7  # side of the table of each agent's biases, which is interpolated to the grid
 
 
 @register("agent")
 class Agent(Attention):
-    """n: the most agents there may be, in rows and columns that are nearly as many; 7 × 7 without it.
+    """n: the largest number of agents, in about as many rows as columns; 7 × 7 without it.
 
-    bias=learned: for each head, agent and side (B₁, B₂) a 7 × 7 table interpolated to the grid, plus one number for
+    bias=learned: B₁ and B₂ have, for each head and agent, a 7 × 7 table interpolated to the grid, plus one number for
     each row, column and prefix token.
     """
 
@@ -39,7 +39,7 @@ class Agent(Attention):
     precision = "half"
     can_be_causal = False
     why_not_causal = "an agent is a mean of queries, later ones too"
-    rows: Tensor  # (agents down, rows of the grid): which rows belong to which
+    rows: Tensor  # (agents down, rows of the grid): 1 where a row belongs to a cell
     columns: Tensor
 
     @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Agent(Attention):
         bias: Literal["none", "learned"] = "none"
 
         def agents(self, site: Site) -> tuple[int, int]:
-            """Down and across: no more than there are rows and columns."""
+            """Their number down and across, at most that of rows and columns."""
             rows, columns = _grid(site)
             down = max(1, min(math.isqrt(self.n), rows))
             across = max(1, min(self.n // down, columns))
@@ -80,7 +80,7 @@ class Agent(Attention):
 
     @classmethod
     def own_cost(cls, site: Site, **options: Any) -> Cost:
-        """Without a grid, as on a square one that is so large that its means take next to nothing."""
+        """Without a grid, means over cells are left out: on a large square grid they take little."""
         given = cls.Options(**options)
         (rows, columns), (down, across) = _grid(site), given.agents(site)
         agents = down * across
@@ -97,7 +97,7 @@ class Agent(Attention):
 
     @classmethod
     def regridded(cls, weights: Mapping[str, Tensor], old: Site, new: Site, **options: Any) -> dict[str, Tensor]:
-        """Biases are interpolated along the grid and, where that has too few rows or columns for them, the agents."""
+        """Biases are interpolated along the grid, and along the agents where their number changes."""
         shapes = cls.Options(**options).shapes(new)
         return {name: _resized(value, shapes[name]) if name in shapes else value for name, value in weights.items()}
 
@@ -116,7 +116,7 @@ class Agent(Attention):
             kept = q.new_ones(1, n) if mask is None else mask.to(q)
             mass = self._pooled(kept[:, None, first:, None])  # (B or 1, 1, agents, 1)
             agents, own = agents / mass.where(mass > 0, 1.0), mass[..., 0] > 0
-            own = (own | ~own.any(-1, keepdim=True)).flatten(1)  # without any, all gather the mean of v
+            own = (own | ~own.any(-1, keepdim=True)).flatten(1)  # without any agent, all stand for the mean of v
             own = own.expand(q.shape[0], -1)
         if not self.biases:
             return softmax_attention(q, agents, softmax_attention(agents, k, v, mask), own)
@@ -148,7 +148,7 @@ def _grid(site: Site) -> tuple[int, int]:
 
 
 def _members(cells: int, size: int) -> Tensor:
-    """(cells, size): 1 from ⌊i·size/cells⌋ up to ⌈(i + 1)·size/cells⌉ for cell i, as adaptive pooling has it."""
+    """(cells, size): 1 from ⌊i·size/cells⌋ up to ⌈(i + 1)·size/cells⌉ for cell i, as in adaptive pooling."""
     at, cell = torch.arange(size), torch.arange(cells)[:, None]
     return ((at >= cell * size // cells) & (at < -(-(cell + 1) * size // cells))).float()
 

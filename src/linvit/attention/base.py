@@ -1,8 +1,8 @@
 """Attention: (q, k, v, mask) → out, all (batch, heads, tokens, head_dim); True in a mask means keep.
 
-`Attention.forward` checks its inputs and owns the switches that every attention has; a subclass implements `attend`.
-What others need to know of an attention it states itself, as class data or as class methods of a site and its options:
-its role, its cost, its random features, how its weights move to another grid.
+`Attention.forward` checks its inputs and applies the options that every attention has; a subclass implements `attend`.
+Class attributes and class methods state what other modules need to know: role, cost, random features, and how weights
+move to another grid.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from linvit.kernels.base import tracing
 from linvit.registry import Registry
 from linvit.site import Cost, Site
 
-PRECISE = (torch.float32, torch.float64)  # what is computed in
+PRECISE = (torch.float32, torch.float64)  # dtypes that attention is computed in
 
 # A comparison has candidates, the baseline that they are compared with, the limit that none can pass in speed, and the
 # control that mixes tokens without looking at them.
@@ -34,17 +34,17 @@ Role = Literal["candidate", "baseline", "limit", "control"]
 class Switches:
     """Options of every attention."""
 
-    # RMS norm of q and k, over each head or over all channels, with learned gains: bounds what kernels suffer from
+    # RMS norm of q and k over each head or over all channels, with learned gains: bounds their length
     qk_norm: Literal["head", "all"] | None = None
     rope: Literal["2d"] | None = None  # rotary positions: q and k are rotated by their row and column
-    dwc: int = 0  # size of a depthwise convolution over v's grid, added to the output: linear attention lacks locality
-    gate: Literal["linear", "silu"] | None = None  # the output times a projection of x, or times SiLU of it
+    dwc: int = 0  # size of a depthwise convolution of v on the grid, added to the output
+    gate: Literal["linear", "silu"] | None = None  # multiply the output by a projection of the tokens, or its SiLU
     cpe: int = 0  # size of a depthwise convolution of the tokens, added to them before the block: positions
     exact_cls: bool = False  # softmax for the queries of the prefix tokens, O(Nd)
     debug: bool = os.environ.get("LINVIT_DEBUG", "") not in ("", "0")  # name the input that holds a NaN
 
     def cost(self, site: Site) -> Cost:
-        """What they add to the attention's own."""
+        """Added to that of the attention; without `gate` and `cpe`."""
         width = site.heads * site.head_dim
         gains = {None: 0, "head": 2 * site.head_dim, "all": 2 * width}[self.qk_norm]
         exact = 2 * site.prefix * site.tokens * width if self.exact_cls else 0
@@ -52,36 +52,36 @@ class Switches:
         return _convolution(width, self.dwc, site) + Cost(gains, exact, kept=table)
 
     def cost_around(self, dim: int, site: Site) -> Cost:
-        """What those add that work on the tokens, not on q, k and v: `gate` and `cpe`."""
+        """Of `gate` and `cpe`, which work on tokens, not on q, k and v."""
         inner = site.heads * site.head_dim
         gate = Cost((dim + 1) * inner, site.tokens * dim * inner, 2 * site.tokens * inner) if self.gate else Cost()
         return gate + _convolution(dim, self.cpe, site)
 
 
 def _convolution(channels: int, size: int, site: Site) -> Cost:
-    """Of a depthwise one over the image tokens."""
+    """Of a depthwise convolution over the image tokens."""
     filters = channels * size**2
     return Cost(filters, (site.tokens - site.prefix) * filters)
 
 
 class Attention(nn.Module, ABC):
-    """A subclass gives `formula` and `estimates` for the documentation, and implements `attend` and, so that it need
-    not be built to be counted, `own_cost`."""
+    """A subclass gives `formula` and `estimates` for the documentation, implements `attend`, and states `own_cost`, so
+    that its cost is known without building it."""
 
     formula: ClassVar[str] = ""
     estimates: ClassVar[str] = ""
     role: ClassVar[Role] = "candidate"
     linear: ClassVar[bool] = True  # in the number of tokens
     size_option: ClassVar[str | None] = None  # sets the number of projected keys; that of features is a kernel's
-    # In what is computed. float32: in that or better. half: on a GPU in the dtype of the inputs, on a CPU as float32.
-    # input: in the dtype of the inputs, with autocast.
+    # Of the computation. float32: float32 or float64. half: on a GPU the dtype of the inputs, on a CPU as float32.
+    # input: the dtype of the inputs, with autocast.
     precision: Literal["float32", "half", "input"] = "float32"
     can_be_causal: ClassVar[bool] = True
     why_not_causal: ClassVar[str] = ""
     no_matrix: ClassVar[str] = ""  # why there is no attention matrix, where there is none
-    without_effect: ClassVar[dict[str, str]] = {}  # switches that would change nothing, and why
-    layerwise: bool = False  # whether all such layers of a model have weights in common: `share` is then implemented
-    shared: Sequence[Attention] = ()  # the one whose weights this uses; inside a list it is no part of this module
+    without_effect: ClassVar[dict[str, str]] = {}  # options that would change nothing, and why
+    layerwise: bool = False  # whether all such layers of a model share weights: `share` is then implemented
+    shared: Sequence[Attention] = ()  # the one whose weights this uses; a list, so that it is not a submodule
 
     def __init__(self, site: Site, switches: Switches = Switches()):
         super().__init__()
@@ -101,9 +101,7 @@ class Attention(nn.Module, ABC):
             raise ValueError("exact_cls=true needs prefix tokens (prefix ≥ 1) and a bidirectional attention")
         if switches.dwc:
             self.dwc = DepthwiseConvolution(site, switches.dwc)
-        self.bare = not (
-            switches.qk_norm or switches.rope or switches.exact_cls or switches.dwc
-        )  # nothing is done around `attend`
+        self.bare = not (switches.qk_norm or switches.rope or switches.exact_cls or switches.dwc)  # `attend` is all
 
     @abstractmethod
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -122,7 +120,7 @@ class Attention(nn.Module, ABC):
 
     @classmethod
     def own_cost(cls, site: Site, **options: Any) -> Cost:
-        """Without the switches'. An attention that does not say is built and measured."""
+        """Without the options of every attention. An attention that does not state it is built and measured."""
         from linvit.attention.measured import measured_cost
 
         return measured_cost(cls, site, **options)
@@ -133,7 +131,7 @@ class Attention(nn.Module, ABC):
         return dict(weights)
 
     def share(self, owner: Attention) -> None:
-        """Use the owner's weights instead of one's own; they are stored once, with the owner."""
+        """Use the owner's weights instead of its own; they are stored once, with the owner."""
         raise NotImplementedError
 
     def redraw(self, step: int) -> None:
@@ -141,7 +139,7 @@ class Attention(nn.Module, ABC):
 
     @torch.no_grad()
     def near_softmax(self) -> None:
-        """Begin as near as possible to the softmax attention whose weights it is given: a convolution adds nothing."""
+        """Start as close as possible to the softmax attention whose weights it is given: a convolution adds nothing."""
         if self.dwc is not None:
             self.dwc.weight.zero_()
 
@@ -158,7 +156,7 @@ class Attention(nn.Module, ABC):
         usual, dtype, cast = self._check(q, k, v, mask), v.dtype, self._casts(q, k, v)
         as_given = self.precision == "input" or not autocasts(q)
         if usual and self.bare and as_given and (not cast or dtype in PRECISE):
-            return self.attend(q, k, v, None)  # what stands below would change nothing, and takes as long as a product
+            return self.attend(q, k, v, None)  # the rest would change nothing, and takes as long as a matrix product
         with nullcontext() if as_given else full_precision(q):
             q, k, v = kept(mask, *(precise(q, k, v) if cast else (q, k, v)))
             out = self._mix(q, k, v, mask)
@@ -184,16 +182,16 @@ class Attention(nn.Module, ABC):
         return out.to(dtype), state
 
     def decode(self, q: Tensor, k: Tensor, v: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """`step` with inputs as `attend` gets them. All earlier ones are kept and attended to once more, which holds
-        for any attention; one that can do with less says how."""
+        """`step` with inputs as `attend` gets them. This keeps all earlier q, k and v and attends to them again, which
+        works for any attention; a subclass may have a smaller state."""
         new = q.shape[2]
         if state is not None:
             q, k, v = (torch.cat(pair, 2) for pair in zip(state, (q, k, v), strict=True))
         return self.attend(q, k, v, None)[:, :, -new:], (q, k, v)
 
     def attention_matrix(self, q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(B, H, N, N): what multiplies v. Obtained by attending to v = I, so it holds for any attention that is linear
-        in v; a ValueError for others."""
+        """(B, H, N, N): the matrix that multiplies v, from attending to v = I. That works for any attention that is
+        linear in v; others raise a ValueError."""
         self._check(q, k, q, mask)
         self.require_matrix()
         with full_precision(q):
@@ -215,14 +213,14 @@ class Attention(nn.Module, ABC):
         return out
 
     def normalised(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """With the norms and rotations that are switched on."""
+        """With the norms and rotations of `qk_norm` and `rope`."""
         if self.q_norm is not None and self.k_norm is not None:
             over, shape = ((1, 3), (-1, 1, q.shape[3])) if self.switches.qk_norm == "all" else (3, (-1,))
             q, k = _rms_norm(q, self.q_norm.view(shape), over), _rms_norm(k, self.k_norm.view(shape), over)
         return (q, k) if self.rope is None else (self.rope(q), self.rope(k))
 
     def _check(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:
-        """Refuse what does not fit; whether it is the usual input, of one dtype and without a mask."""
+        """Raise a ValueError for inputs that do not fit. Returns whether they are of one dtype and without a mask."""
         site, shape = self.site, q.shape
         if (
             shape == k.shape == v.shape
@@ -233,7 +231,7 @@ class Attention(nn.Module, ABC):
             and (shape[1], shape[3]) == (site.heads, site.head_dim)
             and mask is None
             and not self.switches.debug
-        ):  # what is most often right is told at one look, the rest takes time
+        ):  # the usual input passes quickly
             return True
         for name, x in (("q", q), ("k", k), ("v", v)):
             if x.ndim != 4:

@@ -1,11 +1,11 @@
-"""Centred scores: what `inline` and `mala` share.
+"""Centred scores, which `inline` and `mala` have in common.
 
 With n tokens, scores s_ij = φ(q_i)·φ(k_j)/√d, their means z_i over the keys and a factor c_i of each query,
 
     A_ij = 1/n + c_i (s_ij − z_i)/n      out_i = v̄ + c_i φ(q_i)·S      S = Σ_j (φ(k_j) − φ(k)‾) v_jᵀ / (n√d)
 
-Rows sum to one whatever c is, without a division. Entries can be negative, so everything is float32 or better. Keys are
-centred before the product: S from uncentred sums would lose as many digits as their mean is larger than their spread.
+Rows sum to one for any c, without a division. Entries can be negative, so everything is float32 or better. Keys are
+centred before the product: with uncentred sums, S would lose digits where the mean of the keys exceeds their spread.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from linvit.attention.plain import State, plain_causal
 from linvit.kernels.base import Features, Prepared, masked_mean
 from linvit.site import Cost, Site
 
-EPS = 1e-6  # of 1/z, which is infinite where every φ(k) is zero; rows sum to one with any
+EPS = 1e-6  # added to z in 1/z: z vanishes where all φ(k) underflow; rows sum to one for any value
 
 
 class CentredState(NamedTuple):
-    """Everything that is remembered of earlier tokens."""
+    """Sums over earlier tokens."""
 
     scores: State  # Σ φ(k) (vᵀ, 1)
     values: Tensor  # (G, 1, e + 1) Σ (vᵀ, 1)
@@ -49,7 +49,7 @@ class Centred(Attention):
         if mask is not None:
             keep = mask[:, None, :, None].expand(*q.shape[:3], 1).flatten(0, 1).to(q)
         q, k, v = (x.flatten(0, 1) for x in (self.phi(q), self.phi(k), v))
-        if keep is not None:  # φ(0) need not be zero, nor v = I for the attention's matrix
+        if keep is not None:  # φ(0) may differ from zero, and so does v = I for the attention's matrix
             k, v = k * keep, v * keep
         if self.site.causal:
             return self._causal(q, k, v, keep, None)[0].view(shape)
@@ -61,7 +61,7 @@ class Centred(Attention):
         return torch.baddbmm(masked_mean(v, keep), q, s).view(shape)
 
     def decode(self, q: Tensor, k: Tensor, v: Tensor, state: Any) -> tuple[Tensor, CentredState]:
-        """At a cost, and with a state, independent of how many tokens came before."""
+        """The cost and the state do not depend on the number of earlier tokens."""
         f_q, f_k, flat = (x.flatten(0, 1) for x in (self.phi(q), self.phi(k), v))
         out, state = self._causal(f_q, f_k, flat, None, state)
         return out.view_as(v), state
@@ -69,7 +69,7 @@ class Centred(Attention):
     def _causal(
         self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, state: CentredState | None
     ) -> tuple[Tensor, CentredState]:
-        """Means over the keys so far: Σ q·k and n ride along as one more column of v."""
+        """Means over the keys so far; Σ q·k and n come from one more column of v."""
         v1 = torch.cat([v, torch.ones_like(v[..., :1]) if keep is None else keep], -1)
         prepared = Prepared(q, k, Features(f=torch.clone, divide=False))
         sums, scores = plain_causal(prepared, v1, None if state is None else state.scores)

@@ -1,4 +1,4 @@
-"""What the options of every attention do on the grid of image tokens: a depthwise convolution, and rotary positions."""
+"""Options of every attention that need the grid of image tokens: depthwise convolutions and rotary positions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from linvit.randomness import generator
 from linvit.site import Site
 
-BASE = 100.0  # of the rotations' frequencies, as for images elsewhere: a grid is shorter than a text
+BASE = 100.0  # of the frequencies, as is usual for images; texts, which are longer than a grid's side, take 10,000
 
 
 class DepthwiseConvolution(nn.Module):
-    """size × size over the grid of image tokens, one filter per channel of each head; prefix tokens are passed by."""
+    """size × size over the grid of image tokens, one filter for each channel of each head; zero for prefix tokens.
+    Fewer tokens are the first of the grid."""
 
     def __init__(self, site: Site, size: int, option: str = "dwc"):
         super().__init__()
@@ -42,7 +43,7 @@ class DepthwiseConvolution(nn.Module):
             raise ValueError(f"{n} tokens do not fit grid={self.site.grid} with prefix={self.site.prefix}")
         if missing:
             image = F.pad(image, (0, 0, 0, missing))
-        image = image.view(b, rows, columns, h * d).permute(0, 3, 1, 2)  # channels last: twice as fast on a CPU
+        image = image.view(b, rows, columns, h * d).permute(0, 3, 1, 2)  # channels last, the faster layout on a CPU
         weight = self.weight.to(v).contiguous(memory_format=torch.channels_last)
         out = F.conv2d(image, weight, padding=self.size // 2, groups=h * d)
         out = out.permute(0, 2, 3, 1).reshape(b, rows * columns, h, d)[:, : rows * columns - missing].transpose(1, 2)
@@ -51,7 +52,11 @@ class DepthwiseConvolution(nn.Module):
 
 class Rotation(nn.Module):
     """Rotary positions in two dimensions: half of the channels are rotated by their token's row, half by its column, so
-    that q·k depends on places only by their difference. Prefix tokens are not rotated."""
+    that q·k depends on places only by their difference. Prefix tokens are not rotated.
+
+    Channels are four groups of pairs: (a, b) are rotated by the row and (c, d) by the column, with the frequencies
+    BASE^(−4i/head_dim).
+    """
 
     cosine: Tensor  # (tokens, head_dim)
     sine: Tensor

@@ -10,7 +10,7 @@ from linvit.attention.centred import Centred
 
 @register("inline")
 class Inline(Centred):
-    """Like softmax it does not change when one vector is added to all keys; unlike it, it is linear in q."""
+    """Invariant to adding one vector to all keys, like softmax; linear in q, unlike softmax."""
 
     formula = "mean v + q [(k − mean k)ᵀv] / (n√d)"
     estimates = "softmax, first order in its scores"

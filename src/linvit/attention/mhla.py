@@ -1,15 +1,15 @@
-"""MHLA: linear attention in blocks of the grid, whose sums are mixed anew for the queries of each block.
+"""MHLA: linear attention in blocks of the grid; the queries of each block mix the sums of all blocks with own weights.
 
     S_b = Σ_{j∈b} φ(k_j) v_jᵀ      z_b = Σ_{j∈b} φ(k_j)      φ = relu + 10⁻⁶
 
-A query of block i sees block b with weight M_ib > 0, learned and common to all heads:
+A query of block i gives block b the weight M_ib > 0, learned and common to all heads:
 
     out = φ(q) Σ_b M_ib S_b / φ(q)·Σ_b M_ib z_b
 
-M = 11ᵀ is plain linear attention, M = I is linear attention inside blocks. The paper starts M from the distances of the
-blocks and divides its columns by their sums; here they are divided by their means, a factor that cancels. Prefix tokens
-are a block of their own, the first, with M = 1 at the start: as much as image tokens have on average. M is a softplus
-of the weights, since a denominator could vanish if it became negative.
+M = 11ᵀ is plain linear attention, M = I linear attention inside blocks. As in the paper, M starts from the distances of
+the blocks. The paper divides columns by their sums, here they are divided by their means; that factor cancels. Prefix
+tokens are the first block, with M = 1 at the start, the mean over image blocks. M is a softplus of the weights:
+negative entries, which the authors' code allows, could make a denominator vanish.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from linvit.kernels.base import positive
 from linvit.site import Cost, Site
 
 FLOOR = 1e-6  # of φ
-LEAST = 1e-2  # of M at the start: with 0, which `linear` has for the farthest blocks, softplus would have no gradient
+LEAST = 1e-2  # of M at the start: `linear` has 0 for the farthest blocks, where softplus would have no gradient
 
 
 class Cut(NamedTuple):
-    """A grid as down × across blocks of tall × wide tokens; the last ones may stand out over its edges."""
+    """A grid as down × across blocks of tall × wide tokens; the last ones may extend over its edges."""
 
     down: int
     across: int
@@ -47,11 +47,11 @@ class Cut(NamedTuple):
 
 @register("mhla")
 class Mhla(Attention):
-    """blocks: at most this many along each side of the grid; without it √side, so that mixing takes half as long as
-    sums do. Without a grid, blocks are runs of tokens.
+    """blocks: the largest number along each side of the grid; without it √side, where mixing takes half as many
+    multiply–accumulates as the sums. Without a grid, blocks are runs of tokens.
 
-    normaliser: paper = as above; released = the denominators of the authors' code, which mixes those of the queries at
-    the same place of all blocks, Σ_b M_ib φ(q_b)·z_b: rows do not sum to one. Prefix tokens have the paper's.
+    normaliser: paper = as above; released = the denominators of the authors' code, Σ_b M_ib φ(q_b)·z_b with q_b the
+    query at the same place in block b: rows do not sum to one. Queries of prefix tokens have the paper's.
 
     init: M at the start as a function of the distance D between blocks, cos(π/4·D/D_max), 1 − D/D_max or e^{−D/3}.
     """
@@ -80,7 +80,7 @@ class Mhla(Attention):
 
     @classmethod
     def own_cost(cls, site: Site, *, blocks: int | None = None, **options: Any) -> Cost:
-        """Of blocks as they are padded. Without a grid and a number of blocks, for √N of them."""
+        """Of padded blocks; without a grid and a number of blocks, of √N blocks."""
         cut, d = _cut(site, blocks), site.head_dim
         macs = 3 * site.tokens * d
         if site.grid is not None or blocks is not None:
@@ -92,7 +92,7 @@ class Mhla(Attention):
     def regridded(
         cls, weights: Mapping[str, Tensor], old: Site, new: Site, *, blocks: int | None = None, **options: Any
     ) -> dict[str, Tensor]:
-        """The weights of pairs of blocks are interpolated, where there are more or fewer blocks."""
+        """The weights of pairs of blocks are interpolated where the number of blocks changes."""
         before, after = (_of_blocks(site, blocks) for site in (old, new))
         value = weights.get("mix")
         if value is None or before.grid == after.grid:
@@ -112,11 +112,11 @@ class Mhla(Attention):
         weights = F.softplus(self.mix.to(f_k))
         m, z = weights[lead:, lead:], keys.sum(3)  # z (B, H, blocks, d)
         total, near = self._denominators(queries, z, m, mask), None
-        if first:  # what image tokens make of the prefix, (B, H, blocks · tokens of one, prefix)
+        if first:  # weights of the prefix for image queries, (B, H, blocks · tokens of one, prefix)
             near = self._by_token(weights[1:, 0])[:, None] * (queries.flatten(2, 3) @ f_k[:, :, :first].transpose(2, 3))
             total = total + near.sum(-1).view_as(total[..., 0]).unsqueeze(-1)
         over, scaled = inverse(total, 0.0), keys
-        if half:  # sums of φ(k) c are √(n/d), those of φ(q)/c about its inverse: nothing leaves the range of float16
+        if half:  # sums of φ(k) c are √(n/d), those of φ(q)/c about its inverse: all in the range of float16
             c = math.sqrt(n / d) / z.detach().sum(2).clamp_min(torch.finfo(z.dtype).tiny)[:, :, None, None]
             scaled, queries = keys * c, queries / c
         sums = scaled.to(v.dtype).transpose(3, 4) @ values
@@ -134,7 +134,7 @@ class Mhla(Attention):
         return torch.cat([far @ values.flatten(2, 3) + own @ v[:, :, :first], image], 2)
 
     def _denominators(self, queries: Tensor, z: Tensor, m: Tensor, mask: Tensor | None) -> Tensor:
-        """Of the image's queries and keys, (B, H, blocks, tokens of one, 1)."""
+        """Of image queries and image keys, (B, H, blocks, tokens of one, 1)."""
         if not self.released:
             return _dot(queries, m @ z)
         own = _dot(queries, z)
@@ -162,7 +162,7 @@ class Mhla(Attention):
 
 
 def _dot(queries: Tensor, z: Tensor) -> Tensor:
-    """φ(q)·z of each block, as a row, which is a product of more speed than one column's."""
+    """φ(q)·z of each block, as z φ(q)ᵀ: a product with one row is faster than one with one column."""
     return (z.unsqueeze(3) @ queries.transpose(3, 4)).transpose(3, 4)
 
 
@@ -171,7 +171,7 @@ def _grid(site: Site) -> tuple[int, int]:
 
 
 def _lead(site: Site) -> int:
-    """The block of prefix tokens, where there are any."""
+    """The number of blocks of prefix tokens: one, where there are any."""
     return min(1, site.prefix)
 
 

@@ -1,14 +1,14 @@
-"""ViT³: test-time training. The keys and values of an image train a small model by one step of gradient descent, and
-its outputs for the queries are the attention's.
+"""ViT³: test-time training. One step of gradient descent on the keys and values of an image trains a small inner model,
+whose outputs for the queries are the output of the attention.
 
 The inner model of each head is f(x) = (x W₁) ⊙ silu(x W₂) with learned W₁, W₂ (d × d). Its loss is
 −(s/N) Σ_j f(k_j)·v_j with s = ⅓, so that with z₁ = k W₁, z₂ = k W₂ and e = −s v/N
 
     g₁ = kᵀ(e ⊙ silu(z₂))      g₂ = kᵀ(e ⊙ z₁ ⊙ silu'(z₂))      g ← g / (‖g‖ + 1) by columns      W' = W − g
 
-and out = (q W₁') ⊙ silu(q W₂'). That is not linear in v: there is no attention matrix. V = 0 leaves W as it is.
+and out = (q W₁') ⊙ silu(q W₂'). That is not linear in v, so there is no attention matrix. V = 0 leaves W unchanged.
 
-The published model has one head more, of which the inner model is a 3 × 3 depthwise convolution over the grid, with the
+The published model has an additional head, whose inner model is a 3 × 3 depthwise convolution over the grid, with the
 same loss and the same step.
 """
 
@@ -30,8 +30,8 @@ STD = 0.02  # of the weights at the start
 
 @register("vit3")
 class Vit3(Attention):
-    """conv: the inner model of the last head is a convolution, in which prefix tokens have no neighbours. A published
-    model of H heads is one of H + 1 with conv=true."""
+    """conv: the inner model of the last head is a convolution; prefix tokens have no neighbours in it. The published
+    model with H heads is one of H + 1 heads with conv=true."""
 
     formula = "(q W₁') ⊙ silu(q W₂'), W' = W − g/(‖g‖ + 1), g = ∇_W −⅓ mean_j (k W₁ ⊙ silu(k W₂))·v"
     estimates = "itself"
@@ -57,7 +57,7 @@ class Vit3(Attention):
         return Cost(2 * d**2 * heads + 9 * d * conv, macs)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """What is masked is zero in q, k and v already, and adds nothing to a gradient."""
+        """Masked tokens are zero in q, k and v, and add nothing to a gradient."""
         count = q.shape[2] if mask is None else mask.sum(1).clamp_min(1).to(v)[:, None, None, None]
         error = v * (-RATE / count)
         if not self.conv:
@@ -75,8 +75,8 @@ class Vit3(Attention):
         return y_1 * F.silu(y_2)
 
     def _convolution(self, q: Tensor, k: Tensor, error: Tensor) -> Tensor:
-        """(B, N, d). Filters differ from image to image, so shifted images are summed: the 5th is not shifted, and all
-        that a prefix token meets."""
+        """(B, N, d). Every image has filters of its own, so shifted images are summed. The fifth is not shifted; it is
+        the only one for a prefix token."""
         assert self.filters is not None
         (n, d), first = q.shape[1:], self.site.prefix
         errors = self._image(error)[:, 1:-1, 1:-1]
