@@ -33,7 +33,8 @@ LOWEST = -1e30  # log-weight of a masked key: e^LOWEST is zero, and differences 
 
 
 def accelerated_attention(prepared: Prepared, v: Tensor) -> Tensor:
-    """q, k (G, N, d) as prepared by a kernel, or (B, H, N, d) as they are, and v (G, N, e) → (G, N, e) in v's dtype."""
+    """q, k (G, N, d) as prepared by a kernel, or (B, H, N, d) as they are, and v of either form → the same in v's
+    dtype."""
     q, k, φ, weight, bias = prepared
     attend = _frugal if tracing() else _fastest(v.device.type)
     if not tracing() and v.device.type == "cuda" and _triton_wins(prepared, v, _recorded(q, k, v, weight, bias)):
@@ -64,7 +65,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, weight: Tensor | None, bias: Tensor
     w = _log_weight(k, weight, φ.norm)
     features = (_exponential if φ.exponential else _pointwise)(u_q, u_k, w, bias, φ, weight is not None)
     f_q, f_k = (x.to(v.dtype) for x in features)
-    return f_q @ (f_k @ v)
+    return (f_q @ (f_k @ v.flatten(0, -3))).view(v.shape)
 
 
 def _projected(x: Tensor, omega: Tensor | None, tokens_last: bool = False) -> Tensor:
@@ -172,7 +173,7 @@ def _triton_wins(prepared: Prepared, v: Tensor, recorded: bool) -> bool:
     if key not in _WINNERS:
         try:
             _WINNERS[key] = _race(prepared, v, recorded)
-        except RuntimeError as error:
+        except fused.FAILURES as error:
             _WINNERS[key] = False
             reason = str(error).strip().partition("\n")[0]
             warnings.warn(f"linear attention runs without Triton's kernels: {reason}", RuntimeWarning, stacklevel=3)
