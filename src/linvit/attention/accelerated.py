@@ -8,6 +8,12 @@ The same mathematics as linear.py, without blocks: a GPU is fast where operation
   float16. A factor s = √(N/F), moved from queries to keys, keeps the elements of both near 1/√(N·F).
 - Nothing but q, k and v is kept for the backward pass; features are recomputed.
 
+In bfloat16 the error of the output relative to that of softmax, measured on a simulated device with 67 and 1,021 tokens
+of 61 channels, is 0.8–1.0, 1.0–1.2 and 1.2–1.7 at σ = 1, 2 and 4 for pointwise features, and 1.4–1.7, 1.8–2.0 and
+1.7–2.5 for exponential ones. Softmax gains from σ: where it picks one key its output is exact. φ(k), S, φ(q) and the
+output are rounded once each, with errors of much the same size. To multiply by two parts, as fused.py does without more
+traffic, would remove the first three, for a quarter more memory traffic here.
+
 On CUDA it is compiled, which fuses everything between the products; where that fails it runs as it is. Where Triton's
 kernels (fused.py) cover the features, the first call of each shape times both, and the faster one is used.
 """
