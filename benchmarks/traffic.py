@@ -2,25 +2,27 @@
 
     python benchmarks/traffic.py
 
-ViT-S at 384 px by default: 6 heads of 64, 577 tokens, 43 images, bfloat16, forward without gradients.
+ViT-S at 384 px by default: 6 heads of 64, 577 tokens, 43 images, bfloat16, forward without gradients. q, k and v are
+three tensors, or slices of one projection as in a model, which products of cuBLAS cannot always read where they are.
 
 - eager: operations as they are dispatched on the `meta` device, which takes the GPU's path.
-- compiled: kernels that Inductor generates. The layer is lowered by Inductor's own passes, scheduler and Triton backend
-  for fake tensors on "cuda", with the properties of an A100 in place of a device's. No kernel is run, and none is chosen
-  by timing. A kernel's bytes are Inductor's own count: each buffer that it reads or writes, once; products are cuBLAS
-  calls with their inputs and outputs.
+- compiled: kernels that Inductor generates, listed with what they read and write. The layer is lowered by Inductor's
+  own passes, scheduler and Triton backend for fake tensors on "cuda", with the properties of an A100 in place of a
+  device's. No kernel is run, and none is chosen by timing. A kernel's bytes are Inductor's own count: each buffer that
+  it reads or writes, once; products are cuBLAS calls with their inputs and outputs.
 - triton: the tensors that linvit's own kernels are launched with.
-- saved: what a compiled forward pass keeps for the backward pass, q, k and v included, in bytes for each token and head,
-  as Inductor's partitioner decides on the meta device.
+- saved: what a compiled forward pass keeps for the backward pass, q, k and v included, in bytes for each token and
+  head, as Inductor's partitioner decides on the meta device.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -34,7 +36,7 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from linvit.attention import accelerated, build_attention
+from linvit.attention import accelerated, build_attention, fused
 from linvit.attention.performer import Performer
 from linvit.measure.advice import Workload
 from linvit.measure.hardware import HARDWARE, count
@@ -70,9 +72,15 @@ def device_properties() -> Iterator[None]:
         yield
 
 
-def compiled_kernels(spec: str, load: Workload) -> list[int]:
-    """Bytes of each kernel that Inductor generates for the forward pass."""
-    found: list[int] = []
+class Kernel(NamedTuple):
+    bytes: int
+    reads: str = ""
+    writes: str = ""
+
+
+def compiled_kernels(spec: str, load: Workload, slices: bool) -> list[Kernel]:
+    """Those that Inductor generates for the forward pass, and the products that it calls."""
+    found: list[Kernel] = []
 
     def lower(module: torch.fx.GraphModule, inputs: list[Any]) -> Any:
         with V.set_fake_mode(torch._guards.detect_fake_mode(inputs)):
@@ -81,22 +89,38 @@ def compiled_kernels(spec: str, load: Workload) -> list[int]:
             with V.set_graph_handler(graph), V.set_debug_handler(DebugContext()):
                 graph.run(*inputs)
                 graph.codegen()
-                found.extend(node.get_read_write_buffers_sizes() for node in graph.scheduler.nodes)
+                found.extend(described(node, graph) for node in graph.scheduler.nodes)
         return module.forward
 
     attention = build_attention(spec, load.site)
     with device_properties(), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         attention.to("cuda:0")
-        q, k, v = tensors(load, "cuda:0")
+        q, k, v = tensors(load, "cuda:0", slices)
         aot_function(attention, lower, inference_compiler=lower, decompositions=select_decomp_table())(q, k, v)
     return found
 
 
-def saved_bytes(spec: str, load: Workload) -> float:
+def described(node: Any, graph: GraphLowering) -> Kernel:
+    def text(names: list[str]) -> str:
+        return ", ".join(f"{name} {_shape(graph, name)}" for name in names)
+
+    made = [output.get_name() for output in node.get_outputs()]
+    read = sorted({dependency.name for dependency in node.read_writes.reads} - set(made))
+    return Kernel(node.get_read_write_buffers_sizes(), text(read), text(made))
+
+
+def _shape(graph: GraphLowering, name: str) -> str:
+    buffer = graph.try_get_buffer(name)
+    if buffer is None:
+        return "constant"
+    return f"{str(buffer.get_dtype()).removeprefix('torch.')}{[int(size) for size in buffer.get_size()]}"
+
+
+def saved_bytes(spec: str, load: Workload, slices: bool) -> float:
     """For each token and head."""
     attention = build_attention(spec, load.site).to("meta")
     assert isinstance(attention, Performer)
-    q, k, v = (x.requires_grad_() for x in tensors(load, "meta"))
+    q, k, v = (x.requires_grad_() for x in tensors(load, "meta", slices))
     kept: dict[int, int] = {}
 
     def keep(x: torch.Tensor) -> torch.Tensor:
@@ -106,23 +130,35 @@ def saved_bytes(spec: str, load: Workload) -> float:
     attend = torch.compile(accelerated._frugal, backend="aot_eager_decomp_partition")
     prepared = attention.prepare(q, k)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        attend(prepared.q, prepared.k, v.flatten(0, 1), prepared.weight, prepared.bias, prepared.features)
+        attend(prepared.q, prepared.k, v, prepared.weight, prepared.bias, prepared.features)
     for x in (q, k, v):
         keep(x)
     return sum(kept.values()) / (load.batch * load.site.heads * load.site.tokens)
 
 
-def triton_kernels(load: Workload, features: int) -> list[int]:
-    """Bytes of each of the two forward kernels: keys, queries."""
-    site, groups = load.site, load.batch * load.site.heads
-    tensor = groups * site.tokens * site.head_dim * 2
-    sums, omega = 4 * groups * features * (site.head_dim + 1), 4 * features * site.head_dim
-    return [2 * tensor + omega + sums] * 2
+def triton_kernels(spec: str, load: Workload, slices: bool) -> list[Kernel]:
+    """Of the forward pass: each tensor of a launch, once, and copies before it."""
+    found: list[Kernel] = []
+
+    def launch(kernel: Any, grid: Any, *given: Any, **constants: Any) -> None:
+        used = {id(x): x.numel() * x.element_size() for x in given if isinstance(x, torch.Tensor)}
+        found.append(Kernel(sum(used.values())))
+
+    attention = build_attention(spec, load.site).to("meta")
+    assert isinstance(attention, Performer)
+    q, k, v = tensors(load, "meta", slices)
+    with torch.no_grad(), mock.patch.object(fused, "_launch", launch):
+        prepared = attention.prepare(q, k)
+        copies = count(lambda: fused.triton_attention(prepared, v), HARDWARE["a100"])
+    return found + [Kernel(copy.bytes) for copy in copies if "linear_attention" not in copy.name]
 
 
-def tensors(load: Workload, device: str) -> list[torch.Tensor]:
-    shape = load.batch, load.site.heads, load.site.tokens, load.site.head_dim
-    return [torch.empty(shape, dtype=torch.bfloat16, device=device) for _ in range(3)]
+def tensors(load: Workload, device: str, slices: bool) -> list[torch.Tensor]:
+    site, made = load.site, {"dtype": torch.bfloat16, "device": device}
+    if slices:
+        projection = torch.empty(load.batch, site.tokens, 3, site.heads, site.head_dim, **made)
+        return [x.transpose(1, 2) for x in projection.unbind(2)]
+    return [torch.empty(load.batch, site.heads, site.tokens, site.head_dim, **made) for _ in range(3)]
 
 
 def main() -> None:
@@ -133,17 +169,24 @@ def main() -> None:
     given = parser.parse_args()
     load = Workload(Site(given.heads, 64, given.tokens), given.batch)
     print(f"compiled: Inductor's Triton backend, PyTorch {torch.__version__}, for an A100; counted, not run")
-    print(f"{'attention':24}{'path':>12}{'kernels':>9}{'MB':>8}{'saved':>8}")
-    for spec in SPECS:
-        attention, inputs = build_attention(spec, load.site).to("meta"), tensors(load, "meta")
+    print(f"{'attention':22}{'q, k, v':>12}{'path':>10}{'kernels':>9}{'MB':>7}{'saved':>7}")
+    listed = {}
+    for spec, slices in itertools.product(SPECS, (False, True)):
+        attention, inputs = build_attention(spec, load.site).to("meta"), tensors(load, "meta", slices)
         with torch.no_grad():
             eager = count(lambda attention=attention, inputs=inputs: attention(*inputs), HARDWARE["a100"])
-        paths, saved = {"eager": [kernel.bytes for kernel in eager]}, {}
+        paths, saved = {"eager": [Kernel(kernel.bytes) for kernel in eager]}, {}
         if spec != "softmax":
-            paths |= {"compiled": compiled_kernels(spec, load), "triton": triton_kernels(load, 64)}
-            saved["compiled"] = f"{saved_bytes(spec, load):.0f}"
+            listed[spec, slices] = compiled_kernels(spec, load, slices)
+            paths |= {"compiled": listed[spec, slices], "triton": triton_kernels(spec, load, slices)}
+            saved["compiled"] = f"{saved_bytes(spec, load, slices):.0f}"
         for name, found in paths.items():
-            print(f"{spec:24}{name:>12}{len(found):>9}{sum(found) / 1e6:>8.0f}{saved.get(name, ''):>8}")
+            size, form = sum(kernel.bytes for kernel in found) / 1e6, "slices" if slices else "tensors"
+            print(f"{spec:22}{form:>12}{name:>10}{len(found):>9}{size:>7.0f}{saved.get(name, ''):>7}")
+    for (spec, slices), kernels in listed.items():
+        print(f"\n{spec}, compiled, q, k and v as {'slices of one projection' if slices else 'tensors'}")
+        for kernel in kernels:
+            print(f"{kernel.bytes / 1e6:8.1f} MB  {kernel.reads} → {kernel.writes}")
 
 
 if __name__ == "__main__":

@@ -62,6 +62,39 @@ def check_float16(spec: str, tokens: int, head_dim: int) -> None:
     check(spec, tokens, head_dim, True, torch.float16)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def check_slices_of_one_projection(dtype: torch.dtype) -> None:
+    """q, k and v are read, and gradients written, wherever they are; in the output the heads are neighbours."""
+    attention = build_attention("performer-relu:m=16", Site(3, 16, 37))
+    assert isinstance(attention, Performer)
+    projection = torch.randn(2, 37, 3, 3, 16, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
+    slices = [x.transpose(1, 2) for x in projection.unbind(2)]
+    ways = []
+    for q, k, v in (slices, [x.contiguous() for x in slices]):
+        prepared = attention.prepare(q.float(), k.float())._replace(q=q, k=k)
+        out = triton_attention(prepared, v)
+        ways.append((out, *torch.autograd.grad(out.float().square().sum(), projection, retain_graph=True)))
+    assert ways[0][0].transpose(1, 2).is_contiguous()
+    for ours, theirs in zip(*ways, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("sigma", [1.0, 2.0, 4.0])
+@pytest.mark.parametrize("spec", ["performer-exp:m=64", "performer-relu:m=64"])
+def check_half_precision_is_hardly_more_than_the_outputs_rounding(spec: str, sigma: float) -> None:
+    """Products of parts leave little but the rounding of the output to float16, which every attention has."""
+    attention = build_attention(spec, Site(2, 64, 129))
+    assert isinstance(attention, Performer)
+    source = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 129, 64, generator=source) * s for s in (sigma, sigma, 1.0))
+    q, k, v = (x.half() for x in (q, k, v))
+    with torch.no_grad():
+        out = triton_attention(attention.prepare(q.float(), k.float())._replace(q=q, k=k), v)
+        exact = reference_attention(attention.double().prepare(q.double(), k.double()), v.double().flatten(0, 1))
+        exact = exact.view_as(v)
+    assert (out - exact).norm() <= 1.2 * (exact.half() - exact).norm()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize(("spec", "tokens", "head_dim"), LARGE)

@@ -92,6 +92,25 @@ def test_little_is_kept_for_the_backward_pass(spec):
     assert sum(held.values()) / (q.shape[0] * 2 * 101) <= 600
 
 
+@pytest.mark.parametrize("spec", ["performer-exp:m=64", pytest.param("performer-relu:m=64", marks=pytest.mark.slow)])
+def test_compiled_too_little_is_kept(spec):
+    """What the partitioner of torch.compile keeps, on the meta device, which takes the path of a GPU."""
+    attention = performer(spec, heads=2, head_dim=64, tokens=101).to("meta")
+    q, k, v = (torch.empty(2, 2, 101, 64, dtype=torch.bfloat16, device="meta", requires_grad=True) for _ in "qkv")
+    kept: dict[int, int] = {}
+
+    def keep(x: torch.Tensor) -> torch.Tensor:
+        kept[x.untyped_storage()._cdata] = x.untyped_storage().nbytes()
+        return x
+
+    compiled = torch.compile(attention, backend="aot_eager_decomp_partition", fullgraph=True)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        compiled(q, k, v)
+    for x in (q, k, v):
+        keep(x)
+    assert sum(kept.values()) / (2 * 2 * 101) <= 600
+
+
 @pytest.mark.parametrize("spec", ["performer-exp:m=11", "performer-relu:m=11", "softmax"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_torch_func(spec, causal):

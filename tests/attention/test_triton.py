@@ -17,6 +17,7 @@ from linvit.attention import fused  # noqa: E402
 HERE = Path(__file__).parent
 SIZES = {"D": 64, "E": 64, "M": 64, "DP": 64, "EP": 64, "MP": 64, "BLOCK": fused.BLOCK}
 HALF = {"Q", "K", "V", "OUT", "DO", "DQ", "DK", "DV"}
+SINGLE = {"W", "WEIGHT", "S", "L", "DS", "DL"}
 
 
 def interpreted(which: str) -> None:
@@ -42,13 +43,21 @@ def compiled(kernel: Any, capability: int, kind: str, sizes: dict[str, int], wei
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    constants = {**sizes, "KIND": kind, "FLOOR": 1e-3, "NORM": -0.5, "HAS_WEIGHT": weight}
+    constants = {
+        **sizes,
+        "KIND": kind,
+        "FLOOR": 1e-3,
+        "NORM": -0.5,
+        "HAS_WEIGHT": weight,
+        "WIDE": triton.language.bfloat16,
+    }
     names = kernel.arg_names
-    types = {name: "*bf16" if name in HALF else "i32" if name == "N" else "*fp32" for name in names}
+    types = {name: "*bf16" if name in HALF else "*fp32" if name in SINGLE else "i32" for name in names}
     signature = {name: "constexpr" if name in constants else types[name] for name in names}
     chosen = {(i,): constants[name] for i, name in enumerate(names) if name in constants}
     source = ASTSource(kernel, signature, constexprs=chosen)
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 4})
+    options = {"num_warps": fused.warps(sizes["DP"], sizes["EP"], sizes["MP"])}
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
 @pytest.mark.parametrize("capability", [80, 90])

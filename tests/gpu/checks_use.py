@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from cases import defaults, inputs, site_of
+from cases import build, defaults, inputs, site_of
 from fakegpu import Device, gpu
 from PIL import Image
 
@@ -20,6 +22,7 @@ from linvit.training.predict import predict
 IMAGES = "synthetic:images=72,size=8"
 TINY = {"stem": "patch", "patch_size": 2, "dim": 16, "depth": 2, "heads": 2, "mlp_dim": 32, "batch_size": 16}
 RECIPE = {"start": "scratch", "steps": 4}
+UNSIGNED = [spec for spec in defaults() if "performer" in spec and build(spec).precision == "half"]
 SIMULATED = "is tested on a simulated device only"  # what every page made on an accelerator says
 
 
@@ -56,6 +59,26 @@ def check_every_attention_agrees_with_the_cpu(device, spec, dtype):
     assert out.dtype == dtype
     bound = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.01}[dtype]
     assert (out.cpu().float() - expected).norm() <= bound * expected.norm()
+
+
+def error(spec: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> float:
+    """Of the output on the device, relative to float64."""
+    attention = build_attention(spec, site_of(spec, heads=1, tokens=q.shape[2], head_dim=61))
+    exact = copy.deepcopy(attention).double()(q.double(), k.double(), v.double())
+    out = attention.to("cuda")(*(x.to("cuda") for x in (q, k, v)))
+    return float((out.cpu().double() - exact).norm() / exact.norm())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tokens", [67, 1021])
+@pytest.mark.parametrize("spec", [spec.replace("m=11", "m=61") for spec in UNSIGNED])
+def check_error_in_bfloat16(device, spec, tokens):
+    """φ(k), S, φ(q) and the output are rounded. If few features of a query matter, these errors do not average out, and
+    each is half a unit in the last place at most: eps / 2√3 in the mean over mantissas near one, and twice that for
+    four of them."""
+    for sigma in (1.0, 2.0, 4.0):
+        given = inputs(sigma=sigma, dtype=torch.bfloat16, batch=1, heads=1, tokens=tokens, head_dim=61)
+        assert error(spec, *given) <= torch.finfo(torch.bfloat16).eps / math.sqrt(3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

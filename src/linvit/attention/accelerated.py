@@ -8,6 +8,12 @@ The same mathematics as linear.py, without blocks: a GPU is fast where operation
   float16. A factor s = √(N/F), moved from queries to keys, keeps the elements of both near 1/√(N·F).
 - Nothing but q, k and v is kept for the backward pass; features are recomputed.
 
+In bfloat16 the error of the output relative to that of softmax, measured on a simulated device with 67 and 1,021 tokens
+of 61 channels, is 0.8–1.0, 1.0–1.2 and 1.2–1.7 at σ = 1, 2 and 4 for pointwise features, and 1.4–1.7, 1.8–2.0 and
+1.7–2.5 for exponential ones. Softmax gains from σ: where it picks one key its output is exact. φ(k), S, φ(q) and the
+output are rounded once each, with errors of much the same size. To multiply by two parts, as fused.py does without more
+traffic, would remove the first three, for a quarter more memory traffic here.
+
 On CUDA it is compiled, which fuses everything between the products; where that fails it runs as it is. Where Triton's
 kernels (fused.py) cover the features, the first call of each shape times both, and the faster one is used.
 """
@@ -33,7 +39,8 @@ LOWEST = -1e30  # log-weight of a masked key: e^LOWEST is zero, and differences 
 
 
 def accelerated_attention(prepared: Prepared, v: Tensor) -> Tensor:
-    """q, k (G, N, d) as prepared by a kernel, or (B, H, N, d) as they are, and v (G, N, e) → (G, N, e) in v's dtype."""
+    """q, k (G, N, d) as prepared by a kernel, or (B, H, N, d) as they are, and v of either form → the same in v's
+    dtype."""
     q, k, φ, weight, bias = prepared
     attend = _frugal if tracing() else _fastest(v.device.type)
     if not tracing() and v.device.type == "cuda" and _triton_wins(prepared, v, _recorded(q, k, v, weight, bias)):
@@ -64,7 +71,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, weight: Tensor | None, bias: Tensor
     w = _log_weight(k, weight, φ.norm)
     features = (_exponential if φ.exponential else _pointwise)(u_q, u_k, w, bias, φ, weight is not None)
     f_q, f_k = (x.to(v.dtype) for x in features)
-    return f_q @ (f_k @ v)
+    return (f_q @ (f_k @ v.flatten(0, -3))).view(v.shape)
 
 
 def _projected(x: Tensor, omega: Tensor | None, tokens_last: bool = False) -> Tensor:
@@ -172,7 +179,7 @@ def _triton_wins(prepared: Prepared, v: Tensor, recorded: bool) -> bool:
     if key not in _WINNERS:
         try:
             _WINNERS[key] = _race(prepared, v, recorded)
-        except RuntimeError as error:
+        except fused.FAILURES as error:
             _WINNERS[key] = False
             reason = str(error).strip().partition("\n")[0]
             warnings.warn(f"linear attention runs without Triton's kernels: {reason}", RuntimeWarning, stacklevel=3)

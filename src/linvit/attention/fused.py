@@ -7,6 +7,9 @@ Q'_f = φ(q)_f z_f / Σ_f φ(q)_f z_f: all weights are between zero and one, so 
 Backward, with δ = Σ_e ∂out·out of each query and σ_f = Σ_e S'·∂S', `query_gradients` makes ∂q, ∂S' and ∂log z, and
 `key_gradients` ∂k and ∂v.
 
+Inputs are read where they are, as slices of one projection too. What is float32 (Ω, Q', S', …) is multiplied with half
+precision as the sum of two parts in half precision: the output is hardly less exact than its own rounding.
+
 Covered are exponential features and those of FUSED, all positive, with given Ω, log-weights and log-constants.
 """
 
@@ -23,11 +26,14 @@ from linvit.kernels.base import Features, Prepared
 FUSED = ("exp", "relu", "abs", "sigmoid", "elu1")  # what `_log_feature` computes
 HEAD_DIMS, WIDTHS = (16, 128), (16, 256)
 BLOCK = 64  # tokens at a time
+FAILURES: tuple[type[Exception], ...] = (RuntimeError,)  # of a device, or of Triton: sizes beyond a device's memory
 
 if importlib.util.find_spec("triton") is not None:
     import triton
     import triton.language as tl
+    from triton.errors import TritonError
 
+    FAILURES = RuntimeError, TritonError
     LOWEST = tl.constexpr(-1e30)  # stands for the logarithm of zero: differences of it are not NaN
 
     @triton.jit
@@ -51,12 +57,35 @@ if importlib.util.find_spec("triton") is not None:
         return log, slope
 
     @triton.jit
-    def _rows(X, at, n, d, N, D: tl.constexpr):
-        """Tokens n of one head, zero beyond."""
-        return tl.load(X + at + n[:, None] * D + d[None, :], mask=(n < N)[:, None] & (d < D)[None, :], other=0.0)
+    def _dot(a, b, HALF: tl.constexpr):
+        """a·b by products in HALF: what is float32 becomes a sum of two parts, so that hardly anything is rounded."""
+        if HALF == tl.float32:  # noqa: SIM300
+            out = tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
+        else:
+            a_high, b_high = a.to(HALF), b.to(HALF)
+            out = tl.dot(a_high, b_high)
+            if a.dtype == tl.float32:
+                out += tl.dot((a - a_high.to(tl.float32)).to(HALF), b_high)
+            if b.dtype == tl.float32:
+                out += tl.dot(a_high, (b - b_high.to(tl.float32)).to(HALF))
+        return out
 
     @triton.jit
-    def _omega(W, m, d, D: tl.constexpr, M: tl.constexpr):
+    def _places(g, n, d, H, SB, SH, SN):
+        """Where the channels d of tokens n of a head are, in a tensor (B, H, N, D) with these strides."""
+        return (g // H) * SB + (g % H) * SH + n.to(tl.int64)[:, None] * SN + d[None, :]
+
+    @triton.jit
+    def _rows(X, at, n, d, N, D: tl.constexpr):
+        """Tokens n of one head, zero beyond."""
+        return tl.load(X + at, mask=(n < N)[:, None] & (d < D)[None, :], other=0.0)
+
+    @triton.jit
+    def _write(X, at, x, n, d, N, D: tl.constexpr):
+        tl.store(X + at, x.to(X.dtype.element_ty), mask=(n < N)[:, None] & (d < D)[None, :])
+
+    @triton.jit
+    def _matrix(W, m, d, D: tl.constexpr, M: tl.constexpr):
         return tl.load(W + m[:, None] * D + d[None, :], mask=(m < M)[:, None] & (d < D)[None, :], other=0.0)
 
     @triton.jit
@@ -71,27 +100,27 @@ if importlib.util.find_spec("triton") is not None:
 
     @triton.jit
     def keys(
-        K, V, W, WEIGHT, S, L, N,
+        K, V, W, WEIGHT, S, L, N, H, KB, KH, KN, VB, VH, VN,
         D: tl.constexpr, E: tl.constexpr, M: tl.constexpr, DP: tl.constexpr, EP: tl.constexpr, MP: tl.constexpr,
         BLOCK: tl.constexpr, KIND: tl.constexpr, FLOOR: tl.constexpr, NORM: tl.constexpr, HAS_WEIGHT: tl.constexpr,
     ):  # fmt: skip
         g = tl.program_id(0).to(tl.int64)
         d, e, m = tl.arange(0, DP), tl.arange(0, EP), tl.arange(0, MP)
-        omega = _omega(W, m, d, D, M)
+        omega = _matrix(W, m, d, D, M)
         s, z = tl.zeros((MP, EP), tl.float32), tl.zeros((MP,), tl.float32)
         top = tl.full((MP,), LOWEST, tl.float32)
         for start in range(0, N, BLOCK):
             n = start + tl.arange(0, BLOCK)
-            k = _rows(K, g * N * D, n, d, N, D).to(tl.float32)
-            v = _rows(V, g * N * E, n, e, N, E)
-            w, ok = _log_weight(k, WEIGHT, g, n, N, NORM, HAS_WEIGHT)
-            log, _ = _log_feature(tl.dot(omega, tl.trans(k), input_precision="ieee"), KIND, FLOOR)
+            k = _rows(K, _places(g, n, d, H, KB, KH, KN), n, d, N, D)
+            v = _rows(V, _places(g, n, e, H, VB, VH, VN), n, e, N, E)
+            w, ok = _log_weight(k.to(tl.float32), WEIGHT, g, n, N, NORM, HAS_WEIGHT)
+            log, _ = _log_feature(_dot(omega, tl.trans(k), K.dtype.element_ty), KIND, FLOOR)
             counts = (m < M)[:, None] & ok[None, :]
             log = tl.where(counts, log + w[None, :], LOWEST)
             new = tl.maximum(top, tl.max(log, 1))
             p = tl.where(counts, tl.exp(log - new[:, None]), 0.0)
             fade = tl.exp(top - new)
-            s = s * fade[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+            s = s * fade[:, None] + _dot(p, v, V.dtype.element_ty)
             z, top = z * fade + tl.sum(p, 1), new
         some = z > 0
         tl.store(L + g * M + m, tl.where(some, top + tl.log(tl.where(some, z, 1.0)), LOWEST), mask=m < M)
@@ -99,86 +128,77 @@ if importlib.util.find_spec("triton") is not None:
         tl.store(S + g * M * E + m[:, None] * E + e[None, :], s, mask=(m < M)[:, None] & (e < E)[None, :])
 
     @triton.jit
-    def _weights(q, omega, log_z, m, M: tl.constexpr, KIND: tl.constexpr, FLOOR: tl.constexpr):
+    def _weights(q, omega, log_z, m, M: tl.constexpr, KIND: tl.constexpr, FLOOR: tl.constexpr, HALF: tl.constexpr):
         """Q' and ∂ log φ/∂u of some queries."""
-        log, slope = _log_feature(tl.dot(q, tl.trans(omega), input_precision="ieee"), KIND, FLOOR)  # type: ignore[misc]
+        log, slope = _log_feature(_dot(q, tl.trans(omega), HALF), KIND, FLOOR)  # type: ignore[misc]
         a = tl.where((m < M)[None, :], log + log_z[None, :], 2 * LOWEST)
         p = tl.exp(a - tl.max(a, 1)[:, None])
         return p / tl.sum(p, 1)[:, None], slope
 
     @triton.jit
     def queries(
-        Q, W, S, L, OUT, N,
+        Q, W, S, L, OUT, N, H, QB, QH, QN, OB, OH, ON,
         D: tl.constexpr, E: tl.constexpr, M: tl.constexpr, DP: tl.constexpr, EP: tl.constexpr, MP: tl.constexpr,
         BLOCK: tl.constexpr, KIND: tl.constexpr, FLOOR: tl.constexpr,
     ):  # fmt: skip
         g = tl.program_id(0).to(tl.int64)
         n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
         d, e, m = tl.arange(0, DP), tl.arange(0, EP), tl.arange(0, MP)
-        omega, q = _omega(W, m, d, D, M), _rows(Q, g * N * D, n, d, N, D).to(tl.float32)
+        omega, q = _matrix(W, m, d, D, M), _rows(Q, _places(g, n, d, H, QB, QH, QN), n, d, N, D)
         log_z = tl.load(L + g * M + m, mask=m < M, other=0.0)
-        p, _ = _weights(q, omega, log_z, m, M, KIND, FLOOR)
-        s = _rows(S, g * M * E, m, e, M, E).to(OUT.dtype.element_ty)
-        out = tl.dot(p.to(s.dtype), s, input_precision="ieee")
-        where = (n < N)[:, None] & (e < E)[None, :]
-        tl.store(OUT + g * N * E + n[:, None] * E + e[None, :], out.to(OUT.dtype.element_ty), mask=where)
+        p, _ = _weights(q, omega, log_z, m, M, KIND, FLOOR, Q.dtype.element_ty)
+        out = _dot(p, _matrix(S + g * M * E, m, e, E, M), OUT.dtype.element_ty)
+        _write(OUT, _places(g, n, e, H, OB, OH, ON), out, n, e, N, E)
 
     @triton.jit
     def query_gradients(
-        Q, W, S, L, OUT, DO, DQ, DS, DL, N,
+        Q, W, S, L, OUT, DO, DQ, DS, DL, N, H, QB, QH, QN, OB, OH, ON, GB, GH, GN, PB, PH, PN,
         D: tl.constexpr, E: tl.constexpr, M: tl.constexpr, DP: tl.constexpr, EP: tl.constexpr, MP: tl.constexpr,
-        BLOCK: tl.constexpr, KIND: tl.constexpr, FLOOR: tl.constexpr,
+        BLOCK: tl.constexpr, KIND: tl.constexpr, FLOOR: tl.constexpr, WIDE: tl.constexpr,
     ):  # fmt: skip
         g = tl.program_id(0).to(tl.int64)
         d, e, m = tl.arange(0, DP), tl.arange(0, EP), tl.arange(0, MP)
-        omega = _omega(W, m, d, D, M)
+        omega = _matrix(W, m, d, D, M)
         log_z = tl.load(L + g * M + m, mask=m < M, other=0.0)
-        s = _rows(S, g * M * E, m, e, M, E)
+        s = _matrix(S + g * M * E, m, e, E, M)
         ds, dl = tl.zeros((MP, EP), tl.float32), tl.zeros((MP,), tl.float32)
         for start in range(0, N, BLOCK):
             n = start + tl.arange(0, BLOCK)
-            q, out = _rows(Q, g * N * D, n, d, N, D).to(tl.float32), _rows(OUT, g * N * E, n, e, N, E).to(tl.float32)
-            do = _rows(DO, g * N * E, n, e, N, E)
-            p, slope = _weights(q, omega, log_z, m, M, KIND, FLOOR)
+            q = _rows(Q, _places(g, n, d, H, QB, QH, QN), n, d, N, D)
+            out = _rows(OUT, _places(g, n, e, H, OB, OH, ON), n, e, N, E).to(tl.float32)
+            do = _rows(DO, _places(g, n, e, H, GB, GH, GN), n, e, N, E)
+            p, slope = _weights(q, omega, log_z, m, M, KIND, FLOOR, Q.dtype.element_ty)
             p = tl.where((n < N)[:, None], p, 0.0)
-            dp = tl.dot(do, tl.trans(s.to(do.dtype)), input_precision="ieee")
+            dp = _dot(do, tl.trans(s), DO.dtype.element_ty)
             da = p * (dp - tl.sum(out * do.to(tl.float32), 1)[:, None])
-            ds += tl.dot(tl.trans(p).to(do.dtype), do, input_precision="ieee")
+            ds += _dot(tl.trans(p), do, DO.dtype.element_ty)
             dl += tl.sum(da, 0)
-            dq = tl.dot(da * slope, omega, input_precision="ieee")
-            where = (n < N)[:, None] & (d < D)[None, :]
-            tl.store(DQ + g * N * D + n[:, None] * D + d[None, :], dq.to(DQ.dtype.element_ty), mask=where)
+            _write(DQ, _places(g, n, d, H, PB, PH, PN), _dot(da * slope, omega, WIDE), n, d, N, D)
         tl.store(DL + g * M + m, dl - tl.sum(s * ds, 1), mask=m < M)
         tl.store(DS + g * M * E + m[:, None] * E + e[None, :], ds, mask=(m < M)[:, None] & (e < E)[None, :])
 
     @triton.jit
     def key_gradients(
-        K, V, W, WEIGHT, L, DS, DL, DK, DV, N,
+        K, V, W, WEIGHT, L, DS, DL, DK, DV, N, H, KB, KH, KN, VB, VH, VN, PB, PH, PN, RB, RH, RN,
         D: tl.constexpr, E: tl.constexpr, M: tl.constexpr, DP: tl.constexpr, EP: tl.constexpr, MP: tl.constexpr,
-        BLOCK: tl.constexpr, KIND: tl.constexpr, FLOOR: tl.constexpr, NORM: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+        BLOCK: tl.constexpr, KIND: tl.constexpr, FLOOR: tl.constexpr, WIDE: tl.constexpr, NORM: tl.constexpr,
+        HAS_WEIGHT: tl.constexpr,
     ):  # fmt: skip
         g = tl.program_id(0).to(tl.int64)
         n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
         d, e, m = tl.arange(0, DP), tl.arange(0, EP), tl.arange(0, MP)
-        omega = _omega(W, m, d, D, M)
-        k, v = _rows(K, g * N * D, n, d, N, D).to(tl.float32), _rows(V, g * N * E, n, e, N, E)
+        omega = _matrix(W, m, d, D, M)
+        k = _rows(K, _places(g, n, d, H, KB, KH, KN), n, d, N, D)
+        v = _rows(V, _places(g, n, e, H, VB, VH, VN), n, e, N, E)
         log_z, dl = (tl.load(L + g * M + m, mask=m < M, other=0.0), tl.load(DL + g * M + m, mask=m < M, other=0.0))
-        ds = _rows(DS, g * M * E, m, e, M, E)
-        w, ok = _log_weight(k, WEIGHT, g, n, N, NORM, HAS_WEIGHT)
-        log, slope = _log_feature(tl.dot(k, tl.trans(omega), input_precision="ieee"), KIND, FLOOR)
+        ds = _matrix(DS + g * M * E, m, e, E, M)
+        w, ok = _log_weight(k.to(tl.float32), WEIGHT, g, n, N, NORM, HAS_WEIGHT)
+        log, slope = _log_feature(_dot(k, tl.trans(omega), K.dtype.element_ty), KIND, FLOOR)
         p = tl.where((m < M)[None, :] & ok[:, None], tl.exp(log + w[:, None] - log_z[None, :]), 0.0)
-        if V.dtype.element_ty == tl.bfloat16:
-            dv = tl.dot(p.to(tl.bfloat16), ds.to(tl.bfloat16))
-            dp = tl.dot(v, tl.trans(ds.to(tl.bfloat16)))
-        else:  # gradients of a scaled loss may be beyond the range of float16
-            dv = tl.dot(p, ds, input_precision="ieee")
-            dp = tl.dot(v.to(tl.float32), tl.trans(ds), input_precision="ieee")
-        dlog = p * (dp + dl[None, :])
-        dk = tl.dot(dlog * slope, omega, input_precision="ieee") + 2 * NORM * k * tl.sum(dlog, 1)[:, None]
-        tl.store(DK + g * N * D + n[:, None] * D + d[None, :], dk.to(DK.dtype.element_ty),
-                 mask=(n < N)[:, None] & (d < D)[None, :])  # fmt: skip
-        tl.store(DV + g * N * E + n[:, None] * E + e[None, :], dv.to(DV.dtype.element_ty),
-                 mask=(n < N)[:, None] & (e < E)[None, :])  # fmt: skip
+        dlog = p * (_dot(v, tl.trans(ds), WIDE) + dl[None, :])
+        dk = _dot(dlog * slope, omega, WIDE) + 2 * NORM * k.to(tl.float32) * tl.sum(dlog, 1)[:, None]
+        _write(DK, _places(g, n, d, H, PB, PH, PN), dk, n, d, N, D)
+        _write(DV, _places(g, n, e, H, RB, RH, RN), _dot(p, ds, WIDE), n, e, N, E)
 
     INTERPRETED = not isinstance(keys, triton.JITFunction)
 
@@ -187,22 +207,30 @@ if importlib.util.find_spec("triton") is not None:
         (kernel if INTERPRETED else torch.library.wrap_triton(kernel))[grid](*tensors, **constants)
 
     def _constants(q: Tensor, v: Tensor, omega: Tensor, kind: str, floor: float) -> dict[str, Any]:
-        sizes = {"D": q.shape[2], "E": v.shape[2], "M": omega.shape[0]}
+        sizes = {"D": q.shape[3], "E": v.shape[3], "M": omega.shape[0]}
         padded = {f"{name}P": max(16, 1 << (size - 1).bit_length()) for name, size in sizes.items()}
-        return {**sizes, **padded, "BLOCK": BLOCK, "KIND": kind, "FLOOR": floor}
+        chosen = {"BLOCK": BLOCK, "KIND": kind, "FLOOR": floor, "num_warps": warps(*padded.values())}
+        return {**sizes, **padded, **chosen}
+
+    def _strides(*tensors: Tensor) -> list[int]:
+        """Of batches, heads and tokens."""
+        return [stride for x in tensors for stride in x.stride()[:3]]
 
     @torch.library.triton_op("linvit::linear_attention", mutates_args={})
     def linear_attention(
         q: Tensor, k: Tensor, v: Tensor, omega: Tensor, weight: Tensor | None, kind: str, floor: float, norm: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k (G, N, d), v (G, N, e), Ω (F, d) float32, weight (G, N) → out (G, N, e), S' (G, F, e), log z (G, F)."""
-        groups, tokens, _ = q.shape
-        constants, blocks = _constants(q, v, omega, kind, floor), -(-tokens // BLOCK)
-        s = q.new_empty(groups, omega.shape[0], v.shape[2], dtype=torch.float32)
-        log_z, out = q.new_empty(groups, omega.shape[0], dtype=torch.float32), torch.empty_like(v)
+        """q, k (B, H, N, d), v (B, H, N, e), Ω (F, d) float32, weight (B·H, N) → out (B, H, N, e), S' (B·H, F, e) and
+        log z (B·H, F). In out the heads of a token are neighbours, so that joining them copies nothing."""
+        batch, heads, tokens, _ = q.shape
+        groups, blocks = batch * heads, -(-tokens // BLOCK)
+        constants = _constants(q, v, omega, kind, floor)
+        s = q.new_empty(groups, omega.shape[0], v.shape[3], dtype=torch.float32)
+        log_z = q.new_empty(groups, omega.shape[0], dtype=torch.float32)
+        out = v.new_empty(batch, tokens, heads, v.shape[3]).transpose(1, 2)
         given, own = k if weight is None else weight, {"NORM": norm, "HAS_WEIGHT": weight is not None}
-        _launch(keys, (groups,), k, v, omega, given, s, log_z, tokens, **constants, **own)
-        _launch(queries, (groups, blocks), q, omega, s, log_z, out, tokens, **constants)
+        _launch(keys, (groups,), k, v, omega, given, s, log_z, tokens, heads, *_strides(k, v), **constants, **own)
+        _launch(queries, (groups, blocks), q, omega, s, log_z, out, tokens, heads, *_strides(q, out), **constants)
         return out, s, log_z
 
     @torch.library.triton_op("linvit::linear_attention_backward", mutates_args={})
@@ -210,14 +238,18 @@ if importlib.util.find_spec("triton") is not None:
         q: Tensor, k: Tensor, v: Tensor, omega: Tensor, weight: Tensor | None, out: Tensor, s: Tensor, log_z: Tensor,
         gradient: Tensor, kind: str, floor: float, norm: float,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        groups, tokens, _ = q.shape
-        constants, blocks = _constants(q, v, omega, kind, floor), -(-tokens // BLOCK)
+        batch, heads, tokens, _ = q.shape
+        groups, blocks = batch * heads, -(-tokens // BLOCK)
+        # gradients of a scaled loss may be beyond the range of float16
+        wide = tl.bfloat16 if v.dtype == torch.bfloat16 else tl.float32
+        constants = _constants(q, v, omega, kind, floor) | {"WIDE": wide}
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         ds, dl = torch.empty_like(s), torch.empty_like(log_z)
-        _launch(query_gradients, (groups,), q, omega, s, log_z, out, gradient, dq, ds, dl, tokens, **constants)
+        of_queries = q, omega, s, log_z, out, gradient, dq, ds, dl, tokens, heads, *_strides(q, out, gradient, dq)
+        _launch(query_gradients, (groups,), *of_queries, **constants)
         given, own = k if weight is None else weight, {"NORM": norm, "HAS_WEIGHT": weight is not None}
-        grid = groups, blocks
-        _launch(key_gradients, grid, k, v, omega, given, log_z, ds, dl, dk, dv, tokens, **constants, **own)
+        of_keys = k, v, omega, given, log_z, ds, dl, dk, dv, tokens, heads, *_strides(k, v, dk, dv)
+        _launch(key_gradients, (groups, blocks), *of_keys, **constants, **own)
         return dq, dk, dv
 
     def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -225,11 +257,16 @@ if importlib.util.find_spec("triton") is not None:
         ctx.save_for_backward(*tensors, *output)
 
     def _backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Any, ...]:
-        inputs: list[Any] = [*ctx.saved_tensors, gradient.contiguous(), ctx.kind, ctx.floor, ctx.norm]
+        inputs: list[Any] = [*ctx.saved_tensors, _rows_together(gradient), ctx.kind, ctx.floor, ctx.norm]
         found = linear_attention_backward(*inputs)
         return (*found, None, None, None, None, None)
 
     linear_attention.register_autograd(_backward, setup_context=_setup)
+
+
+def warps(head_dim: int, columns: int, features: int) -> int:
+    """Of a program: with half as many, S' of more than 8,192 elements does not fit its registers."""
+    return 8 if features * max(head_dim, columns) > 8192 else 4
 
 
 def fits(prepared: Prepared, v: Tensor) -> bool:
@@ -250,7 +287,13 @@ def triton_attention(prepared: Prepared, v: Tensor) -> Tensor:
     """As `accelerated_attention`, where it `fits`."""
     q, k, φ, weight, _ = prepared
     assert φ.omega is not None
-    q, k = (x.flatten(0, -3).contiguous() for x in (q, k))
     weight = None if weight is None else weight.squeeze(-1).float().contiguous()
     omega = φ.omega.detach().float().contiguous()
-    return linear_attention(q, k, v.contiguous(), omega, weight, kind_of(φ), float(φ.floor), float(φ.norm))[0]
+    apart = q.dim() == v.dim() == 4  # batch and heads
+    given = (_rows_together(x if apart else x.flatten(0, -3).unsqueeze(1)) for x in (q, k, v))
+    return linear_attention(*given, omega, weight, kind_of(φ), float(φ.floor), float(φ.norm))[0].view(v.shape)
+
+
+def _rows_together(x: Tensor) -> Tensor:
+    """The channels of a token side by side; all else may be anywhere."""
+    return x if x.stride(-1) == 1 else x.contiguous()

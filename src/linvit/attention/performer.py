@@ -64,10 +64,10 @@ class Performer(Attention):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         if mask is None and not torch.is_grad_enabled() and (out := self._of_one_image(q, k, v)) is not None:
             return out
-        prepared, flat = self.prepare(q, k, mask), v.flatten(0, 1)
+        prepared, path = self.prepare(q, k, mask), self._path(q.device.type)
         if v.shape[2] == 1 and mask is None and (prepared.features.exponential or prepared.features.positive):
             return v  # a token alone: φ(q)·φ(k) v / φ(q)·φ(k), which computing would only round
-        out = self._path(q.device.type)(prepared, flat)
+        out = path(prepared, v if path is accelerated_attention else v.flatten(0, 1))  # the others need one dimension
         if not prepared.features.divide:
             out = F.rms_norm(out, out.shape[-1:])
         return out.view_as(v)
