@@ -22,7 +22,18 @@ STEM_OPTIONS: dict[str, dict[str, Any]] = {  # the options of each stem, with th
     "next-pixel": {"levels": 256, "order": "raster"},
 }
 ACTIVATIONS: dict[str, set[str]] = {"relu": set(), "gelu": set(), "elu": {"alpha"}}  # with the options they take
-BLOCK_OPTIONS = ("heads", "head_dim", "mlp_dim", "mlp", "rope", "qkv_bias", "dropout", "drop_path", "layer_scale", "prefix")
+BLOCK_OPTIONS = (
+    "heads",
+    "head_dim",
+    "mlp_dim",
+    "mlp",
+    "rope",
+    "qkv_bias",
+    "dropout",
+    "drop_path",
+    "layer_scale",
+    "prefix",
+)
 DATA_OPTIONS = ("image_size", "channels", "classes")  # taken from the data, never set by a user
 
 
