@@ -72,7 +72,8 @@ MODERN = {  # by what is special: the class and its options
 def modern(name: str) -> torch.nn.Module:
     transformers = pytest.importorskip("transformers")
     kind, options = MODERN[name]
-    options = SIZE | {"hidden_size": 36} | ({"mlp_ratio": 2} if "Dinov2" in kind else {"intermediate_size": 53}) | options
+    width = {"mlp_ratio": 2} if "Dinov2" in kind else {"intermediate_size": 53}
+    options = SIZE | width | {"hidden_size": 36} | options
     if kind in ("SiglipForImageClassification", "SiglipModel"):
         text = {"hidden_size": 12, "intermediate_size": 7, "num_hidden_layers": 1, "num_attention_heads": 2}
         options = {"vision_config": options, "text_config": text | {"vocab_size": 11}}
@@ -282,6 +283,78 @@ def timm_folder(folder: Path, pool: str = "token", registers: int = 0, everywher
     }
     (folder / "config.json").write_text(json.dumps(config))
     return weights
+
+
+def turned(x: Tensor, side: int) -> Tensor:
+    """EVA-02's rotary positions as complex numbers: neighbouring channels by rows, then by columns, as if of 16."""
+    first, (b, heads, n, d) = x[:, :, :1], x.shape
+    frequency = 10_000.0 ** (-torch.arange(d // 4, dtype=torch.float64) / (d // 4))
+    place = torch.cartesian_prod(*[torch.arange(side, dtype=torch.float64) * 16 / side] * 2)  # (rows·columns, 2)
+    angle = (place[:, :, None] * frequency).flatten(1)
+    z = torch.view_as_complex(x[:, :, 1:].double().reshape(b, heads, n - 1, d // 2, 2).contiguous())
+    z = torch.view_as_real(z * torch.polar(torch.ones_like(angle), angle)).flatten(3)
+    return torch.cat([first, z.to(x)], 2)
+
+
+def eva_logits(w: dict[str, Tensor], x: Tensor, heads: int) -> Tensor:
+    x = F.conv2d(x, w["patch_embed.proj.weight"], w["patch_embed.proj.bias"], 7).flatten(2).transpose(1, 2)
+    x = torch.cat([w["cls_token"].expand(len(x), -1, -1), x], 1) + w["pos_embed"]
+    for i in range(2):
+        a, m = f"blocks.{i}.attn.", f"blocks.{i}.mlp."
+        y = norm(x, w, f"blocks.{i}.norm1")
+        weights = w[f"{a}qkv.weight"].chunk(3) if f"{a}qkv.weight" in w else [w[f"{a}{c}_proj.weight"] for c in "qkv"]
+        biases = [w.get(f"{a}{c}_bias", w.get(f"{a}{c}_proj.bias")) for c in "qkv"]
+        parts = (
+            F.linear(y, *pair).unflatten(-1, (heads, -1)).transpose(1, 2) for pair in zip(weights, biases, strict=True)
+        )
+        q, k, v = parts
+        out = F.scaled_dot_product_attention(turned(q, 5), turned(k, 5), v).transpose(1, 2).flatten(2)
+        x = x + F.linear(out, w[f"{a}proj.weight"], w[f"{a}proj.bias"])
+        y = norm(x, w, f"blocks.{i}.norm2")
+        if f"{m}fc1.weight" in w:
+            gates, values = F.linear(y, w[f"{m}fc1.weight"], w[f"{m}fc1.bias"]).chunk(2, -1)
+            y = F.silu(gates) * values
+        else:
+            gates, values = (F.linear(y, w[f"{m}fc1_{c}.weight"], w[f"{m}fc1_{c}.bias"]) for c in "gx")
+            y = norm(F.silu(gates) * values, w, f"{m}norm")
+        x = x + F.linear(y, w[f"{m}fc2.weight"], w[f"{m}fc2.bias"])
+    return F.linear(norm(x[:, 1:].mean(1), w, "fc_norm"), w["head.weight"], w["head.bias"])
+
+
+def eva_folder(folder: Path, fused: bool) -> dict[str, Tensor]:
+    d, hidden = 36, 53
+    shapes = {"cls_token": (1, 1, d), "pos_embed": (1, 26, d), "patch_embed.proj.weight": (d, 3, 7, 7)}
+    linear = {"head": (5, d)}
+    norms = {"fc_norm": d}
+    for i in range(2):
+        a, m = f"blocks.{i}.attn.", f"blocks.{i}.mlp."
+        norms |= {f"blocks.{i}.norm1": d, f"blocks.{i}.norm2": d}
+        linear |= {f"{a}proj": (d, d), f"{m}fc2": (d, hidden)}
+        if fused:  # the smaller ones
+            shapes |= {f"{a}qkv.weight": (3 * d, d), f"{a}q_bias": (d,), f"{a}v_bias": (d,)}
+            linear |= {f"{m}fc1": (2 * hidden, d)}
+        else:  # the larger ones
+            shapes |= {f"{a}k_proj.weight": (d, d)}
+            linear |= {f"{a}q_proj": (d, d), f"{a}v_proj": (d, d), f"{m}fc1_g": (hidden, d), f"{m}fc1_x": (hidden, d)}
+            norms |= {f"{m}norm": hidden}
+    shapes |= {f"{name}.weight": shape for name, shape in linear.items()}
+    shapes |= {f"{name}.bias": shape[:1] for name, shape in linear.items()} | {"patch_embed.proj.bias": (d,)}
+    shapes |= {f"{name}.{kind}": (width,) for name, width in norms.items() for kind in ("weight", "bias")}
+    weights = random_weights(shapes)
+    save_file(weights, folder / "model.safetensors")
+    said = {"architecture": "eva02_tiny_patch7_35", "num_classes": 5, "pretrained_cfg": {"mean": [0.1, 0.2, 0.3]}}
+    (folder / "config.json").write_text(json.dumps(said))
+    return weights
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_logits_of_eva02(fused, tmp_path):
+    weights = eva_folder(tmp_path, fused)
+    ours, wanted = load(tmp_path), eva_logits(weights, images(), 3)
+    assert (ours.config.mlp, wanted.std() > 0.1) == ("swiglu" if fused else "swiglu-norm", True)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(images()), wanted, atol=1e-5, rtol=1e-5)
+    assert ours.about["std"] == foreign.CLIP[1]
 
 
 @pytest.mark.parametrize(
