@@ -15,10 +15,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from linvit import data
-from linvit.models import foreign
+from linvit.conversion.linearize import linearize
+from linvit.models import VisionTransformer, foreign
+from linvit.models.resize import resized
 from linvit.schemas.experiment import DatasetRef, Experiment
 from linvit.schemas.recipe import Recipe
-from linvit.training.checkpoint import load
+from linvit.training.checkpoint import load, read_model
 from linvit.training.evaluate import evaluate_folder
 from linvit.training.predict import predict
 from linvit.training.start import start_from, started
@@ -106,6 +108,54 @@ def test_modern_layouts(name, keys, tmp_path):
         assert wanted.std() > 0.1
         torch.testing.assert_close(ours(images()), wanted, atol=1e-5, rtol=1e-5)
     assert len(ours.about["classes"]) == (5 if name == "siglip-classes" else 0)
+
+
+@pytest.mark.parametrize("name", ["dinov3-gated", "siglip-classes"])
+def test_another_attention_keeps_what_else_they_compute(name, tmp_path):
+    modern(name).save_pretrained(tmp_path)
+    model = load(tmp_path)
+    with torch.no_grad():
+        before = model(images())
+        assert torch.equal(linearize(model, "softmax")[0](images()), before)
+        after = linearize(model, "performer-hyp:m=11")[0](images())
+    assert (model.config.rope, model.config.attention) == (
+        "dinov3" if name == "dinov3-gated" else None,
+        "performer-hyp:m=11",
+    )
+    assert torch.isfinite(after).all()
+    assert (after - before).abs().max() > 1e-2
+
+
+def test_a_dinov3_takes_larger_images(tmp_path):
+    """Its positions are those of any grid: nothing is interpolated."""
+    theirs = modern("dinov3")
+    theirs.save_pretrained(tmp_path)
+    stored = read_model(tmp_path)
+    config = stored.config.model_copy(update={"image_size": 49})
+    ours = VisionTransformer(config).eval()
+    ours.load_state_dict(resized(stored.tensors, stored.config, 49))
+    with torch.no_grad():
+        torch.testing.assert_close(ours(images(49)), outputs(theirs, images(49)), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("dinov3", {"rope_theta": 10.0}, "rope_theta=10.0 is not what linvit computes: 100.0"),
+        ("dinov3", {"hidden_act": "silu"}, "hidden_act='silu' is not what linvit computes"),
+        ("dinov3", {"use_gated_mlp": True}, "use_gated_mlp=True, but the weights have False"),
+        ("dinov3", {"key_bias": True}, r"there is no layer.0.attention.k_proj.bias \(36,\)"),
+        ("dinov3", {"image_size": None}, "image_size=None must be a whole number"),
+        ("siglip", {"image_size": 42}, "image_size=42, but 25 positions of patches of 7 px are for 35 px"),
+        ("siglip", {"num_hidden_layers": 3}, "num_hidden_layers=3, but the weights have 2"),
+    ],
+)
+def test_what_modern_models_say_must_be_so(name, changes, words, tmp_path):
+    modern(name).save_pretrained(tmp_path)
+    said = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(said | changes))
+    with pytest.raises(ValueError, match=words):
+        load(tmp_path)
 
 
 def saved(folder: Path, model) -> Path:
