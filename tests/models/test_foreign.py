@@ -126,6 +126,18 @@ def test_another_attention_keeps_what_else_they_compute(name, tmp_path):
     assert (after - before).abs().max() > 1e-2
 
 
+def test_a_training_starts_from_dinov3(tmp_path):
+    modern("dinov3").save_pretrained(tmp_path)
+    ours = load(tmp_path)
+    dataset = data.load_data("synthetic:classes=3,images=60,size=49,channels=3")
+    model = ours.config.model_copy(update={"classes": 3, "image_size": 49, "attention": "performer-relu:m=11"})
+    reference = DatasetRef(name=dataset.name, identity=dataset.identity)
+    experiment = Experiment(data=reference, model=model, recipe=Recipe(), start=start_from(tmp_path))
+    begun, _ = started(experiment, dataset)
+    assert (begun.config.rope, begun.config.grid, begun.head.weight.shape) == ("dinov3", (7, 7), (3, 36))
+    assert torch.equal(begun.blocks[1].attn.qkv.weight, ours.blocks[1].attn.qkv.weight)
+
+
 def test_a_dinov3_takes_larger_images(tmp_path):
     """Its positions are those of any grid: nothing is interpolated."""
     theirs = modern("dinov3")
@@ -146,6 +158,7 @@ def test_a_dinov3_takes_larger_images(tmp_path):
         ("dinov3", {"use_gated_mlp": True}, "use_gated_mlp=True, but the weights have False"),
         ("dinov3", {"key_bias": True}, r"there is no layer.0.attention.k_proj.bias \(36,\)"),
         ("dinov3", {"image_size": None}, "image_size=None must be a whole number"),
+        ("dinov3", {"image_size": [35, 70]}, r"image_size=\[35, 70\]: images that are not square are not read"),
         ("siglip", {"image_size": 42}, "image_size=42, but 25 positions of patches of 7 px are for 35 px"),
         ("siglip", {"num_hidden_layers": 3}, "num_hidden_layers=3, but the weights have 2"),
     ],

@@ -425,7 +425,10 @@ def _configured(
                 f"image_size={size}, but {count} positions of patches of {patch} px are for {side * patch} px"
             )
     else:
-        positioned, side = 0, _whole({"image_size": facts.size}, "image_size") // patch
+        sides = facts.size if isinstance(facts.size, list) else [facts.size]
+        if len({*sides}) > 1:
+            raise ValueError(f"image_size={facts.size}: images that are not square are not read")
+        positioned, side = 0, _whole({"image_size": sides[0]}, "image_size") // patch
     layers = {int(key.split(".")[1]): keys[key] for key in shapes if key.startswith("blocks.")}
     depth = len(layers)
     if gaps := sorted(set(range(depth)) - set(layers)):

@@ -72,7 +72,7 @@ class AttentionPool(nn.Module):
         """(B, N, dim) → (B, dim)."""
         dim = x.shape[-1]
         weight, bias = self.qkv.weight, self.qkv.bias
-        q = F.linear(self.probe.expand(len(x), -1, -1), weight[:dim], bias[:dim])
+        q = F.linear(self.probe.expand(x.shape[0], -1, -1), weight[:dim], bias[:dim])
         parts = q, *F.linear(x, weight[dim:], bias[dim:]).chunk(2, -1)
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
         out = self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))[:, 0]
