@@ -225,6 +225,13 @@ def test_saved_as_pretrained_and_loaded_by_linvit(kind, tmp_path):
     assert not attentions(plain)
 
 
+def test_rotary_positions_come_once():
+    own = create_model(image_size=8, patch_size=2, dim=24, depth=1, heads=3, rope="dinov3")
+    for model in (build("DINOv3ViT"), own):
+        with pytest.raises(ValueError, match="spec 'softmax:rope=2d': the model already has rotary positions"):
+            linvit.linearize(model, "softmax:rope=2d")
+
+
 def test_of_a_model_with_texts_the_vision_tower_is_changed(tmp_path):
     model = build("SiglipModel")
     with pytest.raises(ValueError, match="SiglipModel is not called with images alone: pass its vision_model"):

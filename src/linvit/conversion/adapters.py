@@ -151,6 +151,7 @@ class AttentionModule:
     heads: str  # the attribute with their number
     slot: str = "linvit"  # the attribute that holds the attention
     forward: Callable[..., Any] | None = None  # None: the class's own uses the slot
+    rotary: bool = False  # whether q and k come with rotary positions
 
     def put(self, module: nn.Module, attention: Attention) -> None:
         device = next(module.parameters()).device
@@ -172,7 +173,7 @@ TORCHVISION = AttentionModule("num_heads", forward=torchvision)
 CLASSES = dict.fromkeys(
     ("ViTAttention", "DeiTAttention", "Dinov2Attention", "Dinov2WithRegistersAttention"), HUGGING_FACE
 ) | {
-    "DINOv3ViTAttention": AttentionModule("num_heads", forward=dinov3),
+    "DINOv3ViTAttention": AttentionModule("num_heads", forward=dinov3, rotary=True),
     "SiglipAttention": AttentionModule("num_heads", forward=siglip),
 }
 

@@ -65,6 +65,8 @@ def linearize(
             made[i] = build_attention(one, site, inside=kind is LINVIT)
             if kind is LINVIT:
                 _same_around(made[i], module.attention, one)  # type: ignore[arg-type]
+            if made[i].switches.rope and (kind.rotary or getattr(module, "rope", None) is not None):
+                raise ValueError(f"spec '{one}': the model already has rotary positions: leave out rope")
     share_layerwise(made.values())
     for i, one in made.items():
         one.near_softmax()
