@@ -436,10 +436,6 @@ def _configured(
     inner = shape("blocks.0.attn.proj.weight", 2)[1]
     if not isinstance(facts.heads, int) or facts.heads < 1 or inner % facts.heads:
         raise ValueError(f"{facts.heads!r} heads do not divide a width of {inner}")
-    if _gated(shapes):
-        mlp = GATED[facts.gate] + ("-norm" if "blocks.0.mlp.1.norm.weight" in shapes else "")
-    else:
-        mlp = UNGATED[facts.activation]
     config = model_config(
         image_size=side * patch,
         patch_size=patch,
@@ -449,7 +445,7 @@ def _configured(
         heads=facts.heads,
         head_dim=None if inner == dim else inner // facts.heads,
         mlp_dim=shape("blocks.0.mlp.3.weight", 2)[1],
-        mlp=mlp,
+        mlp=_mlp(facts, shapes),
         classes=shape("head.weight", 2)[0] if "head.weight" in shapes else 0,
         pool=facts.pool,
         prefix=sum(prefix.values()),
@@ -467,6 +463,12 @@ def _gated(shapes: Shapes) -> bool:
     """Whether the first map of an MLP has gates, beside or in one with its values."""
     first, last = (shapes.get(f"blocks.0.mlp.{i}.weight", (0, 0)) for i in (0, 3))
     return "blocks.0.mlp.gate.weight" in shapes or first[0] == 2 * last[1] > 0
+
+
+def _mlp(facts: Said, shapes: Shapes) -> str:
+    if not _gated(shapes):
+        return UNGATED[facts.activation]
+    return GATED[facts.gate] + ("-norm" if "blocks.0.mlp.1.norm.weight" in shapes else "")
 
 
 def _biased(shapes: Shapes) -> set[str]:
