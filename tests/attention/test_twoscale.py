@@ -77,7 +77,7 @@ def oracle(attention: TwoScale, q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -
     none = torch.zeros(1, HEAD_DIM).double()
     if attention.far != "bands":
         every = [i for own in bands.values() for i in own]
-        bands = {seen: every for seen in bands}
+        bands = dict.fromkeys(bands, every)
     far = {
         seen: {c: summary(k[at], v[at], q[own] if own else none, attention.far != "mean") for c, at in cells.items()}
         for seen, own in bands.items()

@@ -227,6 +227,8 @@ def test_what_transformers_loads_is_compared(tmp_path, monkeypatch):
         ("softmax", {"stem": "conv", "trunk": (3, 5), "patch_size": None}, "stem=conv"),
         ("softmax", {"classes": 0}, "classes=0, only features"),
         ("softmax", {"layer_scale": 0.5}, "layer_scale=0.5"),
+        ("softmax", {"mlp": "swiglu"}, "mlp=swiglu"),
+        ("softmax", {"rope": "dinov3", "dim": 24}, "rope=dinov3"),
         ("softmax", {"head_dim": 7}, "heads=2 × head_dim=7"),
         ("softmax+efficient", {"depth": 2}, "differs between layers"),
         ("linformer:k=5", {}, "blocks.0.attn.attention.projection"),

@@ -90,11 +90,21 @@ def build(kind: str) -> nn.Module:
         return (TimmLike if kind == "timm" else TorchvisionLike)().eval()
     transformers = pytest.importorskip("transformers")
     size = {"hidden_size": DIM, "num_attention_heads": HEADS, "num_hidden_layers": DEPTH, "image_size": SIZE}
+    if kind in ("SiglipModel", *MODERN):
+        size |= {"hidden_size": 36, "patch_size": PATCH, "intermediate_size": 53}
+        if kind == "DINOv3ViT":  # without classes, and its usual weights are too small for the attention to matter
+            config = transformers.DINOv3ViTConfig(**size, num_register_tokens=4, initializer_range=0.4)
+            return transformers.DINOv3ViTModel(config).eval()
+        config = transformers.SiglipConfig(vision_config=size, text_config=TEXT, num_labels=5)
+        return getattr(transformers, kind)(config).eval()
     config = getattr(transformers, f"{kind}Config")(**size, patch_size=PATCH, num_labels=5, initializer_range=0.4)
     return getattr(transformers, f"{kind}ForImageClassification")(config).eval()
 
 
-KINDS = ["linvit", "timm", "torchvision", "ViT", "DeiT", "Dinov2", "Dinov2WithRegisters"]
+TEXT = {"hidden_size": 12, "intermediate_size": 7, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 11}
+MODERN = ["DINOv3ViT", "SiglipForImageClassification"]
+HUGGING_FACE = ["ViT", "DeiT", "Dinov2", "Dinov2WithRegisters", *MODERN]
+KINDS = ["linvit", "timm", "torchvision", *HUGGING_FACE]
 
 
 @pytest.fixture(params=KINDS)
@@ -108,8 +118,15 @@ def images(n: int = 2) -> Tensor:
 
 @torch.no_grad()
 def logits(model: nn.Module, x: Tensor | None = None) -> Tensor:
-    out = model(images() if x is None else x)
-    return out if isinstance(out, Tensor) else out.logits
+    x = images() if x is None else x
+    if hasattr(model, "get_image_features"):
+        return model.get_image_features(pixel_values=x).pooler_output
+    return first_of(model(x))
+
+
+def first_of(out) -> Tensor:
+    """Logits, or features."""
+    return out if isinstance(out, Tensor) else out.logits if hasattr(out, "logits") else out.pooler_output
 
 
 def test_there_and_back_changes_no_bit(model):
@@ -132,7 +149,8 @@ def test_there_and_back_changes_no_bit(model):
 def test_a_linformer_that_leaves_out_nothing_is_softmax(model):
     """Identity projections: the same numbers by another way, so that q, k and v are those of the module itself."""
     before = logits(model)
-    tokens = 26 + {"deit": 1, "dinov2_with_registers": 4}.get(getattr(model, "base_model_prefix", ""), 0)
+    kind = getattr(getattr(model, "config", None), "model_type", "")
+    tokens = 26 + {"deit": 1, "dinov2_with_registers": 4, "dinov3_vit": 4, "siglip": -1}.get(kind, 0)
     linvit.linearize(model, f"linformer:k={tokens},init=identity")
     torch.testing.assert_close(logits(model), before, atol=1e-4, rtol=1e-4)
     assert {a.site.tokens for a in attentions(model)} == {tokens}
@@ -188,12 +206,11 @@ def test_what_is_kept(model):
     with torch.autocast("cpu", torch.bfloat16):
         assert (logits(other).float() - out).abs().max() < 0.1 * out.abs().max() + 0.1
     other.train()
-    result = other(images())
-    (result if isinstance(result, Tensor) else result.logits).square().sum().backward()
+    first_of(other(images())).square().sum().backward()
     assert all(p.grad is not None for a in attentions(other) for p in a.parameters())
 
 
-@pytest.mark.parametrize("kind", ["ViT", "DeiT", "Dinov2", "Dinov2WithRegisters"])
+@pytest.mark.parametrize("kind", HUGGING_FACE)
 def test_saved_as_pretrained_and_loaded_by_linvit(kind, tmp_path):
     model, _ = linvit.linearize(build(kind), "softmax@1+performer-theta:m=11@2+performer-exp:m=13@1", seed=17)
     with torch.no_grad():
@@ -206,6 +223,26 @@ def test_saved_as_pretrained_and_loaded_by_linvit(kind, tmp_path):
     torch.testing.assert_close(logits(ours), logits(model), atol=1e-4, rtol=1e-4)
     plain = type(model).from_pretrained(tmp_path)  # transformers alone knows the softmax it came from
     assert not attentions(plain)
+
+
+def test_rotary_positions_come_once():
+    own = create_model(image_size=8, patch_size=2, dim=24, depth=1, heads=3, rope="dinov3")
+    for model in (build("DINOv3ViT"), own):
+        with pytest.raises(ValueError, match="spec 'softmax:rope=2d': the model already has rotary positions"):
+            linvit.linearize(model, "softmax:rope=2d")
+
+
+def test_of_a_model_with_texts_the_vision_tower_is_changed(tmp_path):
+    model = build("SiglipModel")
+    with pytest.raises(ValueError, match="SiglipModel is not called with images alone: pass its vision_model"):
+        linvit.linearize(model, "performer-hyp:m=11", images=images())
+    _, report = linvit.linearize(model, "performer-hyp:m=11")
+    assert len(report.created) == DEPTH
+    assert all(key.startswith("vision_model.encoder.layers.") for key in report.created)
+    model.save_pretrained(tmp_path)
+    torch.testing.assert_close(logits(linvit.load(tmp_path)), logits(model), atol=1e-4, rtol=1e-4)
+    _, report = linvit.linearize(model.vision_model, "performer-exp:m=11", images=images())
+    assert sorted(report.distance) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])

@@ -53,6 +53,31 @@ def test_softmax_by_that_way_is_softmax():
             torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
 
+def modern(kind: str, implementation: str):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(5)
+    size = SIZE | {"hidden_size": 36, "intermediate_size": 53}
+    if kind == "DINOv3ViT":
+        size |= {"num_register_tokens": 4, "initializer_range": 0.4}
+    config = getattr(transformers, f"{kind}Config")(**size)
+    return transformers.AutoModel.from_config(config, attn_implementation=implementation).eval()
+
+
+@pytest.mark.parametrize("kind", ["DINOv3ViT", "SiglipVision"])
+def test_names_in_newer_models(kind):
+    """Positions are rotated before the attention is called by its name."""
+    pytest.importorskip("transformers")
+    softmax, linear = (linvit.register_transformers(spec) for spec in ("softmax", "performer-hyp:m=11"))
+    with torch.no_grad():
+        wanted, same, other = (modern(kind, name)(images()).pooler_output for name in ("eager", softmax, linear))
+        torch.testing.assert_close(same, wanted, atol=1e-5, rtol=1e-5)
+        assert torch.isfinite(other).all()
+        assert (other - wanted).abs().max() > 1e-3
+        linearized, _ = linvit.linearize(modern(kind, "eager"), "linformer:k=5,kind=pool")
+        name = linvit.register_transformers("linformer:k=5,kind=pool")
+        torch.testing.assert_close(modern(kind, name)(images()).pooler_output, linearized(images()).pooler_output)
+
+
 def test_masks_reach_a_linear_attention():
     pytest.importorskip("transformers")
     model, mask, other = vit(linvit.register_transformers("performer-relu:m=11")), torch.ones(2, 26), images()

@@ -15,10 +15,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from linvit import data
-from linvit.models import foreign
+from linvit.conversion.linearize import linearize
+from linvit.models import VisionTransformer, foreign
+from linvit.models.resize import resized
 from linvit.schemas.experiment import DatasetRef, Experiment
 from linvit.schemas.recipe import Recipe
-from linvit.training.checkpoint import load
+from linvit.training.checkpoint import load, read_model
 from linvit.training.evaluate import evaluate_folder
 from linvit.training.predict import predict
 from linvit.training.start import start_from, started
@@ -55,6 +57,118 @@ def assert_same(folder: Path, model, x: Tensor | None = None):
     ours, theirs = load(folder)(x), model(x).logits
     assert theirs.std() > 0.1
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+MODERN = {  # by what is special: the class and its options
+    "dinov3": ("DINOv3ViTModel", {"num_register_tokens": 4}),
+    "dinov3-gated": ("DINOv3ViTModel", {"use_gated_mlp": True, "hidden_act": "silu", "query_bias": False}),
+    "dinov3-geglu": ("DINOv3ViTModel", {"use_gated_mlp": True, "key_bias": True}),
+    "dinov2-swiglu": ("Dinov2Model", {"use_swiglu_ffn": True}),
+    "registers-swiglu": ("Dinov2WithRegistersModel", {"use_swiglu_ffn": True, "num_register_tokens": 4}),
+    "siglip": ("SiglipVisionModel", {}),
+    "siglip-classes": ("SiglipForImageClassification", {}),
+    "siglip-both": ("SiglipModel", {}),
+}
+
+
+def modern(name: str) -> torch.nn.Module:
+    transformers = pytest.importorskip("transformers")
+    kind, options = MODERN[name]
+    width = {"mlp_ratio": 2} if "Dinov2" in kind else {"intermediate_size": 53}
+    options = SIZE | width | {"hidden_size": 36} | options
+    if kind in ("SiglipForImageClassification", "SiglipModel"):
+        text = {"hidden_size": 12, "intermediate_size": 7, "num_hidden_layers": 1, "num_attention_heads": 2}
+        options = {"vision_config": options, "text_config": text | {"vocab_size": 11}}
+        config = transformers.SiglipConfig(**options, num_labels=5)
+    else:
+        config = getattr(transformers, getattr(transformers, kind).config_class.__name__)(**options)
+    return louder(getattr(transformers, kind)(config))
+
+
+@torch.no_grad()
+def outputs(model: torch.nn.Module, x: Tensor) -> Tensor:
+    """Logits, or features."""
+    if hasattr(model, "get_image_features"):
+        return model.get_image_features(pixel_values=x).pooler_output
+    out = model(x)
+    return out.logits if hasattr(out, "logits") else out.pooler_output
+
+
+@pytest.mark.parametrize("keys", ["old", "new"])
+@pytest.mark.parametrize("name", MODERN)
+def test_modern_layouts(name, keys, tmp_path):
+    model = modern(name)
+    if keys == "new":
+        saved(tmp_path, model)
+    else:
+        model.save_pretrained(tmp_path)
+    ours = load(tmp_path)
+    with torch.no_grad():
+        wanted = outputs(model, images())
+        assert wanted.std() > 0.1
+        torch.testing.assert_close(ours(images()), wanted, atol=1e-5, rtol=1e-5)
+    assert len(ours.about["classes"]) == (5 if name == "siglip-classes" else 0)
+
+
+@pytest.mark.parametrize("name", ["dinov3-gated", "siglip-classes"])
+def test_another_attention_keeps_what_else_they_compute(name, tmp_path):
+    modern(name).save_pretrained(tmp_path)
+    model = load(tmp_path)
+    with torch.no_grad():
+        before = model(images())
+        assert torch.equal(linearize(model, "softmax")[0](images()), before)
+        after = linearize(model, "performer-hyp:m=11")[0](images())
+    assert (model.config.rope, model.config.attention) == (
+        "dinov3" if name == "dinov3-gated" else None,
+        "performer-hyp:m=11",
+    )
+    assert torch.isfinite(after).all()
+    assert (after - before).abs().max() > 1e-2
+
+
+def test_a_training_starts_from_dinov3(tmp_path):
+    modern("dinov3").save_pretrained(tmp_path)
+    ours = load(tmp_path)
+    dataset = data.load_data("synthetic:classes=3,images=60,size=49,channels=3")
+    model = ours.config.model_copy(update={"classes": 3, "image_size": 49, "attention": "performer-relu:m=11"})
+    reference = DatasetRef(name=dataset.name, identity=dataset.identity)
+    experiment = Experiment(data=reference, model=model, recipe=Recipe(), start=start_from(tmp_path))
+    begun, _ = started(experiment, dataset)
+    assert (begun.config.rope, begun.config.grid, begun.head.weight.shape) == ("dinov3", (7, 7), (3, 36))
+    assert torch.equal(begun.blocks[1].attn.qkv.weight, ours.blocks[1].attn.qkv.weight)
+
+
+def test_a_dinov3_takes_larger_images(tmp_path):
+    """Its positions are those of any grid: nothing is interpolated."""
+    theirs = modern("dinov3")
+    theirs.save_pretrained(tmp_path)
+    stored = read_model(tmp_path)
+    config = stored.config.model_copy(update={"image_size": 49})
+    ours = VisionTransformer(config).eval()
+    ours.load_state_dict(resized(stored.tensors, stored.config, 49))
+    with torch.no_grad():
+        torch.testing.assert_close(ours(images(49)), outputs(theirs, images(49)), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("dinov3", {"rope_theta": 10.0}, "rope_theta=10.0 is not what linvit computes: 100.0"),
+        ("dinov3", {"hidden_act": "silu"}, "hidden_act='silu' is not what linvit computes"),
+        ("dinov3", {"use_gated_mlp": True}, "use_gated_mlp=True, but the weights have False"),
+        ("dinov3", {"key_bias": True}, r"there is no layer.0.attention.k_proj.bias \(36,\)"),
+        ("dinov3", {"image_size": None}, "image_size=None must be a whole number"),
+        ("dinov3", {"image_size": [35, 70]}, r"image_size=\[35, 70\]: images that are not square are not read"),
+        ("siglip", {"image_size": 42}, "image_size=42, but 25 positions of patches of 7 px are for 35 px"),
+        ("siglip", {"num_hidden_layers": 3}, "num_hidden_layers=3, but the weights have 2"),
+    ],
+)
+def test_what_modern_models_say_must_be_so(name, changes, words, tmp_path):
+    modern(name).save_pretrained(tmp_path)
+    said = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(said | changes))
+    with pytest.raises(ValueError, match=words):
+        load(tmp_path)
 
 
 def saved(folder: Path, model) -> Path:
@@ -234,6 +348,78 @@ def timm_folder(folder: Path, pool: str = "token", registers: int = 0, everywher
     return weights
 
 
+def turned(x: Tensor, side: int) -> Tensor:
+    """EVA-02's rotary positions as complex numbers: neighbouring channels by rows, then by columns, as if of 16."""
+    first, (b, heads, n, d) = x[:, :, :1], x.shape
+    frequency = 10_000.0 ** (-torch.arange(d // 4, dtype=torch.float64) / (d // 4))
+    place = torch.cartesian_prod(*[torch.arange(side, dtype=torch.float64) * 16 / side] * 2)  # (rows·columns, 2)
+    angle = (place[:, :, None] * frequency).flatten(1)
+    z = torch.view_as_complex(x[:, :, 1:].double().reshape(b, heads, n - 1, d // 2, 2).contiguous())
+    z = torch.view_as_real(z * torch.polar(torch.ones_like(angle), angle)).flatten(3)
+    return torch.cat([first, z.to(x)], 2)
+
+
+def eva_logits(w: dict[str, Tensor], x: Tensor, heads: int) -> Tensor:
+    x = F.conv2d(x, w["patch_embed.proj.weight"], w["patch_embed.proj.bias"], 7).flatten(2).transpose(1, 2)
+    x = torch.cat([w["cls_token"].expand(len(x), -1, -1), x], 1) + w["pos_embed"]
+    for i in range(2):
+        a, m = f"blocks.{i}.attn.", f"blocks.{i}.mlp."
+        y = norm(x, w, f"blocks.{i}.norm1")
+        weights = w[f"{a}qkv.weight"].chunk(3) if f"{a}qkv.weight" in w else [w[f"{a}{c}_proj.weight"] for c in "qkv"]
+        biases = [w.get(f"{a}{c}_bias", w.get(f"{a}{c}_proj.bias")) for c in "qkv"]
+        parts = (
+            F.linear(y, *pair).unflatten(-1, (heads, -1)).transpose(1, 2) for pair in zip(weights, biases, strict=True)
+        )
+        q, k, v = parts
+        out = F.scaled_dot_product_attention(turned(q, 5), turned(k, 5), v).transpose(1, 2).flatten(2)
+        x = x + F.linear(out, w[f"{a}proj.weight"], w[f"{a}proj.bias"])
+        y = norm(x, w, f"blocks.{i}.norm2")
+        if f"{m}fc1.weight" in w:
+            gates, values = F.linear(y, w[f"{m}fc1.weight"], w[f"{m}fc1.bias"]).chunk(2, -1)
+            y = F.silu(gates) * values
+        else:
+            gates, values = (F.linear(y, w[f"{m}fc1_{c}.weight"], w[f"{m}fc1_{c}.bias"]) for c in "gx")
+            y = norm(F.silu(gates) * values, w, f"{m}norm")
+        x = x + F.linear(y, w[f"{m}fc2.weight"], w[f"{m}fc2.bias"])
+    return F.linear(norm(x[:, 1:].mean(1), w, "fc_norm"), w["head.weight"], w["head.bias"])
+
+
+def eva_folder(folder: Path, fused: bool) -> dict[str, Tensor]:
+    d, hidden = 36, 53
+    shapes = {"cls_token": (1, 1, d), "pos_embed": (1, 26, d), "patch_embed.proj.weight": (d, 3, 7, 7)}
+    linear = {"head": (5, d)}
+    norms = {"fc_norm": d}
+    for i in range(2):
+        a, m = f"blocks.{i}.attn.", f"blocks.{i}.mlp."
+        norms |= {f"blocks.{i}.norm1": d, f"blocks.{i}.norm2": d}
+        linear |= {f"{a}proj": (d, d), f"{m}fc2": (d, hidden)}
+        if fused:  # the smaller ones
+            shapes |= {f"{a}qkv.weight": (3 * d, d), f"{a}q_bias": (d,), f"{a}v_bias": (d,)}
+            linear |= {f"{m}fc1": (2 * hidden, d)}
+        else:  # the larger ones
+            shapes |= {f"{a}k_proj.weight": (d, d)}
+            linear |= {f"{a}q_proj": (d, d), f"{a}v_proj": (d, d), f"{m}fc1_g": (hidden, d), f"{m}fc1_x": (hidden, d)}
+            norms |= {f"{m}norm": hidden}
+    shapes |= {f"{name}.weight": shape for name, shape in linear.items()}
+    shapes |= {f"{name}.bias": shape[:1] for name, shape in linear.items()} | {"patch_embed.proj.bias": (d,)}
+    shapes |= {f"{name}.{kind}": (width,) for name, width in norms.items() for kind in ("weight", "bias")}
+    weights = random_weights(shapes)
+    save_file(weights, folder / "model.safetensors")
+    said = {"architecture": "eva02_tiny_patch7_35", "num_classes": 5, "pretrained_cfg": {"mean": [0.1, 0.2, 0.3]}}
+    (folder / "config.json").write_text(json.dumps(said))
+    return weights
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_logits_of_eva02(fused, tmp_path):
+    weights = eva_folder(tmp_path, fused)
+    ours, wanted = load(tmp_path), eva_logits(weights, images(), 3)
+    assert (ours.config.mlp, wanted.std() > 0.1) == ("swiglu" if fused else "swiglu-norm", True)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(images()), wanted, atol=1e-5, rtol=1e-5)
+    assert ours.about["std"] == foreign.CLIP[1]
+
+
 @pytest.mark.parametrize(
     "options",
     [{}, {"pool": "avg"}, {"registers": 2}, {"everywhere": False, "registers": 4, "scale": True}],
@@ -349,14 +535,13 @@ def edited(folder: Path, drop: str = "^$", rename: dict[str, str] | None = None,
         ({"model_args": {"num_heads": 4}}, "4 heads do not divide a width of 33"),
         ({"model_args": {"act_layer": "relu"}}, "act_layer='relu' is not what linvit computes"),
         ({"global_pool": "map"}, "global_pool='map' is not read"),
-        ({"global_pool": "avg"}, "global_pool='avg' without fc_norm normalises before the mean"),
         ({"quantization_config": {"bits": 4}}, r"quantization_config=\{'bits': 4\}: quantised"),
         ({"pretrained_cfg": {"mean": [0.5]}}, r"mean=\[0.5\] must be 3 numbers"),
         ({"pretrained_cfg": {"std": [0.5, 0.5, 0]}}, r"std=\[0.5, 0.5, 0\] must be 3 numbers"),
         ({"pretrained_cfg": "none"}, "pretrained_cfg='none' must be an object"),
         ({"model_args": {"depth": 12}}, "model_args.depth=12, but the weights have 2"),
         ({"model_args": {"embed_dim": 192}}, "model_args.embed_dim=192, but the weights have 33"),
-        ({"model_args": {"img_size": [35, 42]}}, r"model_args.img_size=\[35, 42\], but the weights have 35"),
+        ({"model_args": {"img_size": [35, 42]}}, r"image_size=\[35, 42\], but 26 positions"),
         ({"model_args": {"reg_tokens": 4}}, "model_args.reg_tokens=4, but the weights have 0"),
         (
             {"model_args": {"depth": 2}},
@@ -412,8 +597,8 @@ def test_what_timm_has_and_linvit_has_not(changes, words, tmp_path):
     ("changes", "words"),
     [
         ({"model_type": "swin"}, "model_type='swin' is not read; .*choose from: vit, deit"),
-        ({"hidden_act": "quick_gelu"}, "hidden_act='quick_gelu' is not what linvit computes: 'gelu'"),
-        ({"use_swiglu_ffn": True}, "use_swiglu_ffn=True is not"),
+        ({"hidden_act": "quick_gelu"}, "hidden_act='quick_gelu' is not what linvit computes; .*choose from: gelu, "),
+        ({"use_swiglu_ffn": True}, "use_swiglu_ffn=True, but the weights have False"),
         ({"num_attention_heads": "many"}, "num_attention_heads='many' must be a whole number"),
         ({"linvit_attention": "performer-nothing"}, "unknown attention 'performer-nothing'"),
         ({"image_size": 42}, "image_size=42, but 26 positions of patches of 7 px are for 35 px"),

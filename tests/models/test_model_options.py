@@ -111,6 +111,9 @@ def test_prefix_by_default():
         ({"depth": 0, "prefix": 2}, "prefix=2 has no effect: depth=0 has no blocks"),
         ({"depth": 1, "drop_path": 0.1}, "drop_path=0.1 has no effect: depth=1"),
         ({"pool": "cls", "prefix": 0}, "pool=cls: prefix=0 has no token: use pool=mean"),
+        ({"pool": "attention", "depth": 0}, "pool=attention needs blocks"),
+        ({"rope": "dinov3", "dim": 12, "heads": 2}, "multiple of 4, not head_dim=6"),
+        ({"rope": "2d", "stem": "next-pixel"}, "rope=2d needs image tokens"),
         ({"norm_eps": 0}, "norm_eps=0 must be more than 0"),
         ({"layer_scale": 0}, "layer_scale=0 must be more than 0"),
     ],
@@ -131,6 +134,8 @@ def test_what_has_no_effect_has_none():
         "heads": 2,
         "head_dim": 5,
         "mlp_dim": 9,
+        "mlp": "swiglu",
+        "rope": "2d",
         "qkv_bias": False,
         "dropout": 0.5,
         "drop_path": 0.5,
@@ -250,6 +255,10 @@ COSTS += [
     {"stem": "resnet", "trunk": (3,)},
     {"depth": 0},
     {"dim": 300},
+    {"pool": "attention", "prefix": 2},
+    {"pool": "norm-mean"},
+    *({"mlp": mlp, "pool": "attention"} for mlp in ("gelu-tanh", "swiglu", "swiglu-norm", "geglu")),
+    {"rope": "dinov3", "positions": "none"},
 ]
 
 

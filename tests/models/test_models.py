@@ -12,6 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from linvit.attention import attention_names
+from linvit.attention.grid import CONVENTIONS, Rotation
+from linvit.measure.trained import captured
 from linvit.models import (
     SIZES,
     ModelConfig,
@@ -22,6 +24,7 @@ from linvit.models import (
     without_effect,
 )
 from linvit.models.stems import STEMS as ALL_STEMS
+from linvit.site import Site
 
 SMALL = {"image_size": 8, "patch_size": 2, "classes": 3, "dim": 12, "depth": 2, "heads": 3, "mlp_dim": 7}
 STEMS = {
@@ -164,6 +167,55 @@ def test_depth_zero_is_the_stem_alone(stem):
     assert not model.attentions()
     with pytest.raises(ValueError, match="pool=mean"):
         small(depth=0, pool="cls")
+
+
+MODERN = [
+    *({"mlp": mlp} for mlp in ("gelu-tanh", "swiglu", "swiglu-norm", "geglu")),
+    {"pool": "attention", "prefix": 2},
+    {"pool": "norm-mean", "prefix": 2},
+    *({"rope": rope, "positions": "none", "head_dim": 8} for rope in CONVENTIONS),
+]
+
+
+@pytest.mark.parametrize("options", MODERN, ids=str)
+def test_options_of_newer_models(options):
+    assert backward(small(**options)) == []
+    model = small(**options, attention="identity").eval()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.randn(1, 3, 8, 8))
+    unseen = 2 * model.tokens * 12 if model.pooling else 0  # PyTorch does not count its fused attention on a CPU
+    assert 2 * (model.macs() - unseen) == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("name", attention_names())
+def test_rotary_positions_are_the_models_whatever_its_attention(name):
+    """Every attention gets q and k rotated, v and the prefix token's as they are."""
+    options = {"head_dim": 8, "attention": spec_of(name), "pool": "cls", "depth": 1}
+    plain, rotary = small(**options).eval(), small(**options, rope="dinov3").eval()
+    images = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(2))
+    ((_, *parts),), ((attention, *found),) = (next(captured(model, images)) for model in (plain, rotary))
+    rotate = Rotation(attention.site, "dinov3")
+    for turned, one in zip(found, [rotate(parts[0]), rotate(parts[1]), parts[2]], strict=True):
+        torch.testing.assert_close(turned, one)
+    assert torch.equal(found[0][:, :, 0], parts[0][:, :, 0])
+    assert (found[0] - parts[0]).abs().max() > 0.01
+    assert rotary.state_dict().keys() == plain.state_dict().keys()
+    assert torch.isfinite(rotary(images)).all()
+
+
+@pytest.mark.parametrize("rope", CONVENTIONS)
+def test_rotary_scores_depend_on_differences_of_places(rope):
+    rotate = Rotation(Site(3, 8, 31, (5, 6), prefix=1), rope)
+    q, k = (x.expand(1, 3, 31, 8) for x in torch.randn(2, 3, 1, 8))
+    scores = (rotate(q) @ rotate(k).transpose(2, 3))[:, :, 1:, 1:].reshape(3, 5, 6, 5, 6)
+    torch.testing.assert_close(scores[:, 1:, 1:, 1:, 1:], scores[:, :-1, :-1, :-1, :-1], atol=1e-4, rtol=1e-4)
+    assert (scores[:, 0, 0, 1, 0] - scores[:, 0, 0, 0, 1]).abs().max() > 0.01
+    torch.testing.assert_close(rotate(q).norm(dim=-1), q.norm(dim=-1))
+
+
+def test_rotary_positions_come_once():
+    with pytest.raises(ValueError, match=r"rope=2d of the attention: the model already has rotary positions \(eva02\)"):
+        small(head_dim=8, rope="eva02", attention="softmax:rope=2d")
 
 
 @pytest.mark.filterwarnings("ignore:stem=length-one")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -50,29 +54,57 @@ class DepthwiseConvolution(nn.Module):
         return F.pad(out, (0, 0, self.site.prefix, 0)) if self.site.prefix else out
 
 
-class Rotation(nn.Module):
-    """Rotary positions in two dimensions: half of the channels are rotated by their token's row, half by its column, so
-    that q·k depends on places only by their difference. Prefix tokens are not rotated.
+class Convention(NamedTuple):
+    """How rotary positions turn places into angles, and which channels of a head they turn together."""
 
-    Channels are four groups of pairs: (a, b) are rotated by the row and (c, d) by the column, with the frequencies
-    BASE^(−4i/head_dim).
-    """
+    base: float  # of the frequencies
+    coordinates: Callable[[int], Tensor]  # of the rows, or columns, of a grid with this many
+    pairs: Literal["quarters", "halves", "neighbours"]
+
+
+def _integers(side: int) -> Tensor:
+    return torch.arange(side).double()
+
+
+def _centres(side: int) -> Tensor:
+    """Of patches, between −1 and 1, as angles."""
+    return 2 * math.pi * (2 * (_integers(side) + 0.5) / side - 1)
+
+
+def _sixteenths(side: int) -> Tensor:
+    """As on a grid of 16 × 16, with which EVA-02 is pretrained."""
+    return _integers(side) * (16 / side)
+
+
+CONVENTIONS = {
+    "2d": Convention(BASE, _integers, "quarters"),
+    "dinov3": Convention(100.0, _centres, "halves"),
+    "eva02": Convention(10_000.0, _sixteenths, "neighbours"),
+}
+
+
+class Rotation(nn.Module):
+    """Rotary positions in two dimensions: half of the channel pairs are rotated by their token's row, half by its
+    column, so that q·k depends on places only by their difference. Prefix tokens are not rotated."""
 
     cosine: Tensor  # (tokens, head_dim)
     sine: Tensor
 
-    def __init__(self, site: Site):
+    def __init__(self, site: Site, rope: str = "2d"):
         super().__init__()
         if site.grid is None:
-            raise ValueError("rope=2d rotates by the place on a grid: give grid=(rows, columns)")
+            raise ValueError(f"rope={rope} rotates by the place on a grid: give grid=(rows, columns)")
         if site.causal:
-            raise ValueError("rope=2d is for bidirectional attentions: decoding does not know a token's place")
+            raise ValueError(f"rope={rope} is for bidirectional attentions: decoding does not know a token's place")
         if site.head_dim % 4:
-            raise ValueError(f"rope=2d needs a head_dim that is a multiple of 4, not {site.head_dim}")
-        pairs = site.head_dim // 4
-        frequency = BASE ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
-        places = torch.meshgrid(*(torch.arange(side).double() for side in site.grid), indexing="ij")
-        angle = torch.cat([place[..., None] * frequency for place in places for _ in "12"], -1).flatten(0, 1)
+            raise ValueError(f"rope={rope} needs a head_dim that is a multiple of 4, not {site.head_dim}")
+        base, coordinates, pairs = CONVENTIONS[rope]
+        self.rope, self.groups = rope, {"quarters": 2, "halves": 1, "neighbours": site.head_dim // 2}[pairs]
+        count = site.head_dim // 4
+        frequency = base ** (-torch.arange(count, dtype=torch.float64) / count)
+        places = torch.meshgrid(*map(coordinates, site.grid), indexing="ij")
+        angle = torch.cat([place[..., None] * frequency for place in places], -1).flatten(0, 1)
+        angle = angle.unflatten(-1, (self.groups, 1, -1)).expand(-1, -1, 2, -1).flatten(1)
         angle = F.pad(angle, (0, 0, site.prefix, 0))
         for name, table in (("cosine", angle.cos()), ("sine", angle.sin())):
             self.register_buffer(name, table.float(), persistent=False)
@@ -81,7 +113,12 @@ class Rotation(nn.Module):
         """(B, H, N, D) → the same, rotated."""
         n = x.shape[2]
         if n > len(self.cosine):
-            raise ValueError(f"{n} tokens do not fit the {len(self.cosine)} places of rope=2d")
-        a, b, c, d = x.chunk(4, -1)
-        turned = torch.cat([-b, a, -d, c], -1)
-        return (x * self.cosine[:n] + turned * self.sine[:n]).to(x.dtype)
+            raise ValueError(f"{n} tokens do not fit the {len(self.cosine)} places of rope={self.rope}")
+        return rotated(x, self.cosine[:n], self.sine[:n], self.groups)
+
+
+def rotated(x: Tensor, cosine: Tensor, sine: Tensor, groups: int = 1) -> Tensor:
+    """(…, N, D) by angles (N, D): in each of these groups of channels, the first half is paired with the second."""
+    a, b = x.unflatten(-1, (groups, 2, -1)).unbind(-2)
+    turned = torch.stack([-b, a], -2).flatten(-3)
+    return (x * cosine + turned * sine).to(x.dtype)

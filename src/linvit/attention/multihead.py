@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from linvit.attention import build_attention
 from linvit.attention.base import Attention
-from linvit.attention.grid import DepthwiseConvolution
+from linvit.attention.grid import DepthwiseConvolution, Rotation
 from linvit.kernels.base import positive
 from linvit.registry import Spec
 from linvit.site import Site
@@ -41,6 +41,7 @@ class MultiHead(nn.Module):
         layer: int = 0,
         seed: int = 0,
         causal: bool = False,
+        rope: str | None = None,
         qkv_bias: bool = True,
         fused: bool = True,
         dropout: float = 0.0,
@@ -65,6 +66,9 @@ class MultiHead(nn.Module):
         switches, site = self.attention.switches, self.attention.site
         self.gate_kind = switches.gate
         self.gate = nn.Linear(dim, heads * head_dim) if switches.gate else None
+        if rope and switches.rope:
+            raise ValueError(f"rope={switches.rope} of the attention: the model already has rotary positions ({rope})")
+        self.rope = Rotation(site, rope) if rope else None
         tokens_site = replace(site, heads=1, head_dim=dim)
         self.cpe = DepthwiseConvolution(tokens_site, switches.cpe, "cpe") if switches.cpe else None
         self.proj = nn.Linear(heads * head_dim, dim)
@@ -106,15 +110,15 @@ class MultiHead(nn.Module):
         return self.dropout(self.proj(out))
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k, v as (B, H, N, D)."""
+        """q, k, v as (B, H, N, D), q and k rotated if the model has rotary positions."""
         if x.ndim != 3 or x.shape[2] != self.dim:
             raise ValueError(f"x has shape {tuple(x.shape)}: it must be (batch, tokens, {self.dim})")
         if self.fused:
             q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, self.head_dim)).permute(2, 0, 3, 1, 4).unbind()
-            return q, k, v
-        parts = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        q, k, v = (part.unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2) for part in parts)
-        return q, k, v
+        else:
+            parts = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+            q, k, v = (part.unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2) for part in parts)
+        return (q, k, v) if self.rope is None else (self.rope(q), self.rope(k), v)
 
 
 def fuse(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

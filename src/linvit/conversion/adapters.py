@@ -18,16 +18,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linvit.attention import Attention
+from linvit.attention.grid import rotated
 from linvit.attention.multihead import MultiHead
 from linvit.kernels.base import tracing
 
-CLASSES = ("ViTAttention", "DeiTAttention", "Dinov2Attention", "Dinov2WithRegistersAttention")
-PREFIX = {"vit": 1, "deit": 2, "dinov2": 1, "dinov2_with_registers": 1}  # tokens, by transformers' model_type
+PREFIX = {  # tokens, by transformers' model_type
+    "vit": 1,
+    "deit": 2,
+    "dinov2": 1,
+    "dinov2_with_registers": 1,
+    "dinov3_vit": 1,
+    "siglip_vision_model": 0,
+}
 
 
 def places(config: Any) -> tuple[tuple[int, int], int] | None:
     """The grid of image tokens and the number of tokens before them, from a configuration of transformers; None if it
     is not that of a supported vision transformer."""
+    config = getattr(config, "vision_config", config)  # of a model with texts
     if getattr(config, "model_type", None) not in PREFIX:
         return None
     prefix = PREFIX[config.model_type] + getattr(config, "num_register_tokens", 0)
@@ -62,15 +70,41 @@ def bidirectional(causal: bool) -> None:
         raise ValueError("is_causal=True: this attention is for images, where every token attends to every other")
 
 
+Rotary = tuple[Tensor, Tensor]  # cosine and sine (image tokens, head_dim)
+
+
+def _mixed(self: Any, hidden_states: Tensor, attention_mask: Tensor | None, rotary: Rotary | None = None) -> Tensor:
+    """(B, N, dim) → what the module of transformers passes to its output projection. Image tokens come last."""
+    b, n, _ = hidden_states.shape
+    parts = (part(hidden_states).view(b, n, -1, self.head_dim) for part in (self.q_proj, self.k_proj, self.v_proj))
+    q, k, v = (part.transpose(1, 2) for part in parts)
+    if rotary is not None:
+        first = n - rotary[0].shape[-2]
+        q, k = (torch.cat([x[:, :, :first], rotated(x[:, :, first:], *rotary)], 2) for x in (q, k))
+    return self.linvit(q, k, v, key_mask(attention_mask, b, n)).transpose(1, 2).reshape(b, n, -1)
+
+
 def hugging_face(
     self: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
 ) -> tuple[Tensor, None]:
     """transformers passes its own keyword arguments to every layer; those that matter to images are named."""
-    b, n, _ = hidden_states.shape
-    parts = (part(hidden_states).view(b, n, -1, self.head_dim) for part in (self.q_proj, self.k_proj, self.v_proj))
-    q, k, v = (part.transpose(1, 2) for part in parts)
-    out = self.linvit(q, k, v, key_mask(attention_mask, b, n))
-    return self.o_proj(out.transpose(1, 2).reshape(b, n, -1)), None
+    return self.o_proj(_mixed(self, hidden_states, attention_mask)), None
+
+
+def dinov3(
+    self: Any,
+    hidden_states: Tensor,
+    attention_mask: Tensor | None = None,
+    position_embeddings: Rotary | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    return self.o_proj(_mixed(self, hidden_states, attention_mask, position_embeddings)), None
+
+
+def siglip(
+    self: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    return self.out_proj(_mixed(self, hidden_states, attention_mask)), None
 
 
 def timm(self: Any, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
@@ -117,6 +151,7 @@ class AttentionModule:
     heads: str  # the attribute with their number
     slot: str = "linvit"  # the attribute that holds the attention
     forward: Callable[..., Any] | None = None  # None: the class's own uses the slot
+    rotary: bool = False  # whether q and k come with rotary positions
 
     def put(self, module: nn.Module, attention: Attention) -> None:
         device = next(module.parameters()).device
@@ -135,6 +170,12 @@ LINVIT = AttentionModule("heads", "attention")
 HUGGING_FACE = AttentionModule("num_attention_heads", forward=hugging_face)
 TIMM = AttentionModule("num_heads", forward=timm)
 TORCHVISION = AttentionModule("num_heads", forward=torchvision)
+CLASSES = dict.fromkeys(
+    ("ViTAttention", "DeiTAttention", "Dinov2Attention", "Dinov2WithRegistersAttention"), HUGGING_FACE
+) | {
+    "DINOv3ViTAttention": AttentionModule("num_heads", forward=dinov3, rotary=True),
+    "SiglipAttention": AttentionModule("num_heads", forward=siglip),
+}
 
 
 def find(model: nn.Module) -> list[tuple[AttentionModule, nn.Module]]:
@@ -152,7 +193,7 @@ def find(model: nn.Module) -> list[tuple[AttentionModule, nn.Module]]:
     if not found:
         raise ValueError(
             f"{type(model).__name__} has no attention that linvit can replace: it supports the vision transformers of "
-            "transformers (ViT, DeiT, DINOv2), timm, torchvision and linvit"
+            "transformers (ViT, DeiT, DINOv2, DINOv3, SigLIP), timm, torchvision and linvit"
         )
     return found
 
@@ -160,10 +201,10 @@ def find(model: nn.Module) -> list[tuple[AttentionModule, nn.Module]]:
 def _kind(name: str, module: nn.Module) -> AttentionModule | None:
     if isinstance(module, MultiHead):
         return LINVIT
-    if type(module).__name__ in CLASSES:
+    if (kind := CLASSES.get(type(module).__name__)) is not None:
         if not hasattr(module, "head_dim"):
             raise ValueError(f"{name}: attention of transformers 4 is not supported, only that of transformers 5")
-        return HUGGING_FACE
+        return None if getattr(module.config, "model_type", "") == "siglip_text_model" else kind
     if isinstance(module, nn.MultiheadAttention):
         if module.in_proj_weight is None or module.bias_k is not None or module.add_zero_attn:
             raise ValueError(

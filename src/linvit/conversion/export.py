@@ -170,6 +170,8 @@ def _checked_for_hf(model: VisionTransformer) -> str:
         f"stem={config.stem}": config.stem != "patch",
         f"pool={config.pool}": config.pool != "cls",
         f"prefix={config.prefix_tokens}": config.prefix_tokens != 1,
+        f"mlp={config.mlp}": config.mlp != "gelu",
+        f"rope={config.rope}": config.rope is not None,
         f"layer_scale={config.layer_scale}": config.layer_scale is not None,
         f"head={config.head}": config.head != "linear",
         f"classes={config.classes}, only features": not config.classes,

@@ -45,8 +45,8 @@ class Linearized:
 def linearize(
     model: Model, spec: str, layers: str | int | Sequence[int] = "all", images: Tensor | None = None, seed: int = 0
 ) -> tuple[Model, Linearized]:
-    """Replace the attention of a vision transformer of transformers (ViT, DeiT, DINOv2), timm, torchvision or linvit,
-    in place.
+    """Replace the attention of a vision transformer of transformers (ViT, DeiT, DINOv2, DINOv3, SigLIP), timm,
+    torchvision or linvit, in place.
 
     spec: an attention for all of these layers, or one for each of them (`softmax@2+performer-relu:m=32@4`).
     layers: "all", numbers, or text such as "0-5,11". images: a batch of inputs on which distances are measured.
@@ -65,6 +65,8 @@ def linearize(
             made[i] = build_attention(one, site, inside=kind is LINVIT)
             if kind is LINVIT:
                 _same_around(made[i], module.attention, one)  # type: ignore[arg-type]
+            if made[i].switches.rope and (kind.rotary or getattr(module, "rope", None) is not None):
+                raise ValueError(f"spec '{one}': the model already has rotary positions: leave out rope")
     share_layerwise(made.values())
     for i, one in made.items():
         one.near_softmax()
@@ -121,6 +123,8 @@ def _check(model: nn.Module, images: Tensor) -> None:
     if images.ndim != 4 or not images.is_floating_point():
         shape = tuple(images.shape)
         raise ValueError(f"images: {images.dtype} of shape {shape} is not a batch of normalised images (B, C, H, W)")
+    if getattr(model, "main_input_name", "pixel_values") != "pixel_values":
+        raise ValueError(f"images: {type(model).__name__} is not called with images alone: pass its vision_model")
     for _ in captured(model, images[:1]):
         pass
 

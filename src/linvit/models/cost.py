@@ -41,13 +41,27 @@ def frame(config: ModelConfig) -> Cost:
     positions = tokens if config.positions == "learned" and config.stem != "pixel" else 0
     scales = 0 if config.layer_scale is None else 2 * dim
     block = Cost(4 * dim + scales, kept=BLOCK) + _linear(dim, 3 * inner, tokens, config.qkv_bias)
-    for a, b in ((inner, dim), (dim, config.mlp_dim), (config.mlp_dim, dim)):
-        block += _linear(a, b, tokens)
+    block += _linear(inner, dim, tokens) + _mlp(config, tokens)
+    block += Cost(kept=2 * tokens * site.head_dim if config.rope else 0)
     hidden = (2048, 1024) if config.head == "wide" else ()
     widths = (config.features, *hidden, config.outputs) if config.outputs else ()
     head = sum((_linear(a, b, tokens if config.causal else 1) for a, b in pairwise(widths)), Cost())
     rest = Cost((config.prefix_tokens + positions + 2) * dim, alive=2 * tokens * dim)
-    return _stem(config) + rest + block * config.depth + head
+    return _stem(config) + rest + block * config.depth + _pooling(config) + head
+
+
+def _mlp(config: ModelConfig, rows: int) -> Cost:
+    norm = 2 * config.mlp_dim if config.mlp == "swiglu-norm" else 0
+    return _linear(config.dim, config.mlp_inner, rows) + _linear(config.mlp_dim, config.dim, rows) + Cost(norm)
+
+
+def _pooling(config: ModelConfig) -> Cost:
+    """Of a learned query, which attends to all tokens."""
+    if config.pool != "attention":
+        return Cost()
+    dim, tokens = config.dim, config.tokens
+    projections = _linear(dim, dim) + _linear(dim, 2 * dim, tokens) + _linear(dim, dim)
+    return Cost(3 * dim, 2 * tokens * dim) + projections + _mlp(config, 1)
 
 
 def _linear(inputs: int, outputs: int, rows: int = 1, bias: bool = True) -> Cost:

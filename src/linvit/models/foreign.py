@@ -1,8 +1,8 @@
-"""Vision transformers from elsewhere, read as linvit's: Hugging Face's ViT, DeiT and DINOv2, timm's and torchvision's.
+"""Vision transformers from elsewhere, read as linvit's: Hugging Face's, timm's and torchvision's.
 
-A layout is a table from its keys to linvit's. The files' headers tell the geometry, config.json what shapes cannot, and
-where both speak they must agree; all of it is checked before a weight is read. What linvit's model cannot compute is
-refused, never approximated.
+A layout is a table from its keys to linvit's (`linvit.models.layouts`). The files' headers tell the geometry,
+config.json what shapes cannot, and where both speak they must agree; all of it is checked before a weight is read. What
+linvit's model cannot compute is refused, never approximated.
 """
 
 from __future__ import annotations
@@ -22,98 +22,24 @@ from torch import Tensor
 from linvit.attention.multihead import fuse
 from linvit.errors import choices
 from linvit.models import ModelConfig, model_config
+from linvit.models.layouts import (
+    CLIP,
+    GATED,
+    HEADS,
+    HUGGING_FACE,
+    HUGGING_FACE_KINDS,
+    IMAGENET,
+    PLAIN,
+    SAID_BY_HUGGING_FACE,
+    SAID_BY_TIMM,
+    SIZES,
+    TIMM,
+    TORCHVISION,
+    UNGATED,
+    UNUSED_POOLING,
+)
 
-# Keys without "vit." and the like → linvit's; `#` is a layer's number, `*` weight or bias, and what maps to nothing
-# belongs to other tasks.
-HUGGING_FACE = {
-    r"embeddings\.(cls|distillation)_token": r"\1",
-    r"embeddings\.register_tokens": "registers",
-    r"embeddings\.position_embeddings": "position",
-    r"embeddings\.patch_embeddings\.projection\.*": r"stem.embed.\1",
-    r"(?:encoder\.layer|layers)\.#\.(?:layernorm_before|norm1)\.*": r"blocks.\1.norm1.\2",
-    r"(?:encoder\.layer|layers)\.#\.(?:layernorm_after|norm2)\.*": r"blocks.\1.norm2.\2",
-    r"(?:encoder\.layer|layers)\.#\.attention\.(?:attention\.)?([qkv])(?:uery|ey|alue|_proj)\.*": (
-        r"blocks.\1.attn.\2_proj.\3"
-    ),
-    r"(?:encoder\.layer|layers)\.#\.attention\.(?:output\.dense|o_proj)\.*": r"blocks.\1.attn.proj.\2",
-    r"(?:encoder\.layer|layers)\.#\.attention\.linvit\.(.+)": r"blocks.\1.attn.attention.\2",
-    r"(?:encoder\.layer|layers)\.#\.(?:intermediate\.dense|mlp\.fc1)\.*": r"blocks.\1.mlp.0.\2",
-    r"(?:encoder\.layer|layers)\.#\.(?:output\.dense|mlp\.fc2)\.*": r"blocks.\1.mlp.3.\2",
-    r"(?:encoder\.layer|layers)\.#\.layer_scale([12])\.lambda1": r"blocks.\1.scale\2",
-    r"layernorm\.*": r"norm.\1",
-    r"classifier\.*": r"head.\1",
-    r"embeddings\.mask_token|pooler\.dense\.*": "",
-}
-TIMM = {
-    r"cls_token": "cls",
-    r"reg_token": "registers",
-    r"pos_embed": "position",
-    r"patch_embed\.proj\.*": r"stem.embed.\1",
-    r"blocks\.#\.(norm[12]|attn\.qkv|attn\.proj)\.*": r"blocks.\1.\2.\3",
-    r"blocks\.#\.mlp\.fc1\.*": r"blocks.\1.mlp.0.\2",
-    r"blocks\.#\.mlp\.fc2\.*": r"blocks.\1.mlp.3.\2",
-    r"blocks\.#\.ls([12])\.gamma": r"blocks.\1.scale\2",
-    r"(?:fc_)?norm\.*": r"norm.\1",
-    r"head\.*": r"head.\1",
-}
-TORCHVISION = {
-    r"class_token": "cls",
-    r"encoder\.pos_embedding": "position",
-    r"conv_proj\.*": r"stem.embed.\1",
-    r"encoder\.layers\.encoder_layer_#\.ln_([12])\.*": r"blocks.\1.norm\2.\3",
-    r"encoder\.layers\.encoder_layer_#\.self_attention\.in_proj_*": r"blocks.\1.attn.qkv.\2",
-    r"encoder\.layers\.encoder_layer_#\.self_attention\.out_proj\.*": r"blocks.\1.attn.proj.\2",
-    r"encoder\.layers\.encoder_layer_#\.mlp\.(?:0|linear_1)\.*": r"blocks.\1.mlp.0.\2",
-    r"encoder\.layers\.encoder_layer_#\.mlp\.(?:3|linear_2)\.*": r"blocks.\1.mlp.3.\2",
-    r"encoder\.ln\.*": r"norm.\1",
-    r"heads\.head\.*": r"head.\1",
-}
-HEADS = {  # by the size in a name, where no configuration says it
-    "tiny": 3,
-    "small": 6,
-    "base": 12,
-    "large": 16,
-    "huge": 16,
-    "giant": 16,
-    "gigantic": 16,
-    "medium": 8,
-    "b": 12,
-    "l": 16,
-    "h": 16,
-}
-SIZES = {  # width and depth by the size in a plain name: of a file that was cut short, nothing else tells
-    "tiny": (192, 12),
-    "small": (384, 12),
-    "base": (768, 12),
-    "large": (1024, 24),
-    "b": (768, 12),
-    "l": (1024, 24),
-    "h": (1280, 32),
-}
-PLAIN = r"(?:vit|deit3?)_(tiny|small|base|large)_patch\d+(?:_(?:\d+|reg\d+|gap|dinov2|in21k))*(?:\..*)?"  # timm's
-SAID_BY_HUGGING_FACE = {
-    "hidden_size": "dim",
-    "num_hidden_layers": "depth",
-    "intermediate_size": "mlp_dim",
-    "patch_size": "patch_size",
-    "num_channels": "channels",
-    "num_register_tokens": "registers",
-    "qkv_bias": "qkv_bias",
-}
-SAID_BY_TIMM = {  # inside model_args
-    "embed_dim": "dim",
-    "depth": "depth",
-    "patch_size": "patch_size",
-    "img_size": "image_size",
-    "in_chans": "channels",
-    "num_classes": "classes",
-    "reg_tokens": "registers",
-    "qkv_bias": "qkv_bias",
-}
-IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
-HALVES = 0.5, 0.5
 FLOATS = ("F64", "F32", "F16", "BF16")
-MODEL_TYPES = ("vit", "deit", "dinov2", "dinov2_with_registers")
 PREFIX_TOKENS = ("cls", "distillation", "registers")
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -132,6 +58,12 @@ class Said(NamedTuple):
     stated: Mapping[str, tuple[str, Any]]  # a field → what of the model it says, and the value; None: it says nothing
     scale: float = 1.0  # of pixels in [0, 1], before mean and std
     attention: str = "softmax"
+    size: Any = None  # of the images, where it is said
+    activation: str = "gelu"  # of an MLP
+    gate: str = "silu"  # of a gated one
+    rope: str | None = None
+    learned: bool = True  # whether there are learned positions
+    unbiased: str = ""  # which of q, k and v have no bias though others may
 
 
 def is_foreign(about: Any) -> bool:
@@ -149,9 +81,11 @@ def read_foreign(
         table, facts = _layout(folder, said, header)
         keys = _renamed(header, table)
         shapes = {new: header[old][0] for new, old in keys.items()}
-        config, positioned = _configured(facts, shapes, said, keys, table)
+        if len(shapes.get("position", ())) == 2:  # a table, as of nn.Embedding
+            shapes["position"] = 1, *shapes["position"]
+        config, positioned = _configured(facts, shapes, keys, table)
         _check_stated(facts, config, shapes)
-        _check_shapes(_wanted(config, shapes, positioned), shapes, keys, table)
+        _check_shapes(_wanted(config, facts, shapes, positioned), shapes, keys, table)
         for old in keys.values():
             if header[old][1] not in FLOATS:
                 raise ValueError(f"{old} holds {header[old][1]}: quantised weights are not read, only floats")
@@ -252,7 +186,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _renamed(header: Mapping[str, Any], table: Mapping[str, str]) -> dict[str, str]:
     """linvit's key → the file's, for all that the model needs."""
-    owner = rf"(?:(?:{'|'.join(MODEL_TYPES)})\.)?"
+    owner = rf"(?:(?:{'|'.join(HUGGING_FACE_KINDS)}|vision_model)\.)?"
     patterns = [
         (re.compile(f"{owner}(?:{key})".replace("#", "([0-9]+)").replace("*", "(weight|bias)")), new)
         for key, new in table.items()
@@ -267,6 +201,8 @@ def _renamed(header: Mapping[str, Any], table: Mapping[str, str]) -> dict[str, s
         if (key := match.expand(new)) in keys:
             raise ValueError(f"{old} and {keys[key]} are both linvit's {key}")
         keys[key] = old
+    if not any(".mlp.gate." in key for key in keys):  # a map up without gates is the only one
+        keys = {key.replace(".mlp.up.", ".mlp.0."): old for key, old in keys.items()}
     return keys
 
 
@@ -278,7 +214,8 @@ def _layout(folder: Path, said: Mapping[str, Any], header: Mapping[str, Any]) ->
     if "patch_embed.proj.weight" in header:
         return TIMM, _timm(said, header)
     if "model_type" in said:
-        return HUGGING_FACE, _hugging_face(folder, said, header)
+        facts = _hugging_face(folder, said, header)
+        return (HUGGING_FACE if facts.pool == "attention" else UNUSED_POOLING | HUGGING_FACE), facts
     if not {"architecture", "heads", "num_heads"} & said.keys():
         raise ValueError(
             "config.json is not a linvit model's configuration, and says neither model_type (Hugging Face) nor "
@@ -291,28 +228,42 @@ def _layout(folder: Path, said: Mapping[str, Any], header: Mapping[str, Any]) ->
 
 
 def _hugging_face(folder: Path, said: Mapping[str, Any], header: Mapping[str, Any]) -> Said:
-    kind = said["model_type"]
-    if kind not in MODEL_TYPES:
-        raise ValueError(f"model_type={kind!r} is not read" + choices(str(kind), MODEL_TYPES))
-    for field, only in {"hidden_act": "gelu", "use_swiglu_ffn": False, "add_cross_attention": False}.items():
-        if said.get(field, only) != only:
-            raise ValueError(f"{field}={said[field]!r} is not what linvit computes: {only!r}")
+    name = said["model_type"]
+    if name not in HUGGING_FACE_KINDS:
+        raise ValueError(f"model_type={name!r} is not read" + choices(str(name), HUGGING_FACE_KINDS))
+    kind = HUGGING_FACE_KINDS[name]
+    about = {**said, **_object(said, "vision_config")}
+    for field, only in {"add_cross_attention": False, "rope_theta": 100.0}.items():
+        if about.get(field, only) != only:
+            raise ValueError(f"{field}={about[field]!r} is not what linvit computes: {only!r}")
+    gated = about.get("use_swiglu_ffn", about.get("use_gated_mlp", False))
+    activation = str(about.get("hidden_act", kind.activation))
+    if activation not in (known := GATED if gated and kind.rope else UNGATED):
+        raise ValueError(f"hidden_act={activation!r} is not what linvit computes" + choices(activation, known))
     beside = folder / "preprocessor_config.json"
     pixels = _json(beside) if beside.exists() else {}
-    mean, std = HALVES if kind == "vit" else IMAGENET
     if pixels.get("do_normalize") is False:
         pixels |= {"image_mean": 0.0, "image_std": 1.0}
+    classified = any(key.endswith("classifier.weight") for key in header)
+    pooled = classified or any(".probe" in f".{key}" for key in header) or kind.pool != "attention"
+    stated = {field: (what, about.get(field)) for field, what in SAID_BY_HUGGING_FACE.items()}
     return Said(
-        heads=_whole(said, "num_attention_heads"),
-        norm_eps=said.get("layer_norm_eps", 1e-6 if kind.startswith("dinov2") else 1e-12),
-        pool="cls-mean" if kind.startswith("dinov2") and "classifier.weight" in header else "cls",
+        heads=_whole({"num_attention_heads": kind.heads} | about, "num_attention_heads"),
+        norm_eps=about.get("layer_norm_eps", kind.norm_eps),
+        pool=kind.pool_classified if classified or not pooled else kind.pool,
         positioned=("cls", "distillation"),
         labels=_labels((said, "id2label")),
-        mean=pixels.get("image_mean", mean),
-        std=pixels.get("image_std", std),
-        stated={field: (what, said.get(field)) for field, what in SAID_BY_HUGGING_FACE.items()},
+        mean=pixels.get("image_mean", kind.mean_std[0]),
+        std=pixels.get("image_std", kind.mean_std[1]),
+        stated=stated | {field: ("gated", about.get(field)) for field in ("use_swiglu_ffn", "use_gated_mlp")},
         scale=_scale(pixels),
         attention=said.get("linvit_attention", "softmax"),
+        size=about.get("image_size", 224 if kind.rope else None),
+        activation=activation,
+        gate=activation if kind.rope else "silu",
+        rope=kind.rope,
+        learned=kind.rope is None,
+        unbiased="".join(c for c, field, usual in kind.biases if not about.get(field, usual)),
     )
 
 
@@ -328,18 +279,18 @@ def _timm(said: Mapping[str, Any], header: Mapping[str, Any]) -> Said:
     given, arguments = said.get("architecture"), _object(said, "model_args")
     name = str(given)
     cfg = {**said, **_object(said, "pretrained_cfg")}  # older files have all of it at the top
-    if not re.match(r"(vit|deit3?|flexivit)_", name) or re.search("rope|relpos|quickgelu|rpn", name):
+    if not re.match(r"(vit|deit3?|flexivit|eva02)_", name) or re.search("rope|relpos|quickgelu|rpn|dinov3", name):
         raise ValueError(
-            f"architecture={given!r} is not a plain vision transformer: vit_…, deit_… and deit3_… are read"
+            f"architecture={given!r} is not a plain vision transformer: vit_…, deit_…, deit3_… and eva02_… are read"
         )
     for field in ("act_layer", "norm_layer", "mlp_layer", "attn_layer", "block_fn", "embed_layer"):
         if arguments.get(field):
             raise ValueError(f"model_args: {field}={arguments[field]!r} is not what linvit computes")
-    pool = arguments.get("global_pool", said.get("global_pool", "token"))
+    eva = name.startswith("eva02_")
+    pool = arguments.get("global_pool", said.get("global_pool", "avg" if eva else "token"))
     if pool not in ("token", "avg"):
         raise ValueError(f"global_pool={pool!r} is not read: token or avg")
-    if pool == "avg" and "fc_norm.weight" not in header:
-        raise ValueError("global_pool='avg' without fc_norm normalises before the mean, linvit only after it")
+    mean = "mean" if "fc_norm.weight" in header else "norm-mean"
     heads = arguments.get("num_heads", said.get("num_heads"))
     stated = {f"model_args.{field}": (what, arguments.get(field)) for field, what in SAID_BY_TIMM.items()}
     stated |= {"num_features": ("dim", said.get("num_features")), "num_classes": ("classes", said.get("num_classes"))}
@@ -350,12 +301,15 @@ def _timm(said: Mapping[str, Any], header: Mapping[str, Any]) -> Said:
     return Said(
         heads=heads if heads is not None else _heads(name, r"_([a-z]+)"),
         norm_eps=1e-6,
-        pool="cls" if pool == "token" else "mean",
+        pool="cls" if pool == "token" else mean,
         positioned=None,
         labels=_labels((said, "label_names"), (cfg, "label_names"), (cfg, "labels")),
-        mean=cfg.get("mean", IMAGENET[0]),
-        std=cfg.get("std", IMAGENET[1]),
+        mean=cfg.get("mean", (CLIP if eva else IMAGENET)[0]),
+        std=cfg.get("std", (CLIP if eva else IMAGENET)[1]),
         stated=stated,
+        size=arguments.get("img_size"),
+        rope="eva02" if eva else None,
+        unbiased="k" if eva else "",
     )
 
 
@@ -370,6 +324,7 @@ def _torchvision(said: Mapping[str, Any]) -> Said:
         norm_eps=1e-6,
         pool="cls",
         positioned=("cls",),
+        size=said.get("image_size"),
         labels=_labels((said, "label_names"), (said, "classes")),
         mean=said.get("mean", IMAGENET[0]),
         std=said.get("std", IMAGENET[1]),
@@ -435,7 +390,7 @@ def _classes(folder: Path, said: Said, count: int) -> list[str]:
 
 def _numbers(name: str, given: Any, channels: int) -> list[float]:
     """The mean or std of each channel; one number is that of all."""
-    if given in IMAGENET and channels != 3:  # nobody said so, and those are of colours
+    if given in (*IMAGENET, *CLIP) and channels != 3:  # nobody said so, and those are of colours
         given = 0.5
     least = 0.0 if name == "std" else -math.inf
     numbers = given if isinstance(given, list) else [given] * channels
@@ -445,7 +400,7 @@ def _numbers(name: str, given: Any, channels: int) -> list[float]:
 
 
 def _configured(
-    facts: Said, shapes: Shapes, said: Mapping[str, Any], keys: Mapping[str, str], table: Mapping[str, str]
+    facts: Said, shapes: Shapes, keys: Mapping[str, str], table: Mapping[str, str]
 ) -> tuple[ModelConfig, int]:
     """The model, and how many of its prefix tokens have positions."""
 
@@ -460,12 +415,20 @@ def _configured(
     dim, channels, patch, width = shape("stem.embed.weight", 4)
     if patch != width:
         raise ValueError(f"patches of {patch} × {width} pixels are not read: only square ones")
-    prefix = {key: shape(key, 3)[1] for key in PREFIX_TOKENS if key in shapes}
-    count = shape("position", 3)[1]
-    positioned, side = _grid(count, prefix, facts.positioned)
-    size = said.get("image_size", side * patch)
-    if any(one != side * patch for one in (size if isinstance(size, list) else [size])):
-        raise ValueError(f"image_size={size}, but {count} positions of patches of {patch} px are for {side * patch} px")
+    prefix = {key: shape(key, 3)[1] for key in PREFIX_TOKENS if key in shapes and math.prod(shapes[key])}
+    if facts.learned:
+        count = shape("position", 3)[1]
+        positioned, side = _grid(count, prefix, facts.positioned)
+        size = side * patch if facts.size is None else facts.size
+        if any(one != side * patch for one in (size if isinstance(size, list) else [size])):
+            raise ValueError(
+                f"image_size={size}, but {count} positions of patches of {patch} px are for {side * patch} px"
+            )
+    else:
+        sides = facts.size if isinstance(facts.size, list) else [facts.size]
+        if len({*sides}) > 1:
+            raise ValueError(f"image_size={facts.size}: images that are not square are not read")
+        positioned, side = 0, _whole({"image_size": sides[0]}, "image_size") // patch
     layers = {int(key.split(".")[1]): keys[key] for key in shapes if key.startswith("blocks.")}
     depth = len(layers)
     if gaps := sorted(set(range(depth)) - set(layers)):
@@ -481,21 +444,43 @@ def _configured(
         depth=depth,
         heads=facts.heads,
         head_dim=None if inner == dim else inner // facts.heads,
-        mlp_dim=shape("blocks.0.mlp.0.weight", 2)[0],
+        mlp_dim=shape("blocks.0.mlp.3.weight", 2)[1],
+        mlp=_mlp(facts, shapes),
         classes=shape("head.weight", 2)[0] if "head.weight" in shapes else 0,
         pool=facts.pool,
         prefix=sum(prefix.values()),
         norm_eps=facts.norm_eps,
         attention=facts.attention,
-        qkv_bias=any(key.startswith("blocks.0.attn.q") and key.endswith("bias") for key in shapes),
+        positions="learned" if facts.learned else "none",
+        rope=facts.rope,
+        qkv_bias=bool(_biased(shapes)),
         layer_scale=1.0 if "blocks.0.scale1" in shapes else None,
     )
     return config, positioned
 
 
+def _gated(shapes: Shapes) -> bool:
+    """Whether the first map of an MLP has gates, beside or in one with its values."""
+    first, last = (shapes.get(f"blocks.0.mlp.{i}.weight", (0, 0)) for i in (0, 3))
+    return "blocks.0.mlp.gate.weight" in shapes or first[0] == 2 * last[1] > 0
+
+
+def _mlp(facts: Said, shapes: Shapes) -> str:
+    if not _gated(shapes):
+        return UNGATED[facts.activation]
+    return GATED[facts.gate] + ("-norm" if "blocks.0.mlp.1.norm.weight" in shapes else "")
+
+
+def _biased(shapes: Shapes) -> set[str]:
+    """Which of q, k and v, together or apart, have a bias in any layer."""
+    found = (re.fullmatch(r"blocks\.[0-9]+\.attn\.(qkv|[qkv]_proj)\.bias", key) for key in shapes)
+    return {match[1] for match in found if match}
+
+
 def _check_stated(facts: Said, config: ModelConfig, shapes: Shapes) -> None:
     """Weights that are not all there look like those of a smaller model: what is said of it must be so."""
     found = config.model_dump() | {"registers": shapes["registers"][1] if "registers" in shapes else 0}
+    found |= {"gated": _gated(shapes)}
     for field, (what, value) in facts.stated.items():
         if value is None or (what == "classes" and not config.classes):  # without a head there are features
             continue
@@ -513,26 +498,40 @@ def _grid(count: int, prefix: Mapping[str, int], positioned: tuple[str, ...] | N
     raise ValueError(f"{count} positions with {some} prefix tokens are not those of a square image")
 
 
-def _wanted(config: ModelConfig, shapes: Shapes, positioned: int) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor, as the layouts have them: the stem a convolution, q, k, v together or apart."""
+def _wanted(config: ModelConfig, facts: Said, shapes: Shapes, positioned: int) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor, as the layouts have them: the stem a convolution, q, k, v and gates and values
+    together or apart."""
     dim, inner = config.dim, config.heads * (config.head_dim or config.dim // config.heads)
 
-    def linear(name: str, inputs: int, outputs: int, bias: bool = True) -> dict[str, tuple[int, ...]]:
-        return {f"{name}.weight": (outputs, inputs)} | ({f"{name}.bias": (outputs,)} if bias else {})
+    def linear(name: str, inputs: int, outputs: int) -> dict[str, tuple[int, ...]]:
+        return {f"{name}.weight": (outputs, inputs), f"{name}.bias": (outputs,)}
 
-    together = any(key.endswith(".attn.qkv.weight") for key in shapes)
-    block = linear("mlp.0", dim, config.mlp_dim) | linear("mlp.3", config.mlp_dim, dim)
-    block |= linear("attn.proj", inner, dim)
+    def norm(name: str, width: int = dim) -> dict[str, tuple[int, ...]]:
+        return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
+
+    apart = {name: "blocks.0." + name + ".weight" in shapes for name in ("mlp.gate", "attn.q_proj")}
+    first = ("mlp.gate", "mlp.up") if apart["mlp.gate"] else ("mlp.0",)
+    block = linear("attn.proj", inner, dim) | linear("mlp.3", config.mlp_dim, dim) | norm("norm1") | norm("norm2")
+    for name in first:
+        block |= linear(f"{name}", dim, config.mlp_inner // len(first))
+    block |= norm("mlp.1.norm", config.mlp_dim) if config.mlp == "swiglu-norm" else {}
+    together = not apart["attn.q_proj"]
     for name in ("qkv",) if together else ("q_proj", "k_proj", "v_proj"):
-        block |= linear(f"attn.{name}", dim, 3 * inner if together else inner, config.qkv_bias)
-    block |= dict.fromkeys(("norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias"), (dim,))
+        block[f"attn.{name}.weight"] = (3 if together else 1) * inner, dim
+    biases = {f"{c}_proj" for c in "qkv" if c not in facts.unbiased}
+    for name in {"qkv"} if together and not facts.unbiased else biases if config.qkv_bias else ():
+        if config.qkv_bias:
+            block[f"attn.{name}.bias"] = ((3 if name == "qkv" else 1) * inner,)
     block |= {} if config.layer_scale is None else {"scale1": (dim,), "scale2": (dim,)}
     patch = config.patch_size or 1
     wanted = {f"blocks.{i}.{key}": shape for i in range(config.depth) for key, shape in block.items()}
-    wanted |= {"stem.embed.weight": (dim, config.channels, patch, patch), "stem.embed.bias": (dim,)}
-    wanted |= {"norm.weight": (dim,), "norm.bias": (dim,)}
-    wanted |= {"position": (1, positioned + (config.image_size // patch) ** 2, dim)}
+    wanted |= {"stem.embed.weight": (dim, config.channels, patch, patch), "stem.embed.bias": (dim,)} | norm("norm")
+    wanted |= {"position": (1, positioned + config.image_tokens, dim)} if facts.learned else {}
     wanted |= {key: (1, shapes[key][1], dim) for key in PREFIX_TOKENS if key in shapes}
+    if config.pool == "attention":
+        pool = linear("proj", dim, dim) | linear("qkv", dim, 3 * dim) | norm("norm") | {"probe": (1, 1, dim)}
+        pool |= linear("mlp.0", dim, config.mlp_inner) | linear("mlp.3", config.mlp_dim, dim)
+        wanted |= {f"pooling.{key}": shape for key, shape in pool.items()}
     return wanted | (linear("head", config.features, config.classes) if config.classes else {})
 
 
@@ -564,10 +563,18 @@ def _check_shapes(wanted: Shapes, shapes: Shapes, keys: Mapping[str, str], table
 def _assembled(tensors: dict[str, Tensor], positioned: int) -> dict[str, Tensor]:
     """The tensors as linvit's model holds them. A prefix token without a position has one that is zero."""
     tokens = [tensors.pop(key) for key in PREFIX_TOKENS if key in tensors]
-    position = tensors["position"]
     if tokens:
         tensors["cls"] = torch.cat(tokens, 1)
-        bare = position.new_zeros(1, tensors["cls"].shape[1] - positioned, position.shape[2])
-        tensors["position"] = torch.cat([position[:, :positioned], bare, position[:, positioned:]], 1)
+    if "position" in tensors:
+        position = tensors["position"].view(1, -1, tensors["position"].shape[-1])
+        bare = sum(one.shape[1] for one in tokens) - positioned
+        parts = position[:, :positioned], position.new_zeros(1, bare, position.shape[2]), position[:, positioned:]
+        tensors["position"] = torch.cat(parts, 1)
     tensors["stem.embed.weight"] = tensors["stem.embed.weight"].flatten(1)
+    for key in [key for key in tensors if re.search(r"\.attn\.[qkv]_proj\.bias$", key)]:
+        for other in "qkv":  # one that the file has not is zero
+            tensors.setdefault(re.sub(r"[qkv]_proj", f"{other}_proj", key), torch.zeros_like(tensors[key]))
+    for key in [key for key in tensors if ".mlp.gate." in key]:
+        pair = tensors.pop(key), tensors.pop(key.replace(".gate.", ".up."))
+        tensors[key.replace(".gate.", ".0.")] = torch.cat(pair)
     return fuse(tensors)

@@ -7,7 +7,7 @@ two variants with one seed start from the same weights wherever they have weight
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,57 @@ from linvit.schemas.model import ModelConfig
 LOUD = 0.7  # deviation of positions at the start, as loud as content: mean pooling forgets quiet ones
 
 
+class Gate(nn.Module):
+    """Gates and values (…, 2·width) → activation(gates) · values (…, width)."""
+
+    def __init__(self, activation: nn.Module, norm: nn.Module | None = None):
+        super().__init__()
+        self.activation, self.norm = activation, norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        gates, values = x.chunk(2, -1)
+        out = self.activation(gates) * values
+        return out if self.norm is None else self.norm(out)
+
+
+def _mlp(config: ModelConfig) -> nn.Sequential:
+    middle: dict[str, Callable[[], nn.Module]] = {
+        "gelu": nn.GELU,
+        "gelu-tanh": lambda: nn.GELU("tanh"),
+        "swiglu": lambda: Gate(nn.SiLU()),
+        "swiglu-norm": lambda: Gate(nn.SiLU(), nn.LayerNorm(config.mlp_dim, config.norm_eps)),
+        "geglu": lambda: Gate(nn.GELU()),
+    }
+    return nn.Sequential(
+        nn.Linear(config.dim, config.mlp_inner),
+        middle[config.mlp](),
+        nn.Dropout(config.dropout),
+        nn.Linear(config.mlp_dim, config.dim),
+        nn.Dropout(config.dropout),
+    )
+
+
+class AttentionPool(nn.Module):
+    """One learned query attends (softmax) to all tokens; then an MLP with a residual."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.heads = config.heads
+        self.probe = nn.Parameter(torch.zeros(1, 1, config.dim))
+        self.qkv, self.proj = nn.Linear(config.dim, 3 * config.dim), nn.Linear(config.dim, config.dim)
+        self.norm, self.mlp = nn.LayerNorm(config.dim, config.norm_eps), _mlp(config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, dim) → (B, dim)."""
+        dim = x.shape[-1]
+        weight, bias = self.qkv.weight, self.qkv.bias
+        q = F.linear(self.probe.expand(x.shape[0], -1, -1), weight[:dim], bias[:dim])
+        parts = q, *F.linear(x, weight[dim:], bias[dim:]).chunk(2, -1)
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+        out = self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))[:, 0]
+        return out + self.mlp(self.norm(out))
+
+
 class Block(nn.Module):
     """Pre-norm: x + attention(norm(x)), then x + mlp(norm(x)); in training either branch may be dropped per sample."""
 
@@ -35,13 +86,7 @@ class Block(nn.Module):
         super().__init__()
         self.norm1, self.attn = nn.LayerNorm(config.dim, config.norm_eps), attention
         self.norm2 = nn.LayerNorm(config.dim, config.norm_eps)
-        self.mlp = nn.Sequential(
-            nn.Linear(config.dim, config.mlp_dim),
-            nn.GELU(),
-            nn.Dropout(config.dropout),
-            nn.Linear(config.mlp_dim, config.dim),
-            nn.Dropout(config.dropout),
-        )
+        self.mlp = _mlp(config)
         self.drop_path, self.scale1, self.scale2 = drop_path, None, None
         if config.layer_scale is not None:
             self.scale1, self.scale2 = (nn.Parameter(torch.full((config.dim,), config.layer_scale)) for _ in "12")
@@ -93,11 +138,13 @@ class VisionTransformer(nn.Module):
                 config.dim,
                 **vars(replace(site, layer=i)),
                 attention=spec,
+                rope=config.rope,
                 qkv_bias=config.qkv_bias,
                 dropout=config.dropout,
             )
             self.blocks.append(Block(config, attention, config.drop_path * i / max(1, config.depth - 1)))
         self.norm = nn.LayerNorm(config.dim, config.norm_eps)
+        self.pooling = AttentionPool(config) if config.pool == "attention" else None
         self.head = _head(config)
         self.tokens = tokens
         initialise(self, config.seed)
@@ -143,6 +190,10 @@ class VisionTransformer(nn.Module):
     def pooled(self, x: Tensor) -> Tensor:
         """(B, N, dim) → what the head sees, (B, features). One vector is normalised once pooled, several before."""
         first = self.config.prefix_tokens
+        if self.pooling is not None:
+            return self.pooling(self.norm(x))
+        if self.config.pool == "norm-mean":
+            return self.norm(x)[:, first:].mean(1)
         if self.config.pool == "cls-mean":
             x = self.norm(x)
             return torch.cat([x[:, 0], x[:, first:].mean(1)], 1)
@@ -222,9 +273,9 @@ def initialise(model: VisionTransformer, seed: int) -> None:
                 module.position.copy_(0.02 * torch.randn(module.position.shape, generator=source))
     for block in model.blocks:
         block.attn.open_gate()  # type: ignore[union-attr, operator]
-    for name in ("cls", "position"):
-        value = getattr(model, name)
-        if isinstance(value, nn.Parameter):
+    for name in ("cls", "position", "pooling.probe"):
+        value = dict(model.named_parameters()).get(name)
+        if value is not None:
             spread = LOUD if name == "position" else 0.02
             value.copy_(spread * torch.randn(value.shape, generator=generator("init", seed, name)))
     if isinstance(model.head, nn.Linear):

@@ -22,7 +22,18 @@ STEM_OPTIONS: dict[str, dict[str, Any]] = {  # the options of each stem, with th
     "next-pixel": {"levels": 256, "order": "raster"},
 }
 ACTIVATIONS: dict[str, set[str]] = {"relu": set(), "gelu": set(), "elu": {"alpha"}}  # with the options they take
-BLOCK_OPTIONS = ("heads", "head_dim", "mlp_dim", "qkv_bias", "dropout", "drop_path", "layer_scale", "prefix")
+BLOCK_OPTIONS = (
+    "heads",
+    "head_dim",
+    "mlp_dim",
+    "mlp",
+    "rope",
+    "qkv_bias",
+    "dropout",
+    "drop_path",
+    "layer_scale",
+    "prefix",
+)
 DATA_OPTIONS = ("image_size", "channels", "classes")  # taken from the data, never set by a user
 
 
@@ -46,14 +57,22 @@ class ModelConfig(Frozen):
     heads: int = Field(8, ge=1, description="Attention heads.")
     head_dim: int | None = Field(None, ge=1, description="Width of a head. [default: dim / heads]")
     mlp_dim: int = Field(256, ge=1, description="Hidden width of the MLPs.")
+    mlp: Literal["gelu", "gelu-tanh", "swiglu", "swiglu-norm", "geglu"] = Field(
+        "gelu", description="MLP: gelu, gelu-tanh (approximated); gated: swiglu, swiglu-norm (with a norm), geglu."
+    )
     attention: str = Field("softmax", description="One spec, or one per layer: a@2+b@4.")
-    pool: Literal["cls", "mean", "cls-mean", "all"] = Field(
-        "mean", description="What the head sees: the first prefix token, the mean of the image tokens, both, or all."
+    pool: Literal["cls", "mean", "norm-mean", "cls-mean", "all", "attention"] = Field(
+        "mean",
+        description="What the head sees: the first prefix token, the mean of the image tokens, that of the normalised "
+        "ones, cls and mean, all, or what a learned query attends to.",
     )
     prefix: int | None = Field(
         None, ge=0, description="Learned tokens before the image's. [default: 1 if pool has cls]"
     )
     positions: Literal["learned", "sincos", "none"] = Field("learned", description="Position embeddings.")
+    rope: Literal["2d", "dinov3", "eva02"] | None = Field(
+        None, description="Rotary positions in every block, whatever its attention: 2d, dinov3 or eva02."
+    )
     qkv_bias: bool = Field(True, description="Whether the q, k, v projection has a bias.")
     norm_eps: float = Field(1e-5, gt=0, description="Epsilon of the layer norms.")
     layer_scale: float | None = Field(None, gt=0, description="Initial LayerScale factor. [default: no LayerScale]")
@@ -73,6 +92,11 @@ class ModelConfig(Frozen):
         if self.causal:
             return 0
         return int(self.pool.startswith("cls")) if self.prefix is None else self.prefix
+
+    @property
+    def mlp_inner(self) -> int:
+        """Outputs of an MLP's first linear map: a gated one has gates and values."""
+        return 2 * self.mlp_dim if "glu" in self.mlp else self.mlp_dim
 
     @property
     def causal(self) -> bool:
@@ -156,6 +180,14 @@ class ModelConfig(Frozen):
             raise ValueError(f"pool={self.pool}: prefix=0 has no token: use pool=mean")
         if self.pool.startswith("cls") and not self.depth:
             raise ValueError(f"pool={self.pool}: depth=0 leaves a cls token that has seen no image: use pool=mean")
+        if self.pool == "attention" and (not self.depth or self.dim % self.heads):
+            raise ValueError(
+                f"pool=attention needs blocks, and a dim that is a multiple of heads, not depth={self.depth}, "
+                f"dim={self.dim} and heads={self.heads}"
+            )
+        if self.rope and self.depth and (self.causal or self.site.head_dim % 4):
+            why = "stem=next-pixel" if self.causal else f"head_dim={self.site.head_dim}"
+            raise ValueError(f"rope={self.rope} needs image tokens and a head_dim that is a multiple of 4, not {why}")
         if self.head != "linear" and not self.outputs:
             raise ValueError(f"head={self.head} has no effect: classes=0 has no head: leave it out")
         if self.depth and self.head_dim is None and self.dim % self.heads:
