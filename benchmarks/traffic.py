@@ -27,6 +27,7 @@ from unittest import mock
 
 import torch
 import torch.utils._triton
+from torch import _guards
 from torch._dynamo.device_interface import CudaInterface
 from torch._functorch.aot_autograd import aot_function
 from torch._inductor import compile_fx
@@ -62,7 +63,7 @@ def device_properties() -> Iterator[None]:
     """What Inductor asks of a device while it lowers."""
     for_cuda = {"get_device_properties": A100, "get_device_capability": (8, 0), "current_device": 0}
     for_interface = for_cuda | {"get_compute_capability": 80, "is_available": True}
-    answers = [(torch.cuda, name, value) for name, value in for_cuda.items()]
+    answers: list[tuple[Any, str, Any]] = [(torch.cuda, name, value) for name, value in for_cuda.items()]
     answers += [(CudaInterface, name, value) for name, value in for_interface.items()]
     answers.append((CudaInterface.Worker, "get_device_properties", A100))
     answers.append((torch.utils._triton, "triton_hash_with_backend", "none"))
@@ -82,8 +83,8 @@ def compiled_kernels(spec: str, load: Workload, slices: bool) -> list[Kernel]:
     """Those that Inductor generates for the forward pass, and the products that it calls."""
     found: list[Kernel] = []
 
-    def lower(module: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        with V.set_fake_mode(torch._guards.detect_fake_mode(inputs)):
+    def lower(module: torch.fx.GraphModule, inputs: Any) -> Any:
+        with V.set_fake_mode(_guards.detect_fake_mode(inputs)):
             compile_fx._recursive_post_grad_passes(module, is_inference=True)
             graph = GraphLowering(module, example_inputs=inputs)
             with V.set_graph_handler(graph), V.set_debug_handler(DebugContext()):
@@ -96,7 +97,8 @@ def compiled_kernels(spec: str, load: Workload, slices: bool) -> list[Kernel]:
     with device_properties(), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         attention.to("cuda:0")
         q, k, v = tensors(load, "cuda:0", slices)
-        aot_function(attention, lower, inference_compiler=lower, decompositions=select_decomp_table())(q, k, v)
+        compiler: Any = lower
+        aot_function(attention, compiler, inference_compiler=compiler, decompositions=select_decomp_table())(q, k, v)
     return found
 
 

@@ -290,8 +290,8 @@ def triton_attention(prepared: Prepared, v: Tensor) -> Tensor:
     weight = None if weight is None else weight.squeeze(-1).float().contiguous()
     omega = φ.omega.detach().float().contiguous()
     apart = q.dim() == v.dim() == 4  # batch and heads
-    given = (_rows_together(x if apart else x.flatten(0, -3).unsqueeze(1)) for x in (q, k, v))
-    return linear_attention(*given, omega, weight, kind_of(φ), float(φ.floor), float(φ.norm))[0].view(v.shape)
+    q, k, value = (_rows_together(x if apart else x.flatten(0, -3).unsqueeze(1)) for x in (q, k, v))
+    return linear_attention(q, k, value, omega, weight, kind_of(φ), float(φ.floor), float(φ.norm))[0].view(v.shape)
 
 
 def _rows_together(x: Tensor) -> Tensor:

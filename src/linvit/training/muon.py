@@ -58,7 +58,7 @@ class Muon(torch.optim.AdamW):
             weight.grad = None
 
 
-def replace(old: list[Tensor], new: list[Tensor], skip: Tensor | None) -> None:
+def replace(old: list[Tensor], new: list[Tensor] | tuple[Tensor, ...], skip: Tensor | None) -> None:
     """Write the new values into the old tensors, unless `skip`."""
     if skip is not None:
         flat = torch.where(skip, *(torch.cat([x.flatten() for x in each]) for each in (old, new)))
