@@ -48,7 +48,7 @@ def stored(folder: Path, attention: str = "softmax", **options: Any) -> VisionTr
             model.head.weight.mul_(10)  # type: ignore[operator, union-attr]
     mean, std = ([*values][: chosen["channels"]] for values in ((0.3, 0.5, 0.6), (0.2, 0.25, 0.3)))
     classes = [f"kind {i}" for i in range(chosen["classes"])]
-    about = SimpleNamespace(name="noise", classes=classes, mean=mean, std=std)
+    about = SimpleNamespace(name="noise", classes=classes, mean=mean, std=std, resize="crop")
     folder.mkdir(parents=True, exist_ok=True)
     save_config(folder, model.config, about)  # type: ignore[arg-type]
     save_model(folder, model)
@@ -183,6 +183,7 @@ def test_a_folder_of_transformers_has_the_same_logits(tmp_path, options):
     mean, std = (np.array(prepared[key])[:, None, None] for key in ("image_mean", "image_std"))
     np.testing.assert_allclose((scaled - mean) / std, normalise(images[:1], **statistics(model))[0], atol=1e-5)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "hf", "model.safetensors"]
+    assert load(done.path).about["resize"] == model.about["resize"] == "crop"
 
 
 @pytest.mark.parametrize("spec", ["window:size=3", "performer-relu:projection=none,exact_cls=true"])

@@ -100,11 +100,30 @@ def test_the_first_frame_of_an_animation():
     assert read_image(file, 9, 3)[:, 4, 4].tolist() == [255, 0, 0]
 
 
-def test_resizing_keeps_the_whole_image():
-    wide = Image.fromarray(np.repeat(np.array([[0, 255]], np.uint8), 20, 1).repeat(8, 0))
-    pixels = read_image(encoded(wide, "PNG"), 16, 1)[0]
+WIDE = Image.fromarray(np.repeat(np.array([[0, 255]], np.uint8), 20, 1).repeat(8, 0))  # 40 × 8: black, then white
+
+
+def test_squeezing_keeps_the_whole_image():
+    pixels = read_image(encoded(WIDE, "PNG"), 16, 1, resize="squeeze")[0]
     assert (pixels[:, :6] == 0).all()
     assert (pixels[:, 10:] == 255).all()
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_cropping_keeps_the_shape_of_the_centre(turned):
+    """A disc in the middle stays one, whatever is beside it."""
+    y, x = np.mgrid[:29, :53]
+    disc = Image.fromarray(np.where((x - 26) ** 2 + (y - 14) ** 2 < 100, 255, 0).astype(np.uint8))
+    pixels = read_image(encoded(disc.transpose(Image.Transpose.TRANSPOSE) if turned else disc, "PNG"), 29, 1)[0]
+    expected = np.asarray(disc.crop((12, 0, 41, 29)))
+    assert (pixels == (expected.T if turned else expected)).all()
+    smaller = read_image(encoded(disc, "PNG"), 13, 1)[0]
+    assert (smaller == np.asarray(disc.crop((12, 0, 41, 29)).resize((13, 13), Image.Resampling.BICUBIC))).all()
+
+
+def test_a_square_image_is_the_same_either_way():
+    file = encoded(colourful(), "PNG")
+    assert (read_image(file, 7, 3) == read_image(file, 7, 3, resize="squeeze")).all()
 
 
 def png_header(width: int, height: int) -> bytes:

@@ -206,6 +206,7 @@ def test_class_names_and_normalisation_are_kept(tmp_path):
         "classes": ["crane", "tench", "crane (2)", "ox", "yak"],
         "mean": [0.5] * 3,
         "std": [0.5] * 3,
+        "resize": "crop",
     }
     pixels = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(pixels))
@@ -214,6 +215,21 @@ def test_class_names_and_normalisation_are_kept(tmp_path):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(pixels | {"do_normalize": False}))
     about = load(tmp_path).about
     assert (about["mean"], about["std"]) == ([0.0] * 3, [1.0] * 3)
+
+
+@pytest.mark.parametrize(
+    ("said", "resize"),
+    [
+        ({"size": {"height": 35, "width": 35}}, "squeeze"),
+        ({"size": {"height": 40, "width": 40}, "do_center_crop": True}, "crop"),
+        ({"size": {"shortest_edge": 35}}, "crop"),
+        ({"size": 35}, "crop"),
+    ],
+)
+def test_a_processor_says_whether_images_keep_their_shape(said, resize, tmp_path):
+    hugging_face("ViT").save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(said))
+    assert load(tmp_path).about["resize"] == resize
 
 
 @pytest.mark.parametrize(
@@ -452,7 +468,13 @@ def test_timm_of_an_older_flat_configuration(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(said | {"labels": list("vwxyz"), "num_classes": 5}))
     ours = load(tmp_path)
     assert ours.config.heads == 3
-    assert ours.about == {"name": tmp_path.name, "classes": list("vwxyz"), "mean": said["mean"], "std": said["std"]}
+    assert ours.about == {
+        "name": tmp_path.name,
+        "classes": list("vwxyz"),
+        "mean": said["mean"],
+        "std": said["std"],
+        "resize": "crop",
+    }
 
 
 def torchvision_logits(w: dict[str, Tensor], x: Tensor, heads: int) -> Tensor:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
+from PIL import Image
 
 from linvit import metrics
+from linvit.measure.accuracy import Evaluation
 from linvit.pipeline.train import Trained, train
 from linvit.records import Records
 from linvit.schemas.search import Best
+from linvit.training.checkpoint import load
 from linvit.training.defaults import ATTENTION
+from linvit.training.evaluate import evaluate_folder
 from linvit.training.events import Began, Noted, Validated
+from linvit.training.predict import predict
 
 DATA = "synthetic:images=60,size=8,classes=3"
 SHAPE = {"stem": "patch", "patch_size": 4, "dim": 16, "depth": 1, "heads": 2, "mlp_dim": 24, "batch_size": 16}
@@ -114,3 +121,32 @@ def test_a_fold_that_diverges_leaves_no_score_of_all_images(tmp_path):
     assert trained.diverged.endswith("of fold-0")
     assert trained.test_accuracy is None
     assert trained.value("test_accuracy") is None
+
+
+@pytest.mark.parametrize("resize", [None, "crop", "squeeze"])
+def test_a_model_remembers_how_its_photos_became_square(resize, photos, tmp_path):
+    """evaluate and predict read the same pixels as training, and what starts from it does by default."""
+    done = train(photos, resize=resize, out=tmp_path / "run", start="scratch", image_size=16, steps=1, device="cpu")
+    assert load(tmp_path / "run").about["resize"] == done.data.resize == (resize or "crop")
+    for data in (None, photos):
+        found = evaluate_folder(tmp_path / "run", data, device="cpu").result
+        assert isinstance(found, Evaluation)
+        assert found.accuracy == done.test_accuracy
+    wide, seen = tmp_path / "wide.png", []
+    Image.fromarray(np.repeat(np.array([[255, 0, 0, 0]], np.uint8), 20, 1).repeat(16, 0)).convert("RGB").save(wide)
+    model = load(tmp_path / "run")
+    model.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    list(predict(model, [wide]))
+    assert (len(seen[0].unique()) > 3) == (resize == "squeeze")  # its left quarter is white
+    again = train(photos, out=tmp_path / "next", start=tmp_path / "run", steps=1, device="cpu")
+    assert again.data.resize == done.data.resize
+
+
+def test_a_model_stored_before_there_was_a_choice_squeezes(photos, tmp_path):
+    train(photos, resize="squeeze", out=tmp_path / "run", start="scratch", image_size=16, steps=1, device="cpu")
+    for file, part in (("best/config.json", "data"), ("experiment.json", "source")):
+        document = json.loads((tmp_path / "run" / file).read_text())
+        del document[part]["resize"]
+        (tmp_path / "run" / file).write_text(json.dumps(document))
+    assert load(tmp_path / "run").about["resize"] == "squeeze"
+    assert evaluate_folder(tmp_path / "run", device="cpu").changed is False

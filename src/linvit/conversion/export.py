@@ -210,10 +210,13 @@ def _hf_config(model: VisionTransformer, spec: str) -> dict[str, Any]:
 
 def _hf_processor(model: VisionTransformer) -> dict[str, Any]:
     size = model.config.image_size
-    return {
-        "image_processor_type": "ViTImageProcessor",
+    square: dict[str, Any] = {"height": size, "width": size}
+    kind: dict[str, Any] = {"image_processor_type": "ViTImageProcessor", "size": square}
+    if model.about["resize"] == "crop":
+        kind = {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": size}}
+        kind |= {"do_center_crop": True, "crop_size": square}
+    return kind | {
         "do_resize": True,
-        "size": {"height": size, "width": size},
         "resample": 3,
         "do_rescale": True,
         "rescale_factor": 1 / 255,
@@ -282,6 +285,9 @@ model = ViTForImageClassification.{call}
 """
 
 
+SQUARED = {"crop": "the centre square, resized", "squeeze": "resized to the square"}
+
+
 def facts(model: VisionTransformer) -> dict[str, Any]:
     """What a user of an ONNX or .pt2 file has to know."""
     config, about = model.config, model.about
@@ -291,7 +297,8 @@ def facts(model: VisionTransformer) -> dict[str, Any]:
         "data": about["name"],
         "classes": list(about["classes"]),
         "pixels": f"uint8 (batch, channels={config.channels}, {config.image_size}, {config.image_size}), "
-        f"{'grey' if config.channels == 1 else 'RGB'}, 0…255, resized to the square (bicubic), not normalised",
+        f"{'grey' if config.channels == 1 else 'RGB'}, 0…255, {SQUARED[about['resize']]} (bicubic), not normalised",
+        "resize": about["resize"],
         "image_size": config.image_size,
         "channels": config.channels,
         "mean": list(about["mean"]),

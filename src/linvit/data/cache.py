@@ -29,8 +29,9 @@ from linvit.data.decode import SMALLEST, BadImage, Header, read_header, read_ima
 from linvit.data.sources import SPLITS, Pictures
 from linvit.files import sync_folder, write_atomically
 from linvit.progress import Progress
+from linvit.schemas.experiment import Resize
 
-VERSION = 1  # of what is stored; raise it when decoding changes
+VERSION = 2  # of what is stored; raise it when decoding changes
 LARGEST = 224  # side, if none is asked for: a photo's own would be tens of thousands of tokens
 CHUNK = 64  # images per task: large enough to hide the hand-over, small enough to hold many
 Picture = tuple[str, Path | bytes]
@@ -44,13 +45,15 @@ class Wanted(NamedTuple):
     multiple_of: int
     channels: int | None
     skip_bad: bool
+    resize: Resize = "crop"
 
     def size_for(self, sizes: Iterable[tuple[int, int]]) -> int:
-        """That asked for, or the side that all share; else the median side, rounded to a multiple; photos are made
-        small."""
+        """That asked for, or the side that all share; else the median side (of a crop, the shorter ones), rounded to a
+        multiple; photos are made small."""
         if self.image_size:
             return self.image_size
-        sides = np.array(list(sizes)).ravel()
+        sides = np.array(list(sizes))
+        sides = sides.min(1) if self.resize == "crop" else sides.ravel()
         if (sides == sides[0]).all() and sides[0] <= LARGEST:
             return int(sides[0])
         side = min(float(np.median(sides)), LARGEST)
@@ -89,8 +92,8 @@ def _seal(sha: Any, shape: tuple[int, ...], labels: np.ndarray) -> str:
 
 def decoded(pictures: Pictures, where: str, folder: Path, wanted: Wanted, progress: Progress) -> Pixels:
     """The pixels of a set, from the cache or decoded into it."""
-    size, multiple_of, channels, skip_bad = wanted
-    made_by = (VERSION, pictures.fingerprint, size, multiple_of if size is None else 1, channels, skip_bad)
+    size, multiple_of, channels, skip_bad, resize = wanted
+    made_by = (VERSION, pictures.fingerprint, size, multiple_of if size is None else 1, channels, skip_bad, resize)
     key = hashlib.sha256(repr(made_by).encode()).hexdigest()[:24]
     entry, part = folder / key, folder / f"{key}.part"
     if not entry.exists():
@@ -148,7 +151,7 @@ def _write(part: Path, pictures: Pictures, where: str, wanted: Wanted, progress:
 
     sha, kept, done = hashlib.sha256(), [], 0
     with open(part / "images.u8", "wb") as file:
-        decode = attempt(lambda name, source: read_image(source, size, depth, name))
+        decode = attempt(lambda name, source: read_image(source, size, depth, name, wanted.resize))
         for chunk in _ordered_map(decode, _chunks(pictures.read())):
             for row, pixels in enumerate(chunk, done):
                 if pixels is not None:

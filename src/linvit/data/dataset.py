@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from linvit.data import splits
 from linvit.data.augment import Augment
 from linvit.data.cache import Pixels, Wanted, cache_root, decoded, digest
-from linvit.data.decode import LARGEST, SMALLEST, resize
+from linvit.data.decode import LARGEST, SMALLEST, resized
 from linvit.data.sources import DATASETS, FORMATS, SPLITS, Arrays, Pictures, check_memory
 from linvit.data.splits import Fold
 from linvit.errors import choices
@@ -25,6 +25,7 @@ from linvit.files import slug, write_atomically
 from linvit.progress import Progress, ignore
 from linvit.randomness import permutation
 from linvit.registry import check_options, parse, signature_options
+from linvit.schemas.experiment import Resize
 
 CHUNK = 1024  # images looked at together
 ALIKE, CONTRAST = 16, 10  # grey values, of 256: the most that thumbnails of one picture differ by; their spread
@@ -75,6 +76,7 @@ class Dataset:
     identity: str  # of pixels, labels, class names and splits: equal identities are equal data
     skipped: int = 0  # unreadable images left out
     own_test: bool = True  # the set brought its test images: they are not taken from train
+    resize: Resize = "crop"  # how images that were not square became so
 
     @property
     def channels(self) -> int:
@@ -153,6 +155,7 @@ def load_data(
     seed: int = 0,
     limit: int | None = None,
     skip_bad: bool = False,
+    resize: Resize = "crop",
     cache: str | Path | None = None,
     split_file: str | Path | None = None,
     listing: Listing | None = None,
@@ -162,7 +165,8 @@ def load_data(
 
     root: where the original files of named sets lie (else LINVIT_DATA, else the cache).
     image_size: images become this square; by default the set's own, for mixed sizes the median rounded to
-        `multiple_of`. channels: 1 or 3; by default 3 if any image has colour.
+        `multiple_of`. resize: of an image that is not square take the centre (crop), or all of it (squeeze).
+    channels: 1 or 3; by default 3 if any image has colour.
     validation: the fraction of train held out, stratified, unless the set brings its own; chosen by `seed` and
         stored in `split_file` (default: in the cache).
     limit: at most this many images in each split. skip_bad: leave unreadable images out and count them.
@@ -178,6 +182,7 @@ def load_data(
         (channels in (None, 1, 3), f"channels={channels} must be 1 (grey) or 3 (colour)"),
         (0 <= validation < 1, f"validation={validation} must be a fraction of the training images, e.g. 0.1"),
         (limit is None or limit >= 1, f"limit={limit} must be at least 1"),
+        (resize in get_args(Resize), f"resize={resize} must be crop or squeeze"),
     ):
         if not right:
             raise ValueError(message)
@@ -185,7 +190,7 @@ def load_data(
     name, found = listing or read_source(source, root, store)
     where = name if isinstance(source, str) and name in DATASETS else str(source)
     classes = list(found.classes)
-    wanted = Wanted(image_size, multiple_of, channels, skip_bad)
+    wanted = Wanted(image_size, multiple_of, channels, skip_bad, resize)
     splits.check(where, found.labels, found.counts, classes, validation, limit)
     try:
         if isinstance(found, Arrays):
@@ -213,6 +218,7 @@ def load_data(
         identity=identity.hexdigest()[:32],
         skipped=pixels.skipped,
         own_test="test" in pixels.counts,
+        resize=resize,
     )
 
 
@@ -282,7 +288,7 @@ def _fitted(arrays: Arrays, where: str, wanted: Wanted) -> Pixels:
     size, channels = wanted.size_for([(width, height)]), wanted.channels or depth
     if (height, width, depth) != (size, size, channels):
         check_memory(f"{where} at {size} × {size}", len(images) * channels * size**2)
-        images = resize(images, size, channels)
+        images = resized(images, size, channels, wanted.resize)
     return Pixels(images, arrays.labels, arrays.counts, digest(images, arrays.labels))
 
 

@@ -1,8 +1,8 @@
 """One image file → uint8 pixels, whatever it is inside: palette, alpha, 16-bit, CMYK, rotated by EXIF, animated.
 
 The header is checked before anything is decoded, so that a file claiming 100,000 × 100,000 pixels costs no memory.
-An image is read by its content: a JPEG named .png is fine, text named .png is not. Non-square images are squeezed into
-the square rather than cropped: a crop could cut away what the label is about.
+An image is read by its content: a JPEG named .png is fine, text named .png is not. The centre of a non-square image is
+cut out, so that things keep their shape; with resize=squeeze all of it is squeezed into the square.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
+
+from linvit.schemas.experiment import Resize
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
 CODECS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")  # no codec that runs other programs
@@ -39,24 +41,30 @@ def read_header(name: str, source: Path | bytes) -> Header:
         return Header(image.width, image.height, _is_colour(image))
 
 
-def read_image(source: Path | bytes, image_size: int, channels: int, name: str = "") -> np.ndarray:
+def read_image(
+    source: Path | bytes, image_size: int, channels: int, name: str = "", resize: Resize = "crop"
+) -> np.ndarray:
     """uint8 (channels, image_size, image_size)."""
     with _opened(name or (str(source) if isinstance(source, Path) else "image"), source) as image:
         image.draft(None, (2 * image_size, 2 * image_size))  # a large JPEG is decoded at a fraction of its size
-        return _square(_plain(image, "L" if channels == 1 else "RGB"), image_size)
+        return _square(_plain(image, "L" if channels == 1 else "RGB"), image_size, resize)
 
 
-def resize(images: np.ndarray, image_size: int, channels: int) -> np.ndarray:
+def resized(images: np.ndarray, image_size: int, channels: int, resize: Resize = "crop") -> np.ndarray:
     """uint8 (n, C, H, W) → (n, channels, image_size, image_size)."""
     out = np.empty((len(images), channels, image_size, image_size), np.uint8)
     for row, pixels in enumerate(images):
         image = Image.fromarray(pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0)))
-        out[row] = _square(image.convert("L" if channels == 1 else "RGB"), image_size)
+        out[row] = _square(image.convert("L" if channels == 1 else "RGB"), image_size, resize)
     return out
 
 
-def _square(image: Image.Image, size: int) -> np.ndarray:
+def _square(image: Image.Image, size: int, resize: Resize) -> np.ndarray:
     """(C, size, size)."""
+    side = min(image.size)
+    if resize == "crop" and image.size != (side, side):
+        left, top = ((length - side) // 2 for length in image.size)
+        image = image.crop((left, top, left + side, top + side))
     if image.size != (size, size):
         image = image.resize((size, size), Image.Resampling.BICUBIC)
     pixels = np.asarray(image)

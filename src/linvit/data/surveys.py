@@ -23,7 +23,7 @@ class Survey:
     name: str
     classes: int
     channels: int
-    side: int  # of a typical image
+    side: int  # the shorter one of a typical image
     train: int
     validation: int
     test: int
@@ -47,7 +47,7 @@ def survey(
     name, found = read_source(source, root, cache_root(cache))
     splits.check(str(source), found.labels, found.counts, list(found.classes), 0.1, limit)
     if isinstance(found, Arrays):
-        channels, side = found.images.shape[1], max(found.images.shape[2:])
+        channels, side = found.images.shape[1], min(found.images.shape[2:])
     else:
         among = min(AMONG, len(found.labels))
         headers = []
@@ -59,7 +59,7 @@ def survey(
         if not headers:
             raise ValueError(f"{source}: none of the {SAMPLE} images that were looked at can be read")
         channels = 3 if any(header.colour for header in headers) else 1
-        side = int(np.median([(header.width, header.height) for header in headers]))
+        side = int(np.median([min(header.width, header.height) for header in headers]))
     rows = splits.choose(found.labels, found.counts, validation=0.1, seed=0, limit=limit)
     if folds is not None:
         parts = ["train", "validation", *([] if "test" in found.counts or spare_test else ["test"])]

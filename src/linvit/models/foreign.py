@@ -64,6 +64,7 @@ class Said(NamedTuple):
     rope: str | None = None
     learned: bool = True  # whether there are learned positions
     unbiased: str = ""  # which of q, k and v have no bias though others may
+    resize: str = "crop"
 
 
 def is_foreign(about: Any) -> bool:
@@ -74,8 +75,8 @@ def is_foreign(about: Any) -> bool:
 def read_foreign(
     folder: Path, said: Mapping[str, Any], name: str
 ) -> tuple[ModelConfig, dict[str, Any], Callable[[], dict[str, Tensor]]]:
-    """A folder's configuration as linvit's, its name, classes, mean and std, and what reads its weights; `said` is
-    config.json."""
+    """A folder's configuration as linvit's, its name, classes, mean, std and resize, and what reads its weights; `said`
+    is config.json."""
     with _blaming(folder):
         header = _header(folder)
         table, facts = _layout(folder, said, header)
@@ -92,6 +93,7 @@ def read_foreign(
         about: dict[str, Any] = {"name": name, "classes": _classes(folder, facts, config.classes)}
         for what in ("mean", "std"):  # (scale·x − mean) / std = (x − mean/scale) / (std/scale)
             about[what] = [n / facts.scale for n in _numbers(what, getattr(facts, what), config.channels)]
+        about["resize"] = facts.resize
 
     def weights() -> dict[str, Tensor]:
         with _blaming(folder):
@@ -264,7 +266,14 @@ def _hugging_face(folder: Path, said: Mapping[str, Any], header: Mapping[str, An
         rope=kind.rope,
         learned=kind.rope is None,
         unbiased="".join(c for c, field, usual in kind.biases if not about.get(field, usual)),
+        resize=_resize(pixels),
     )
+
+
+def _resize(pixels: Mapping[str, Any]) -> str:
+    """A processor that is given height and width squeezes, unless it crops afterwards."""
+    size = pixels.get("size")
+    return "squeeze" if isinstance(size, dict) and "height" in size and not pixels.get("do_center_crop") else "crop"
 
 
 def _scale(pixels: Mapping[str, Any]) -> float:

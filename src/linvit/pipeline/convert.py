@@ -151,6 +151,7 @@ class ConversionRun:
             image_size=request.image_size or config.image_size,
             limit=request.limit,
             channels=config.channels,
+            resize=request.resize or stored.about["resize"],
             skip_bad=request.skip_bad,
         )
         seen, name = trained_on(stored, dataset), dataset.name

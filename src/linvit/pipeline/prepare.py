@@ -23,7 +23,7 @@ from linvit.schemas.experiment import Source, Start
 from linvit.schemas.study import Placement, Plan, Study, Variant, name_variants
 from linvit.training import backbones
 from linvit.training.source import open_source, source_of
-from linvit.training.start import architecture, check_folds
+from linvit.training.start import architecture, check_folds, stored_of
 from linvit.training.tasks import TASKS
 
 SHAPELESS = ("dropout", "emb_dropout", "drop_path")  # options of a model that do not change the shape of its weights
@@ -90,6 +90,7 @@ def prepare(
             channels=like and like.channels,
             limit=request.limit,
             skip_bad=request.skip_bad,
+            resize=request.resize or (stored_of(start).about["resize"] if start else "crop"),
         )
         dataset = open_source(source, progress, images.listing)
     images = replace(images, listing=None)  # it may hold all images
@@ -111,7 +112,7 @@ def prepare(
 
 def check_given(request: Trainable | ConvertRequest) -> None:
     """Options of how images are read have no effect on images that are given as a Dataset."""
-    for name in ("image_size", "limit", "skip_bad", "data_root"):
+    for name in ("image_size", "resize", "limit", "skip_bad", "data_root"):
         if value := getattr(request, name):
             raise ValueError(f"{name}={value} has no effect on images that are given as a Dataset: leave it out")
 

@@ -8,6 +8,7 @@ from typing import Any, Self
 from pydantic import model_validator
 
 from linvit.requests.base import Request, Text, option
+from linvit.schemas.experiment import Resize
 
 DATA = "A data set's name, or the path of an image folder, .npz or .parquet file."
 
@@ -49,6 +50,10 @@ class Data(Images):
 
     data: Text = option("digits", DATA, argument=True, metavar="DATA")
     image_size: int | None = option(None, "Side of the images. [default: the data set's own]", metavar="PIXELS", ge=1)
+    resize: Resize | None = option(
+        None,
+        "How photos become square: crop takes the centre, squeeze all of it. [default: as for the start, or crop]",
+    )
 
 
 class Options(Seeded):

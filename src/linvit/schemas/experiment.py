@@ -6,7 +6,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -14,6 +14,7 @@ from linvit.schemas.base import Document, Frozen
 from linvit.schemas.model import ModelConfig
 from linvit.schemas.recipe import Recipe
 
+Resize = Literal["crop", "squeeze"]  # how an image that is not square becomes so: its centre, or all of it
 BACKBONES = Path(__file__).resolve().parent.parent / "backbones"  # the pretrained models that ship with linvit
 
 
@@ -37,6 +38,7 @@ class Source(Frozen):
     channels: int | None = None  # if a pretrained model takes another number than the images have
     limit: int | None = None
     skip_bad: bool = False
+    resize: Resize = "squeeze"  # of sources that were stored before there was a choice
     fold: Fold | None = None  # None: the data set's own splits
 
     def folded(self, fold: Fold | None) -> Source:

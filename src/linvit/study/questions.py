@@ -14,7 +14,7 @@ from linvit.attention import BASELINE
 from linvit.data import Arrays, read_image, survey
 from linvit.data.cache import LARGEST, cache_root
 from linvit.data.dataset import read_source
-from linvit.data.decode import resize
+from linvit.data.decode import resized
 from linvit.measure import hardware
 from linvit.measure.advice import points
 from linvit.measure.memory import MAX_TOKENS
@@ -151,6 +151,6 @@ def some_images(question: Question, data_root: Path | None) -> np.ndarray:
     _, found = read_source(question.data or "", data_root, cache_root(None))
     step = max(1, min(POOL, len(found.labels)) // IMAGES)
     if isinstance(found, Arrays):
-        return resize(found.images[: step * IMAGES : step][:IMAGES], config.image_size, config.channels)
+        return resized(found.images[: step * IMAGES : step][:IMAGES], config.image_size, config.channels)
     chosen = islice(found.read(), 0, step * IMAGES, step)
     return np.stack([read_image(where, config.image_size, config.channels, name) for name, where in chosen])

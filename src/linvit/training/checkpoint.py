@@ -21,7 +21,8 @@ from linvit.training.files import load_tensors, save_tensors
 
 FORMAT = 1  # of config.json
 KEPT = 2  # checkpoints of a running training
-FACTS = ("name", "classes", "mean", "std")  # of the data, for whoever uses the model
+FACTS = ("name", "classes", "mean", "std")  # of the data, for whoever uses the model; and resize
+SQUEEZED = {"resize": "squeeze"}  # models that were stored before there was a choice
 
 
 def save_checkpoint(
@@ -81,7 +82,7 @@ def save_config(folder: Path, config: ModelConfig, dataset: Dataset) -> None:
     about = {
         "format": FORMAT,
         "model": config.model_dump(mode="json"),
-        "data": {fact: getattr(dataset, fact) for fact in FACTS},
+        "data": {fact: getattr(dataset, fact) for fact in (*FACTS, "resize")},
     }
     write_atomically(folder / "config.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
 
@@ -92,6 +93,7 @@ def read_config(path: str | Path) -> tuple[Path, dict[str, Any]]:
     try:
         if about["format"] != FORMAT or not isinstance(about["model"], dict) or not {*FACTS} <= set(about["data"]):
             raise KeyError("format")
+        about["data"] = SQUEEZED | about["data"]
     except (KeyError, TypeError) as error:
         raise ValueError(f"{folder / 'config.json'} is not a linvit model's configuration ({error!r})") from None
     return folder, about

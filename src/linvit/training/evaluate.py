@@ -48,11 +48,12 @@ def evaluate_folder(
         check_classes(model)
     reading = {"root": data_root and str(data_root), "limit": limit, "skip_bad": skip_bad or None}
     reading = {name: value for name, value in reading.items() if value is not None}
+    fitting = {"image_size": config.image_size, "channels": config.channels, "resize": stored.about["resize"]}
     if data is None:
         source, identity = stored_source(stored.folder)
         dataset = open_source(source.model_copy(update=reading), progress)
     else:
-        dataset, _ = open_data(data, progress, image_size=config.image_size, channels=config.channels, **reading)
+        dataset, _ = open_data(data, progress, **fitting, **reading)
     expected, found = (config.channels, config.image_size), (dataset.channels, dataset.image_size)
     if expected != found:
         raise ValueError(f"the images of {dataset.name} have (channels, size) {found}, but the model takes {expected}")

@@ -40,7 +40,7 @@ def predict(
         names, pixels = [], []
         for path in images[start : start + batch]:
             try:
-                pixels.append(read_image(Path(path), config.image_size, config.channels))
+                pixels.append(read_image(Path(path), config.image_size, config.channels, resize=about["resize"]))
                 names.append(str(path))
             except BadImage as error:
                 if skip is None:

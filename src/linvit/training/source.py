@@ -10,17 +10,19 @@ from linvit import data as data_package
 from linvit.data import Dataset, folded
 from linvit.data.dataset import Listing
 from linvit.progress import Progress, ignore
-from linvit.schemas.experiment import Source
+from linvit.schemas.experiment import Resize, Source
 
 
-def source_of(data: str | Path, root: str | Path | None = None, patch_size: Any = None, **options: Any) -> Source:
+def source_of(
+    data: str | Path, root: str | Path | None = None, patch_size: Any = None, resize: Resize = "crop", **options: Any
+) -> Source:
     """`data`: a registered name or a path; paths are stored absolute. Images of mixed sizes are made to fit
     `patch_size`."""
     named = isinstance(data, str) and data.partition(":")[0] in data_package.DATASETS
     multiple = int(patch_size) if str(patch_size or "").isdecimal() else 4  # anything else, the model will refuse
     place = _absolute(data) if not named and Path(data).expanduser().exists() else str(data)
     home = None if root is None else _absolute(root)
-    return Source(data=place, root=home, multiple_of=max(1, multiple), **options)
+    return Source(data=place, root=home, multiple_of=max(1, multiple), resize=resize, **options)
 
 
 def open_source(source: Source, progress: Progress = ignore, listing: Listing | None = None) -> Dataset:
