@@ -24,8 +24,9 @@ from linvit.training.checkpoint import load
 from linvit.training.evaluate import evaluate_folder
 from linvit.training.events import Began
 from linvit.training.files import load_tensors
+from linvit.training.heads import mean_head
 from linvit.training.run import run
-from linvit.training.start import class_means, start_from, started
+from linvit.training.start import start_from, started
 
 CPU = torch.device("cpu")
 
@@ -127,7 +128,7 @@ def test_added_options_change_nothing_at_the_start(dataset, start):
 def test_a_head_of_another_kind_is_new(dataset, start):
     model, headless = started(design(dataset, start=start, head="wide"), dataset)
     assert headless
-    assert class_means(model, dataset, 0, CPU) == {}  # only a linear head can be made from class means
+    assert mean_head(model, dataset, 0, CPU) == {}  # only a linear head can be made from class means
 
 
 @pytest.mark.parametrize(("attention", "new_classes"), [("performer-theta:m=4", False), ("softmax", True)])
@@ -165,7 +166,7 @@ def test_a_start_in_half_precision_is_trained_in_single(dataset, teacher, tmp_pa
 
 def test_a_new_head_predicts_the_nearest_class_mean(dataset, teacher):
     model = load(teacher)
-    head = class_means(model, dataset, 0, CPU)
+    head = mean_head(model, dataset, 0, CPU)
     images, labels = dataset.train.batch(np.arange(len(dataset.train)))
     was, model.head = model.head, torch.nn.Identity()
     with torch.no_grad():

@@ -99,6 +99,10 @@ def resolve(
     for option, why in recipe.unused().items():
         if option in given:
             raise ValueError(f"{option}={given[option]} has no effect: {why}: leave it out")
+    if not pretrained:
+        for option, wrong in {"steps": recipe.steps == 0, "start_head": recipe.start_head == "fitted"}.items():
+            if wrong:
+                raise ValueError(f"{option}={getattr(recipe, option)} needs a trained start: name one with --from")
     shape = {key: value for key, value in merged.items() if key in ModelConfig.model_fields}
     facts = {name: getattr(data, name) for name in DATA_OPTIONS}
     return model_config(given.get("size"), **shape | facts | {"attention": attention, "seed": seed}), recipe

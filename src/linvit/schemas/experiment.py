@@ -113,4 +113,5 @@ class Experiment(Document):
     def length(self, images: int) -> Length:
         batch = min(self.recipe.batch_size, images)
         per_epoch = images // batch
-        return Length(batch, per_epoch, self.recipe.steps or max(1, round(self.recipe.epochs * per_epoch)))
+        steps = self.recipe.steps
+        return Length(batch, per_epoch, max(1, round(self.recipe.epochs * per_epoch)) if steps is None else steps)

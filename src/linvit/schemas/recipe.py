@@ -16,7 +16,11 @@ class Recipe(Frozen):
     """How a model is trained. Whether its optimizer exists is checked by `linvit.training.recipe.create_recipe`."""
 
     epochs: float = Field(20, gt=0, description="Passes over the training images.")
-    steps: int | None = Field(None, ge=1, description="Optimizer steps, instead of epochs.")
+    steps: int | None = Field(None, ge=0, description="Optimizer steps, instead of epochs; 0: the start as it is.")
+    start_head: Literal["means", "fitted"] = Field(
+        "means",
+        description="Head of a start: means (where it lacks classes: their mean features) or fitted to all images.",
+    )
     batch_size: int = Field(128, ge=1, description="Images per step.")
     optimizer: str = Field("muon", description="muon, adamw, adam or sgd.")
     lr: float = Field(5e-3, gt=0, description="Peak learning rate.")

@@ -35,10 +35,11 @@ from linvit.training.card import model_card
 from linvit.training.checkpoint import load_checkpoint, save_checkpoint, save_config, save_model
 from linvit.training.events import Began, Diverged, Listener, Noted, Stepped, Validated, tell
 from linvit.training.files import load_tensors
+from linvit.training.heads import fitted_head, mean_head
 from linvit.training.optimizers import make_optimizer
 from linvit.training.recipe import learning_rate
 from linvit.training.sharing import Shared, share_gradients, share_norms
-from linvit.training.start import class_means, normalised, started
+from linvit.training.start import normalised, started
 from linvit.training.tasks import TASKS
 
 LEAST_SCALE = 1e-4  # of gradients in half precision: it halves with each step that overflows, from 65,536
@@ -54,6 +55,7 @@ class Tally:
     seconds: float = 0.0
     sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])  # of this epoch: loss, right, images
     best: float = -math.inf  # the highest score of a validation, as the task selects
+    floor: float = -math.inf  # below which none is kept
     best_row: dict[str, float] = field(default_factory=dict)  # of the model that is kept
     lowest_loss: float = math.inf
     stale: int = 0  # validations since the lowest loss
@@ -216,18 +218,26 @@ class Training:
 
     @torch.no_grad()
     def _look_at_start(self, folder: Path) -> None:
-        """A start is validated before its first step, with a head from class means where it has none of its own; it is
-        kept until one comes that validation images cannot tell from the best."""
+        """A start is validated before its first step, with a head from class means where it has none of its own, or
+        with a fitted head. It is kept until one comes that validation images cannot tell from the best; one with a
+        fitted head until one comes that is as good."""
         if self.experiment.start is None:
             return
-        if self.headless:
-            for name, value in class_means(self.model, self.dataset, self.experiment.seed, self.device).items():
-                getattr(self.model.head, name).copy_(value)
-                if self.averaged is not self.model:
-                    getattr(self.averaged.head, name).copy_(value)
+        for name, value in self._first_head().items():
+            getattr(self.model.head, name).copy_(value)
+            if self.averaged is not self.model:
+                getattr(self.averaged.head, name).copy_(value)
         result = self.evaluate(self.averaged, self.dataset.validation)
         self.tally.first_row = dict(self.task.row(result))
+        if self.recipe.start_head == "fitted":
+            self.tally.floor = self.task.select(result)[0]
         self._keep_if_best(folder, result)
+
+    def _first_head(self) -> dict[str, Tensor]:
+        """Empty where the model begins with the head that it has."""
+        if self.recipe.start_head == "fitted":
+            return fitted_head(self.model, self.dataset, not self.headless, self.device, self.dtype)
+        return mean_head(self.model, self.dataset, self.experiment.seed, self.device) if self.headless else {}
 
     def _know_best(self, path: Path) -> None:
         """A best model may be newer than the checkpoint. Where steps repeat to the bit it will be made again; where
@@ -352,7 +362,7 @@ class Training:
         many looks at few images the best is the luckiest."""
         tally, found = self.tally, self.task.row(result)
         score, chance = self.task.select(result)
-        if score < tally.best - chance:
+        if score < max(tally.best - chance, tally.floor):
             return
         tally.best, tally.best_row = max(score, tally.best), dict(found)
         if self.first:

@@ -12,15 +12,12 @@ from torch import Tensor, nn
 
 from linvit.attention.multihead import OF_SPEC
 from linvit.data import Dataset
-from linvit.data.augment import normalise
 from linvit.models import ModelConfig, VisionTransformer
 from linvit.models.resize import resized
 from linvit.schemas.experiment import Experiment, Start
 from linvit.training.checkpoint import Stored, built, read_model
 from linvit.training.files import checksum
 
-HEAD_IMAGES = 2048  # that a new head is made from, at most
-SHARPNESS = 4.0  # standard deviations between the logits of two class means, roughly
 MAX_REMEMBERED = 8  # models whose weights stay in memory for the next training that starts from them
 
 _recent: dict[Start, Stored] = {}  # the oldest first
@@ -131,38 +128,3 @@ def _known_rows(stored: Stored, classes: Sequence[str]) -> Tensor | None:
 def _last(head: nn.Module) -> str:
     """The name of the layer whose outputs are the logits."""
     return "head" if isinstance(head, nn.Linear) else f"head.{len(list(head.children())) - 1}"
-
-
-@torch.inference_mode()
-def class_means(model: VisionTransformer, dataset: Dataset, seed: int, device: torch.device) -> dict[str, Tensor]:
-    """A head that classifies by the nearest class mean of the features, from some of the training images: better than
-    chance before the first step.
-
-    With features f, class means μ_c and their spread σ² around them, logits are s·(f·μ_c − ‖μ_c‖²/2)/σ², the
-    log-likelihoods of Gaussians of one width.
-    """
-    if not isinstance(model.head, nn.Linear):
-        return {}
-    chosen = dataset.train.order(0, seed)[:HEAD_IMAGES]
-    features, labels = [], []
-    was, model.head = model.head, nn.Identity()  # type: ignore[assignment]
-    training = model.training
-    model.eval()
-    try:
-        for i in range(0, len(chosen), 64):
-            images, some = dataset.train.batch(chosen[i : i + 64])
-            features.append(model(normalise(images.to(device), dataset.mean, dataset.std)).float().cpu())
-            labels.append(some)
-    finally:
-        model.head = was
-        model.train(training)
-    f, y = torch.cat(features).double(), torch.cat(labels)
-    f0 = f.mean(0)
-    member = nn.functional.one_hot(y, len(dataset.classes)).double()
-    means = (member.T @ f + f0) / (member.sum(0)[:, None] + 1)  # as if one more image of each class were average
-    spread = (f - means[y]).square().sum(1).mean() / f.shape[1] + 1e-12
-    centred = means - f0
-    gain = SHARPNESS / (centred.square().sum(1).mean() / spread).clamp_min(1.0)
-    weight = gain * centred / spread
-    bias = -(weight * (means + f0)).sum(1) / 2
-    return {"weight": weight.to(was.weight), "bias": bias.to(was.weight)}
