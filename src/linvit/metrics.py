@@ -104,6 +104,8 @@ TABLE = (
            column="balanced_accuracy"),
     Metric("half_accuracy", "fraction", RUN, "test images right after half of the steps, with a schedule of its own",
            1),
+    Metric("frozen_accuracy", "fraction", RUN, "test images right without training: frozen features, a fitted head", 1,
+           column="frozen_accuracy", heading="Frozen"),
     Metric("start_accuracy", "fraction", RUN, "validation images right before the first step, of a trained start", 1,
            column="start_accuracy", heading="Before training"),
     Metric("validation_accuracy", "fraction", RUN, "of the model chosen on it", 1),

@@ -83,19 +83,21 @@ def test_a_start_has_its_own_image_sizes() -> None:
     assert sides(tuned) == [64]
     assert sides(PHOTOS) == [128, 64]
     assert sides(PHOTOS, size=48) == [48]
+    like = like.model_copy(update={"image_size": 224})
+    assert sides(PHOTOS) == [224]  # never smaller than what it was trained for
     assert sides(tuned, resizable=False) == [32]
 
 
 def test_a_size_that_an_attention_cannot_have_is_not_chosen() -> None:
-    like = model_config(image_size=224, patch_size=16, dim=32, depth=1, heads=2)
+    like = model_config(image_size=96, patch_size=8, dim=32, depth=1, heads=2)
     ladder = Planner(PHOTOS, 2, 1, CPU, like=like)
 
     def sides(*attentions: str) -> list[int]:
         return [rung.side for rung in ladder.with_rungs({}, None, True, attentions).rungs]
 
-    assert sides("softmax", "linformer:k=32") == [224, 112]
-    assert sides("softmax", "linformer:k=64") == [224]
-    assert sides("linformer:k=640") == [224, 112]  # none: designing the variants says why
+    assert sides("softmax", "linformer:k=32") == [192, 96]
+    assert sides("softmax", "linformer:k=200") == [192]
+    assert sides("linformer:k=640") == [192, 96]  # none: designing the variants says why
 
 
 def test_a_survey_knows_the_images_before_any_is_decoded(photos: Path) -> None:

@@ -16,7 +16,7 @@ from linvit.data.decode import BadImage, read_image
 from linvit.data.download import Missing
 from linvit.data.sources import DATASETS, FORMATS, Arrays, Pictures
 from linvit.data.splits import Fold
-from linvit.data.surveys import Survey, survey
+from linvit.data.surveys import Survey, decoding_seconds, survey
 
 __all__ = [
     "DATASETS",
@@ -31,6 +31,7 @@ __all__ = [
     "Split",
     "Survey",
     "alike",
+    "decoding_seconds",
     "folded",
     "folder_of",
     "load_data",

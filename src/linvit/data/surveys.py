@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -11,11 +13,13 @@ import numpy as np
 from linvit.data import splits
 from linvit.data.cache import cache_root
 from linvit.data.dataset import Dataset, Listing, read_source
-from linvit.data.decode import BadImage, read_header
+from linvit.data.decode import BadImage, read_header, read_image
 from linvit.data.sources import SPLITS, Arrays
 from linvit.data.splits import Fold
+from linvit.machine import cpu_count
 
 SAMPLE, AMONG = 256, 8192  # headers that are read, evenly among the first images
+DECODED = 8  # images that are decoded to tell how long all will take
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,28 @@ class Survey:
     def of(cls, data: Dataset) -> Survey:
         train, validation, test = (len(getattr(data, part)) for part in SPLITS)
         return cls(data.name, len(data.classes), data.channels, data.image_size, train, validation, test)
+
+    @property
+    def total(self) -> int:
+        return self.train + self.validation + self.test
+
+    def limited(self, limit: int | None) -> Survey:
+        """With at most this many images in each split."""
+        most = limit or self.total
+        return replace(self, **{part: min(most, getattr(self, part)) for part in SPLITS})
+
+
+def decoding_seconds(images: Survey, side: int) -> float:
+    """How long decoding all images will take on this machine, from the first few; 0 for those that are decoded."""
+    found = images.listing[1] if images.listing else None
+    if found is None or isinstance(found, Arrays):
+        return 0.0
+    start, count = time.perf_counter(), 0
+    for name, where in islice(found.read(), DECODED):
+        with suppress(BadImage):
+            read_image(where, side, images.channels, name)
+        count += 1
+    return (time.perf_counter() - start) / max(1, count) * len(found.labels) / cpu_count()
 
 
 def survey(

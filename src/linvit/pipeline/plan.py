@@ -4,12 +4,17 @@ Small models on small images learn something in minutes where large ones do not 
 not learned cannot be compared. So the plan takes the largest of a ladder of models that sees every image often enough
 with three seeds, the fewest that can prove anything; else with one, which can still show what to try. What is left of
 the budget goes into more seeds, then into more steps.
+
+A trained start keeps its own image size. Its frozen features with a fitted head come first, for every variant: they
+take one pass over the images, of fewer images if there is no time for all. It is trained only if the rest of the budget
+is enough for that, and only what is no worse on validation images is kept.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention import BASELINE
-from linvit.data import Survey
+from linvit.data import Survey, decoding_seconds
 from linvit.devices import amp_dtype, memory, pick_device, places
 from linvit.durations import duration, seconds
 from linvit.measure.models import model_calls
@@ -32,6 +37,7 @@ from linvit.requests import CompareRequest
 from linvit.schemas.model import ModelConfig
 from linvit.schemas.study import Offer, Plan, Study, Variant, repetitions
 from linvit.training.defaults import TUNED
+from linvit.training.heads import operations
 from linvit.training.loop import Rate
 
 DEFAULT_BUDGET = "30m"  # for images without a tuned recipe, if no length is given
@@ -44,6 +50,10 @@ USEFUL = 4  # times as many epochs are the most that helps
 SMALL_SET, SMALL_BATCH = 8_000, 64  # few images: more steps rather than larger batches
 TIMING_SHARE, MAX_TIMING = 0.05, 60.0  # of the budget, and seconds, for timing
 PLANNED_SHARE = 0.95  # of the budget
+FORWARD = 1 / 3  # of a training step's time
+SOLVED = 1e10  # operations per second of fitting a head
+MIN_LIMIT, MIN_OF_CLASS = 100, 3  # images of each split below which frozen features show too little
+TIMED_MACS = 4e9  # of a step that is timed on a CPU, roughly
 MEASURING_SHARE, MIN_MEASURING, MAX_MEASURING = 0.12, 25.0, 240.0  # of the budget, and seconds, for all but training
 CPU_BATCH, GPU_BATCH = 16, 256  # images of a step that is timed
 WORKER_START, RUN_OVERHEAD = 6.0, 1.0  # seconds for workers to start, and for each run to be built, saved and read
@@ -73,8 +83,10 @@ class Planner:
     seeds: int | None = None  # as requested
     folds: int = 1  # of each seed; each is a training of its own
     like: ModelConfig | None = None  # the model that is started from
+    fitted: bool = False  # its frozen features come first, with a fitted head
     amp: torch.dtype = torch.float32  # of autocast
     rungs: Sequence[Rung] = ()
+    opening: float = 0.0  # seconds until the images are decoded
     correction: float = 1.0  # of what is expected of a rung, once more is known
 
     @property
@@ -137,7 +149,8 @@ class Planner:
 
     def _seconds_per_image(self, model: ModelConfig) -> float:
         """Of one training step, without what is the same for all rungs. A GPU is given as many images as it takes."""
-        batch = CPU_BATCH if self.device.type == "cpu" else largest_batch(model, GPU_BATCH, 1, self.device)
+        few = max(1, min(CPU_BATCH, int(TIMED_MACS / estimate(model).macs)))
+        batch = few if self.device.type == "cpu" else largest_batch(model, GPU_BATCH, 1, self.device)
         step = model_calls(model, self.device, batch, dtype=self.amp)["train_step"]
         timed(step, 1, self.device)
         one = timed(step, 1, self.device)["wall"]
@@ -145,9 +158,38 @@ class Planner:
 
     def epochs(self, rung: Rung, seeds: int, budget: float) -> float:
         """That fit; each variant is trained with every seed and fold, and once for half as long."""
-        training = PLANNED_SHARE * budget - measuring_seconds(budget) - WORKER_START
+        training = self._room(budget) - (self.frozen_seconds(rung) if self.fitted else 0.0)
         one = rung.seconds * SLOWER * self.correction * self.images.train / self.cores  # epoch of one run
         return max(0.0, training / (self.variants * (seeds * self.folds + 0.5) * one))
+
+    def _room(self, budget: float) -> float:
+        """Seconds for all runs."""
+        return PLANNED_SHARE * budget - measuring_seconds(budget) - WORKER_START - self.opening
+
+    def frozen_seconds(self, rung: Rung, limit: int | None = None) -> float:
+        """For the features of all images, or of at most `limit` of each split, and the heads of all variants."""
+        images = self.images.limited(limit)
+        head = operations(images.train, rung.model.features, images.classes) / SOLVED + RUN_OVERHEAD
+        one = images.total * rung.seconds * FORWARD * SLOWER + head
+        return self.variants * self.folds * one / self.cores
+
+    def limit(self, rung: Rung, budget: float) -> int | None:
+        """How many images of each split the budget allows; None: all. A ValueError if they are too few."""
+        images, room = self.images, self._room(budget)
+        most = max(images.train, images.validation, images.test)
+        if self.frozen_seconds(rung) <= room:
+            return None
+        found = bisect_right(range(most), room, key=lambda count: self.frozen_seconds(rung, count)) - 1
+        least = min(most, max(MIN_LIMIT, MIN_OF_CLASS * images.classes))
+        if found >= least:
+            return found
+        need = budget
+        while self._room(need) < self.frozen_seconds(rung, least):
+            need *= 1.1
+        raise ValueError(
+            f"budget {duration(budget)} is too small for the features of {least} images of each split with "
+            f"{self.variants} variants: use {duration(need)}"
+        )
 
     def choose(self, budget: float) -> tuple[Rung, int]:
         """The rung and the number of seeds."""
@@ -165,10 +207,14 @@ class Planner:
 
     def offer(self, budget: float) -> Offer:
         rung, seeds = self.choose(budget)
-        return self.described(budget, rung, seeds, min(USEFUL * self.enough, self.epochs(rung, seeds, budget)))
+        epochs = min(USEFUL * self.enough, self.epochs(rung, seeds, budget))
+        return self.described(budget, rung, seeds, 0.0 if self.fitted and epochs < self.enough / 2 else epochs)
 
     def described(self, budget: float, rung: Rung, seeds: int, epochs: float) -> Offer:
-        if epochs < self.enough / 2:
+        if self.fitted and not epochs:
+            points = max(1, round(100 * resolution(self.variants, math.inf, self.images.test)))
+            resolves = f"which variants are within about {points} point{'s' * (points > 1)} of the best, untrained"
+        elif epochs < self.enough / 2:
             resolves = "most likely too little training to show a difference"
         elif seeds * self.folds < MIN_SEEDS:
             resolves = "the most accurate so far, without proof"
@@ -196,12 +242,16 @@ class Planner:
 
     def settle(self, plan: Plan, rates: Mapping[str, Rate], per_epoch: int, jobs: int, spent: float) -> Plan:
         """The plan with the steps that fit, from each variant's own speed where its jobs will run."""
-        rung = next(r for r in self.rungs if (r.side, r.options) == (plan.image_size, plan.options))
+        rung = next(r for r in self.rungs if r.side == plan.image_size and r.options.items() <= plan.options.items())
         most = max(2, round(USEFUL * self.enough * per_epoch))
-        runs = plan.seeds * plan.folds
-        steps, expected = fitting_steps(plan.seconds, spent, rates, self.images, per_epoch, runs, jobs, most)
+        runs, images = plan.seeds * plan.folds, self.images.limited(plan.limit)
+        head = operations(images.train, rung.model.features, images.classes) / SOLVED if self.fitted else None
+        steps, expected = fitting_steps(plan.seconds, spent, rates, images, per_epoch, runs, jobs, most, head)
         planner = self
-        if steps < most:
+        if self.fitted and steps < self.enough / 2 * per_epoch:
+            steps = 0
+            expected.pop("training")
+        elif steps < most:
             planner = replace(self, correction=self.epochs(rung, plan.seeds, plan.seconds) / (steps / per_epoch))
         mine = planner.described(plan.seconds, rung, plan.seeds, steps / per_epoch)
         offers = [mine, *planner.larger(plan.seconds)]
@@ -231,12 +281,22 @@ def choose_plan(
     trained = [v for v in variants if not v.published]
     near = device if slots is None else pick_device("auto")  # where steps are timed
     cores, amp = slots or places(device), amp_dtype(request.options.get("amp", "auto"), near)
-    planner = Planner(images, len(trained), cores, near, request.seeds, request.folds or 1, like, amp)
+    shaped = request.with_scratch or {"start_head", "head"} & set(request.options)
+    fitted = like is not None and like.head == "linear" and not shaped
+    planner = Planner(images, len(trained), cores, near, request.seeds, request.folds or 1, like, fitted, amp)
     planner = planner.with_rungs(request.options, request.image_size, resizable, {v.attention for v in trained})
     planner = planner.timed(seconds(budget), progress)
-    rung, seeds = planner.choose(seconds(budget))
-    folds = request.folds or 1
-    plan = Plan(seconds=seconds(budget), image_size=rung.side, options=rung.options, seeds=seeds, folds=folds)
+    if fitted:
+        planner = replace(planner, opening=decoding_seconds(images, planner.rungs[-1].side))
+    rung, count = planner.choose(seconds(budget))
+    plan = Plan(
+        seconds=seconds(budget),
+        image_size=rung.side,
+        options=rung.options | ({"start_head": "fitted"} if fitted else {}),
+        seeds=count,
+        folds=planner.folds,
+        limit=planner.limit(rung, seconds(budget)) if fitted else None,
+    )
     return planner, plan
 
 
@@ -256,17 +316,15 @@ def _takes(model: ModelConfig, attention: str) -> bool:
 
 
 def _start_sides(like: ModelConfig, available: int) -> list[int]:
-    """Image sizes at which a trained model can be used: its own; twice that if the images have as many pixels and the
-    tokens stay few; and half of it, from 96 px up."""
-    own, fits = like.image_size, like.patch_size or 1 << (like.pools or 0)
-    double = [2 * own] if 2 * own <= min(available, 256) else []
-    half = [own // 2 // fits * fits] if own // 2 >= 96 else []
-    return [*double, own, *half]
+    """Image sizes at which a trained model can be used: its own, and twice that if the images have as many pixels and
+    the tokens stay few."""
+    own = like.image_size
+    return [2 * own, own] if 2 * own <= min(available, 256) else [own]
 
 
-def resolution(variants: int, seeds: int, test: int, folds: int = 1) -> float:
+def resolution(variants: int, seeds: float, test: int, folds: int = 1) -> float:
     """The smallest margin within which variants can be shown to be of the best, if seeds and images differ as they
-    usually do: the bound of the report's verdicts."""
+    usually do: the bound of the report's verdicts. Infinite seeds: nothing is trained."""
     others, runs = max(1, variants - 1), seeds * folds
     by_seeds, by_images = 2 * SEED_DEVIATION**2, DISCORDANT / test
     quantile = dunnett(others, others * (runs - 1), LOOK)
@@ -315,8 +373,10 @@ def fitting_steps(
     runs: int,
     jobs: int,
     most: int,
+    head: float | None = None,
 ) -> tuple[int, dict[str, float]]:
     """Equal steps for every run that fit what is left of the budget, at most `most`; and the expected time by activity.
+    head: seconds to fit one to frozen features, which come first, and again for each seed whose features are random.
 
     `rates` are of one worker while all of them work. A run of half the steps is half a run; at the end one worker waits
     for the other for half a run on average, which the short runs, done last, make a quarter."""
@@ -325,15 +385,21 @@ def fitting_steps(
     one = step + image * images.validation / per_epoch  # of each variant, with its share of a validation
     fixed = len(rates) * (runs + 1) * RUN_OVERHEAD + image * (images.validation + 2 * images.test) * (runs + 1)
     share = (runs + 0.5) / jobs + (0.25 * (jobs > 1)) / len(rates)
-    overhead = spent + WORKER_START + fixed / jobs
+    frozen = {}
+    if head is not None:
+        frozen = {"frozen features": (image * images.total + len(rates) * (head + RUN_OVERHEAD)) / jobs}
+        fixed += (image * images.train + len(rates) * head) * (runs - 1)
+    overhead = spent + WORKER_START + fixed / jobs + sum(frozen.values())
     steps = min(most, int((PLANNED_SHARE * budget - measuring_seconds(budget) - overhead) / (one * share)))
-    if steps < 2:
+    if head is not None:
+        steps = max(0, steps)
+    elif steps < 2:
         need = budget
         while PLANNED_SHARE * need - measuring_seconds(need) < overhead + 2 * one * share:
             need *= 1.1
         raise ValueError(f"budget {duration(budget)} is too small for two steps of each run: use {duration(need)}")
     training = steps * one * share + fixed / jobs
-    return steps, {"planning": spent, "training": training, "measuring": measuring_seconds(budget)}
+    return steps, {"planning": spent, **frozen, "training": training, "measuring": measuring_seconds(budget)}
 
 
 def plan_lines(
@@ -342,6 +408,10 @@ def plan_lines(
     """The plan, for people."""
     counts = f"{images.train:,} train, {images.validation:,} validate, {images.test:,} test"
     scaled = f", resized to {model.image_size} px" if images.side != model.image_size else ""
+    scaled += f"; at most {plan.limit:,} of each split" if plan.limit else ""
+    length = f"{repetitions(plan)}, {plan.steps:,} steps ({epochs:.3g} epochs), and each once for half as long"
+    runs = ["frozen features and a fitted head"] if "frozen features" in plan.expected else []
+    runs += [length] if plan.steps else []
     spent = ", ".join(f"{duration(value)} {what}" for what, value in plan.expected.items())
     found = [
         f"plan for {duration(plan.seconds)}, {jobs if jobs > 1 else 'one'} training{'s' * (jobs > 1)} at a time",
@@ -349,8 +419,7 @@ def plan_lines(
         f"  model    {estimate(model).parameters:,} parameters, {model.tokens} tokens, dim {model.dim}, "
         f"{model.depth} layer{'s' * (model.depth != 1)}",
         f"  start    {start}",
-        f"  runs     {variants} variant{'s' * (variants != 1)} × {repetitions(plan)}, {plan.steps:,} steps "
-        f"({epochs:.3g} epochs), and each once for half as long",
+        f"  runs     {variants} variant{'s' * (variants != 1)} × {'; then × '.join(runs)}",
         f"  time     about {duration(sum(plan.expected.values()))}: {spent}",
         f"  shows    {plan.offers[0].resolves}",
     ]

@@ -88,7 +88,7 @@ def prepare(
             request.options.get("patch_size"),
             image_size=side,
             channels=like and like.channels,
-            limit=request.limit,
+            limit=(plan and plan.limit) or request.limit,
             skip_bad=request.skip_bad,
             resize=request.resize or (stored_of(start).about["resize"] if start else "crop"),
         )

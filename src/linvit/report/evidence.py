@@ -79,6 +79,11 @@ class StudyEvidence(Evidence[Study]):
         """Into which every seed divides the images; 0: all runs are tested on the same images."""
         return self.document.folds or 0
 
+    @property
+    def untrained(self) -> bool:
+        """Whether all models are frozen starts with fitted heads, tested on the same images."""
+        return self.document.steps == 0 and not self.folds
+
     @cached_property
     def merit(self) -> Merit:
         """What its variants are compared by."""

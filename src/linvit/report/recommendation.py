@@ -91,7 +91,7 @@ def _advice(summary: Summary, able: dict[str, VariantResult], best: VariantResul
     is_best = f"{'is' if merit is ACCURACY else 'needs'} the {merit.best} so far"
     lead = f"{best.label} {is_best}, {_right(best, summary)} in {_seeds(best, summary)}{_speed(best)}."
     few = [v for v in able.values() if v.verdict == statistics.UNKNOWN and v.id in summary.verdicts.names]
-    if few or len(best.scores) < ENOUGH:
+    if few or len(best.scores) < summary.enough:
         who = list(able.values()) if len(best.scores) < ENOUGH else [best, *few]
         runs = "folds" if summary.folds else "seeds"
         return Recommendation(
@@ -311,6 +311,7 @@ def _what(chosen: VariantResult, best: VariantResult, summary: Summary) -> str:
 def _confidence(chosen: VariantResult, summary: Summary) -> str:
     over = "over seeds and test images" if summary.sampled else f"over seeds, on these {summary.images:,} test images"
     over = f"over {summary.repeated(summary.seeds)}, corrected for shared images" if summary.folds else over
+    over = "over test images; nothing was trained, so there are no seeds" if summary.untrained else over
     lead = f"At 95\N{NO-BREAK SPACE}% confidence ({over}) it"
     loss = chosen.standing.loses_at_most or 0.0
     if loss <= 0:

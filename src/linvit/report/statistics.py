@@ -23,6 +23,9 @@ their differences are not independent. Nadeau and Bengio take the correlation of
 is held out, which gives the mean difference the variance V·(1/n + held out / others) with V between runs (Bouckaert and
 Frank, for folds that every seed divides differently). Seeds and images are both part of V, so h² is c(f)² times that.
 
+Models that were not trained have no seeds: the difference of two is one of images alone, V_image / N, and one run
+suffices for it.
+
 A study may be looked at twice, first and with the number of seeds that `settle` suggests: c has a level at which, over
 both looks, at most 5 % of studies wrongly call a variant within the margin. `benchmarks/decisions.py`
 simulates all of it.
@@ -105,6 +108,12 @@ def _dunnett(count: int, freedom: float, level: float) -> float:
     return high
 
 
+def over_images(share: float, count: int) -> Interval:
+    """Of one model's accuracy: what other test images could have given."""
+    half = float(stdtrit(1e12, 1 - LEVEL / 2)) * math.sqrt(share * (1 - share) / count)
+    return Interval(share, max(0.0, share - half), min(1.0, share + half), 1)
+
+
 @dataclass(frozen=True)
 class Comparison:
     """All pairs (variants, variants): `difference[i, j]` = accuracy i − j over the `seeds` they share; `noise`, its
@@ -119,6 +128,7 @@ class Comparison:
     images: np.ndarray
     shared: float = 0.0
     tested: int = 0
+    enough: int = ENOUGH
 
     def _blur(self, loss: float) -> np.ndarray:
         """Variance by the choice of images, if the question is whether one variant loses this much to the other."""
@@ -139,7 +149,7 @@ class Comparison:
         with np.errstate(divide="ignore", invalid="ignore"):
             mean = self.noise * (1 / self.seeds + self.shared)
             found = np.sqrt(seeds**2 * mean + images**2 * self._blur(loss))
-        found = np.where(self.seeds >= ENOUGH, found, np.inf)
+        found = np.where(self.seeds >= self.enough, found, np.inf)
         np.fill_diagonal(found, 0)
         return found
 
@@ -147,7 +157,7 @@ class Comparison:
         """p of the one-sided test that i beats j by more than this: the lowest level whose bound says so; 1 if that is
         none below one half, or if too few seeds are shared."""
         gap = float(self.difference[i, j]) - than
-        if self.seeds[i, j] < ENOUGH or gap <= 0:
+        if self.seeds[i, j] < self.enough or gap <= 0:
             return 1.0
         seeds = float(self.noise[i, j] * (1 / self.seeds[i, j] + self.shared))
         images, freedom = float(self._blur(than)[i, j]), float(self.freedom[i, j])
@@ -168,6 +178,8 @@ class Comparison:
         others = max(1, len(self.difference) - 1)
         most = sum(dunnett(others, MAX_SEEDS - 1, level) for level in (LOOK, 1 - POWER)) ** 2 * self.noise / MAX_SEEDS
         blur = (images + and_more) ** 2 * self._blur(margin) + (seeds + more) ** 2 * self.shared * self.noise
+        if self.enough == 1:  # seeds would change nothing
+            return np.full_like(self.seeds, np.inf), BLUR_SPARE * blur / margin**2
         with np.errstate(divide="ignore", invalid="ignore"):
             count = np.ceil((seeds + more) ** 2 * self.noise / np.maximum(margin**2 - blur, 0) - 1e-9)
             times = np.where(most < blur, BLUR_SPARE * blur / np.maximum(margin**2 - SEED_SPARE * most, 0), np.inf)
@@ -178,11 +190,15 @@ class Comparison:
 
 
 def compare(
-    scores: np.ndarray, right: Sequence[np.ndarray | None] = (), resolution: float = 0.0, shared: float = 0.0
+    scores: np.ndarray,
+    right: Sequence[np.ndarray | None] = (),
+    resolution: float = 0.0,
+    shared: float = 0.0,
+    enough: int = ENOUGH,
 ) -> Comparison:
     """`scores` is (variants, seeds), NaN where a seed is missing; `right` has for each variant whether an image was
     right, or its own score, (seeds, images), where that is known. No deviation between seeds below `resolution`, one
-    image, is believed."""
+    image, is believed. enough: seeds for a claim; 1: nothing was trained, and one seed has no noise."""
     k, there = len(scores), np.isfinite(scores)
     mean = np.array([row[known].mean() if known.any() else np.nan for row, known in zip(scores, there, strict=True)])
     difference = mean[:, None] - mean if k else np.zeros((0, 0))
@@ -202,12 +218,13 @@ def compare(
         for i, j in pairs:
             d = scores[i, common] - scores[j, common]
             own = d.var(ddof=1) if n > 1 else np.nan
+            spread = max(own, 2 * pooled, max(resolution, 1e-12) ** 2)
+            spread, free = (spread, known or max(1, n - 1)) if n > 1 or enough > 1 else (0.0, math.inf)
             for a, b, sign in ((i, j, 1), (j, i, -1)):
-                difference[a, b], seeds[a, b], freedom[a, b] = sign * d.mean(), n, known or max(1, n - 1)
-                noise[a, b] = max(own, 2 * pooled, max(resolution, 1e-12) ** 2)
+                difference[a, b], seeds[a, b], freedom[a, b], noise[a, b] = sign * d.mean(), n, free, spread
                 images[a, b] = blur.get((i, j), np.nan)
     counted = [found.shape[-1] for found in right if found is not None and found.dtype == bool]
-    return Comparison(difference, seeds, noise, freedom, images, shared, max(counted, default=0))
+    return Comparison(difference, seeds, noise, freedom, images, shared, max(counted, default=0), enough)
 
 
 def _images(scores: np.ndarray, right: Mapping[int, np.ndarray]) -> dict[tuple[int, int], float]:
@@ -335,6 +352,7 @@ def judge(
     margin: float = MARGIN,
     shared: float = 0.0,
     merit: Merit = ACCURACY,
+    enough: int = ENOUGH,
 ) -> Verdicts:
     """`scores[variant][seed]` and, where it is known, `right[variant][seed]`, image by image → a verdict each.
     A variant with a diverged seed is only flagged. Of folds, a seed stands for one fold of one, as in `Comparison`."""
@@ -345,13 +363,13 @@ def judge(
     seeds = sorted({seed for name in names for seed in scores[name]}, key=str)
     table = np.array([[scores[name].get(seed, np.nan) for seed in seeds] for name in names])
     known_right = [_stack((right or {}).get(name, {}), scores[name], seeds) for name in names]
-    found = compare(table, known_right, resolution, shared)
+    found = compare(table, known_right, resolution, shared, enough)
     itself = np.eye(len(names), dtype=bool)
     top = int(np.where(itself, np.inf, found.difference).min(axis=1).argmax())  # over shared seeds, pair by pair
     half = found.half(loss=margin)
     low, high = (np.where(itself, np.inf, found.difference + sign * half).min(axis=1) for sign in (-1, 1))
     for i, name in enumerate(names):
-        known = len(names) > 1 and (found.seeds[i, top] >= ENOUGH or i == top)
+        known = len(names) > 1 and (found.seeds[i, top] >= enough or i == top)
         shown, worse = bool(known and low[i] > -margin), bool(known and high[i] < -margin)
         word = merit.within(margin) if shown else WORSE if worse else OPEN if known else UNKNOWN
         of[name] = Standing(

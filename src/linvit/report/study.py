@@ -209,6 +209,8 @@ def _rule(summary: Summary) -> str:
     merit, margin = summary.merit, summary.merit.amount(summary.margin)
     over = "seeds and test images" if summary.sampled else "seeds only"
     of, sample = "mean and 95 % interval over seeds", f"Intervals and verdicts account for {over}."
+    if summary.untrained:
+        of, sample = "with the 95 % interval over test images", "Verdicts account for test images; there are no seeds."
     if summary.folds:
         of = f"out of fold, with the corrected resampled 95 % t-interval over {summary.repeated(summary.seeds)}"
         sample = "Folds share most of their training images, which intervals and verdicts account for."

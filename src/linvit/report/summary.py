@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from linvit import metrics
+from linvit.durations import duration
 from linvit.records import Record
 from linvit.report import statistics
 from linvit.report.evidence import Run, StudyEvidence, run_of
@@ -122,8 +123,19 @@ class Summary:
     def merit(self) -> Merit:
         return self.evidence.merit
 
+    @property
+    def untrained(self) -> bool:
+        return self.evidence.untrained
+
+    @property
+    def enough(self) -> int:
+        """Shared seeds without which nothing is claimed."""
+        return 1 if self.untrained else statistics.ENOUGH
+
     def repeated(self, seeds: int) -> str:
         """How often a variant was trained, in words."""
+        if self.untrained:
+            return "one run without training"
         if not self.folds:
             return count_seeds(seeds)
         return f"{self.folds} folds" + (f" × {count_seeds(seeds)}" if seeds > 1 else "")
@@ -143,6 +155,7 @@ class Summary:
             self.margin,
             _shared(self.evidence),
             self.merit,
+            self.enough,
         )
 
     @property
@@ -178,7 +191,7 @@ def summarise(evidence: StudyEvidence, margin: float | None = None) -> Summary:
     run = [v for v in variants if not v.published]  # a printed number has no seeds to compare
     real = [v for v in run if v.judged]
     # a variant whose runs fail repeatedly must not prevent verdicts on the others
-    judged = [v for v in real if not (v.failed and len(v.scores) < statistics.ENOUGH)] or real
+    judged = [v for v in real if not (v.failed and len(v.scores) < summary.enough)] or real
     summary.verdicts = summary.judge(judged or run)
     for variant in variants:
         if variant.published:
@@ -264,6 +277,8 @@ def _interval(evidence: StudyEvidence, scores: dict[Run, float], mean: float | N
     """Of the numbers that the scores are of; around another mean, if that is given: folds may differ by an image."""
     merit = evidence.merit
     found = statistics.interval((merit.sign * score for score in scores.values()), _shared(evidence))
+    if found is not None and found.low is None and evidence.untrained:
+        return statistics.over_images(found.mean, max(r.n for r in evidence.of(merit.metric)))
     if found is None or found.low is None or found.high is None:
         return found
     shift = 0.0 if mean is None else mean - found.mean
@@ -281,7 +296,9 @@ def _limitations(summary: Summary) -> list[str]:
             found.append(f"{v.label} was requested, but has no {summary.merit.title.lower()} yet.")
         if v.failed:
             found.append(f"{v.label} failed: {'; '.join(v.failed)}. The same command retries it.")
-    if measured and (most := max(len(v.scores) for v in measured)) < statistics.ENOUGH:
+    if summary.untrained:
+        found.append(_untrained(summary))
+    elif measured and (most := max(len(v.scores) for v in measured)) < statistics.ENOUGH:
         runs = f"{most} folds" if summary.folds else count_seeds(most)
         found.append(f"{runs.capitalize()} per variant cannot show a difference: at least {statistics.ENOUGH} can.")
     if len({frozenset(v.scores) for v in measured if not v.diverged}) > 1:
@@ -295,13 +312,24 @@ def _limitations(summary: Summary) -> list[str]:
         if values := _mixed(summary.evidence.records, name):
             found.append(f"Measured with different {what}: {', '.join(values)}.")
     unchecked = [v.label for v in measured if not v.both and not v.diverged]
-    if unchecked:
+    if unchecked and not summary.untrained:
         of = f"the place of {', '.join(unchecked)}" if any(v.half for v in measured) else "the order"
         found.append(f"It was not checked whether more training would change {of}.")
     if len(summary.verdicts.names) > 1 and not summary.sampled and not summary.folds:
         what = "bits of each test image" if summary.merit is BITS else "predictions of each test image"
         found.append(f"Some runs did not store the {what}: verdicts hold for these test images only.")
     return found
+
+
+def _untrained(summary: Summary) -> str:
+    plan = summary.study.plan
+    longer = next((offer for offer in plan.offers[1:] if offer.epochs), None) if plan else None
+    trains = f"; a budget of {duration(longer.seconds)} would allow it" if longer else ""
+    return (
+        "Nothing was trained: features are those of the start, frozen, and heads are fitted to them. There are no "
+        "training seeds, so intervals are over test images alone. Training helps most where an attention differs from "
+        f"the one that the start was trained with{trains}."
+    )
 
 
 MIXED = {"device": "devices", "threads": "numbers of threads", "dtype": "data types", "commit": "versions of linvit"}

@@ -151,7 +151,8 @@ class Offer(Frozen):
     @property
     def text(self) -> str:
         size = {1: "full width", 2: "half width", 4: "quarter width"}[self.narrower]
-        return f"{self.image_size} px, {size}, {repetitions(self)}, {self.epochs:.3g} epochs: {self.resolves}"
+        length = f"{repetitions(self)}, {self.epochs:.3g} epochs" if self.epochs else "frozen features, a fitted head"
+        return f"{self.image_size} px, {size}, {length}: {self.resolves}"
 
 
 class Plan(Frozen):
@@ -162,7 +163,8 @@ class Plan(Frozen):
     options: dict[str, Any]  # of the model and the recipe
     seeds: int
     folds: int = 1  # of each seed; 1: none
-    steps: int = 0
+    limit: int | None = None  # images of each split, if there is no time for all
+    steps: int = 0  # of a trained start: 0, its frozen features with a fitted head
     expected: dict[str, float] = Field(default_factory=dict)  # activity → seconds
     offers: list[Offer] = Field(default_factory=list)  # for this budget, then for larger ones
 
@@ -178,6 +180,7 @@ class Run(NamedTuple):
     seed: int
     half: bool = False  # for half of the steps, with a schedule of its own
     fold: int | None = None  # held out
+    frozen: bool = False  # without any step: the start with a fitted head
 
 
 class Study(Document):
@@ -257,7 +260,8 @@ class Study(Document):
 
     def runs(self) -> list[Run]:
         """Seeds outermost, then folds, then variants in rotating order, so that a drift of the machine affects all of
-        them alike; then each variant's first run for half of the steps, which shows whether more would matter."""
+        them alike; then each variant's first run for half of the steps, which shows whether more would matter. Before
+        all others the frozen features of a start whose head is fitted, which need no training."""
         seeds = sorted({seed for seeds in self.seeds.values() for seed in seeds})
         folds = range(self.folds) if self.folds else [None]
         found = []
@@ -265,5 +269,12 @@ class Study(Document):
             mine = [variant for variant in self.variants if seed in self.seeds.get(variant.id, [])]
             mine = mine[i % len(mine) :] + mine[: i % len(mine)]
             found += [Run(variant, seed, fold=fold) for variant in mine]
-        halves = [Run(v, self.seeds[v.id][0], True, folds[0]) for v in self.variants if v.id in self.seeds]
-        return found + (halves if (self.steps or 0) > 1 else [])
+        firsts = [(v, self.seeds[v.id][0]) for v in self.variants if v.id in self.seeds]
+        halves = [Run(v, seed, half=True, fold=folds[0]) for v, seed in firsts]
+        frozen = [Run(v, seed, frozen=True, fold=folds[0]) for v, seed in firsts] if self.fitted else []
+        return (frozen if self.steps else []) + found + (halves if (self.steps or 0) > 1 else [])
+
+    @property
+    def fitted(self) -> bool:
+        """Whether every run begins with a head fitted to frozen features."""
+        return self.recipe.start_head == "fitted"

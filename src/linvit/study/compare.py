@@ -18,7 +18,7 @@ from linvit.attention import has_random_features, role_of
 from linvit.data import Dataset, repeats
 from linvit.execute import Tracking, WorkerDied
 from linvit.files import remove_parts
-from linvit.ledger import open_ledger
+from linvit.ledger import Ledger, open_ledger
 from linvit.locks import claim_folder, locked
 from linvit.measure.provenance import machine
 from linvit.measure.threads import use_threads
@@ -170,7 +170,7 @@ class Comparison:
         """The number of steps; with a budget, from the speed of each variant where its jobs will run."""
         prepared, study, base = self.prepared, self.study, self.prepared.designer.base
         length = base.length(len(prepared.designer.dataset.train))
-        study.steps = study.steps or length.total
+        study.steps = length.total if study.steps is None else study.steps
         if prepared.planner is not None and study.plan is not None:
             timing = min(planning.MAX_TIMING, planning.TIMING_SHARE * study.plan.seconds) / 2
             rates = self.placement.rates(timing, self.progress)
@@ -211,8 +211,11 @@ class Comparison:
             self.on_event(job, event)
             trackers(job, event)
 
-        for job, records in self.placement.run(self.all_jobs, on_event):
+        frozen = sum(job.frozen for job in self.all_jobs)  # they come first
+        for number, (job, records) in enumerate(self.placement.run(self.all_jobs, on_event), 1):
             store_runs(self.ledger, study_records(job, records))
+            if number == frozen:
+                self.log(frozen_line(self.ledger, self.study))
         folds = len({job.fold for job in self.all_jobs})
         store_runs(self.ledger, pooled_records(self.ledger, self.folder, folds))
 
@@ -256,10 +259,10 @@ class Comparison:
             problems.append(
                 f"There was no time for {late} of the runs with half the steps: the same command adds them."
             )
-        limit = self.request.limit
+        limit = (study.plan and study.plan.limit) or self.request.limit
         study.warnings = warnings(study, self.prepared, self.all_jobs, limit) + problems
         seen = {name: len(seeds) for name, seeds in study.seeds.items()}
-        if seen not in study.looks and all(job.half or job.finished() for job in self.all_jobs):
+        if seen not in study.looks and all(not job.full or job.finished() for job in self.all_jobs):
             study.looks.append(seen)
         study.save(self.folder)
 
@@ -321,6 +324,13 @@ def describe_start(starts: Mapping[str, Start]) -> str:
     return f"from {what}; --from scratch for none"
 
 
+def frozen_line(ledger: Ledger, study: Study) -> str:
+    """What the variants reach without training, as soon as it is known."""
+    found = ((v.label, ledger.last("frozen_accuracy", variant=v.id)) for v in study.variants)
+    show = metrics.METRICS["frozen_accuracy"].show
+    return "without training: " + ", ".join(f"{label} {show(record.value)}" for label, record in found if record)
+
+
 def job_line(job: StudyJob) -> str:
     return f"job {job.number + 1} of {job.jobs}: {job.name}: {status(job.experiment, Path(job.folder))}"
 
@@ -359,14 +369,14 @@ def warnings(study: Study, prepared: Prepared, jobs: Sequence[StudyJob], limit: 
     found, data, recipe = [], prepared.designer.dataset, study.recipe
     causal, done = study.model.causal, study.epochs or 0.0
     full = (OF_TASK["next-pixel"] if causal else TUNED.get(data.name, {})).get("epochs")
-    if done < 1:
+    if done < 1 and study.steps:
         found.append(f"{study.steps} steps are {done:.2g} of an epoch: the models are barely trained.")
     elif full and done < full:
         found.append(f"{done:g} of the recipe's {full:g} epochs: more training may change the order.")
     if limit is not None:
         found.append(f"At most {limit:,} images of each split were used: more may change the order.")
     images = prepared.designer.train_images
-    steps = {job.variant: job.experiment.length(images(job.experiment)).total for job in jobs if not job.half}
+    steps = {job.variant: job.experiment.length(images(job.experiment)).total for job in jobs if job.full}
     usual = statistics.mode(steps.values()) if steps else 0
     for other in sorted({*steps.values()} - {usual}):
         names = ", ".join(v.label for v in study.variants if steps.get(v.id) == other)

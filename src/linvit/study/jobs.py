@@ -26,6 +26,8 @@ from linvit.training.folds import out_of_fold
 
 JOBS_FILE = "jobs.jsonl"
 HALF_METRICS = {"test_accuracy": "half_accuracy", "bits_per_dim": "half_bits_per_dim"}
+FROZEN_METRICS = {"test_accuracy": "frozen_accuracy"}
+SIZES = {"half": 0.5, "frozen": 0.25}  # of a run relative to a full one, roughly
 
 
 class StudyJob(Job):
@@ -37,12 +39,18 @@ class StudyJob(Job):
     variant: str  # its id
     half: bool = False  # trained for half of the steps, in addition to the variant's full runs
     fold: int | None = None  # held out
+    frozen: bool = False  # not trained, in addition to the variant's full runs
+
+    @property
+    def full(self) -> bool:
+        return not (self.half or self.frozen)
 
     @property
     def name(self) -> str:
         """For people."""
         fold = "" if self.fold is None else f", fold {self.fold}"
-        return f"{self.experiment.label}, seed {self.experiment.seed}{fold}{', half of the steps' * self.half}"
+        kind = ", half of the steps" * self.half + ", frozen" * self.frozen
+        return f"{self.experiment.label}, seed {self.experiment.seed}{fold}{kind}"
 
 
 OnJobEvent = Callable[[StudyJob, Event], None]
@@ -51,12 +59,13 @@ OnJobEvent = Callable[[StudyJob, Event], None]
 def study_jobs(study: Study, designer: Designer, folder: Path, device: torch.device) -> list[StudyJob]:
     """One for each run of the study, each in a folder of its own."""
     runs = study.runs()
-    sizes = [0.5 if run.half else 1.0 for run in runs]
+    sizes = [SIZES["half"] if run.half else SIZES["frozen"] if run.frozen else 1.0 for run in runs]
     found, done = [], 0.0
     for number, (run, size) in enumerate(zip(runs, sizes, strict=True)):
         experiment = _experiment(study, designer, run)
         fold = "" if run.fold is None else f"fold{run.fold}-"
-        name = f"{slug(run.variant.id)}-{'half-' * run.half}seed{run.seed}-{fold}{experiment.id[:6]}"
+        kind = "half-" * run.half + "frozen-" * run.frozen
+        name = f"{slug(run.variant.id)}-{kind}seed{run.seed}-{fold}{experiment.id[:6]}"
         found.append(
             StudyJob(
                 number=number,
@@ -64,6 +73,7 @@ def study_jobs(study: Study, designer: Designer, folder: Path, device: torch.dev
                 part=(done / sum(sizes), (done + size) / sum(sizes)),
                 variant=run.variant.id,
                 half=run.half,
+                frozen=run.frozen,
                 fold=run.fold,
                 experiment=experiment,
                 folder=str(folder / name),
@@ -86,8 +96,9 @@ def _experiment(study: Study, designer: Designer, run: Run) -> Experiment:
     experiment = experiment.model_copy(update=changes)
     if run.fold is not None and study.folds:
         experiment = designer.hold_out(experiment, run.variant, Fold(run.fold, study.folds, run.seed))
-    if run.half:
-        steps = max(1, experiment.length(designer.train_images(experiment)).total // 2)
+    if run.half or run.frozen:
+        half = max(1, experiment.length(designer.train_images(experiment)).total // 2)
+        steps = half if run.half else 0
         recipe = experiment.recipe.model_copy(update={"steps": steps})
         experiment = experiment.model_copy(update={"recipe": recipe})
     return experiment
@@ -143,11 +154,12 @@ def study_records(job: StudyJob, records: Iterable[Record]) -> Iterator[Record]:
     place = Path(job.folder).name
     tags: dict[str, Tag] = {"variant": job.variant} if job.fold is None else {"variant": job.variant, "fold": job.fold}
     for r in records:
-        if job.half:  # only its final result matters
-            if r.metric not in HALF_METRICS or r.tags["selection"] != "best":
+        if not job.full:  # only its final result matters
+            kept = HALF_METRICS if job.half else FROZEN_METRICS
+            if r.metric not in kept or r.tags["selection"] != "best":
                 continue
             own = {name: value for name, value in r.tags.items() if name != "selection"}
-            r = replace(r, metric=HALF_METRICS[r.metric], tags=own)
+            r = replace(r, metric=kept[r.metric], tags=own)
         yield replace(r, artefact=f"{place}/{r.artefact}" if r.artefact else "").tagged(**tags)
 
 

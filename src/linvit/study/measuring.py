@@ -14,7 +14,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -28,13 +28,13 @@ from linvit.devices import amp_dtype
 from linvit.execute import DatasetCache, Work
 from linvit.files import write_atomically
 from linvit.ledger import open_ledger
-from linvit.measure.models import SPEEDS, MakeOptimizer, side_by_side
+from linvit.measure.models import SPEEDS, MakeOptimizer, model_calls, side_by_side
 from linvit.measure.provenance import provenance
-from linvit.measure.race import BASELINES, ROUNDS
+from linvit.measure.race import BASELINES, MIN_ROUNDS, ROUNDS, timed
 from linvit.measure.speed import layer_speed
 from linvit.measure.threads import use_threads
 from linvit.measure.timing import Timing
-from linvit.measure.trained import attention_maps, redrawn, trained_error
+from linvit.measure.trained import REDRAWS, attention_maps, redrawn, trained_error
 from linvit.models import VisionTransformer
 from linvit.models.sampling import sample
 from linvit.models.stems import from_levels, to_levels
@@ -53,7 +53,8 @@ from linvit.training.optimizers import make_optimizer
 
 LENGTHS = (64, 256, 1024)  # tokens at which attentions are timed
 EXAMPLES, EXAMPLE_POOL = 12, 500  # images shown, and images they are chosen from
-REDRAW_IMAGES = 1000  # test images, at most, on which redrawn features are evaluated
+REDRAW_IMAGES, MIN_REDRAW_IMAGES = 1000, 100  # test images on which redrawn features are evaluated
+PACED = 4  # images of a pass that is timed to plan the others
 SAMPLES = 10  # images drawn by each next-pixel model
 
 
@@ -98,7 +99,7 @@ class Measuring:
         self.ledger = open_ledger(self.folder)
         study = Study.read(Study.path(self.folder))
         self.batch = self.base.length(len(data.train)).batch
-        full = [job for job in work.jobs if not job.half]
+        full = [job for job in work.jobs if job.full]
         self.first = {job.variant: job for job in reversed(full)}  # of each variant, the job with the first seed
         self.configs = {v.id: self.first[v.id].experiment.model for v in study.variants if v.id in self.first}
         self.labels = {v.id: v.label for v in study.variants}
@@ -109,6 +110,8 @@ class Measuring:
         self.built: dict[ModelConfig, VisionTransformer] = {}
 
     def run(self) -> list[str]:
+        calls = (len(self.configs) + len(BASELINES)) * (2 + MIN_ROUNDS)
+        self.batch = self.affordable(0.4, self.batch, 4 * calls)  # a step takes as long as three passes
         if self.missing(*SPEEDS):  # ratios are measured side by side, so all are measured again
             with self.attempt("Speed"):
                 self.speed()
@@ -130,6 +133,20 @@ class Measuring:
     def share(self, part: float) -> float | None:
         """The end of this part of the time that is left."""
         return None if self.deadline is None else (1 - part) * time.monotonic() + part * self.deadline
+
+    @cached_property
+    def pace(self) -> float:
+        """Seconds for which the base's model looks at an image."""
+        call = model_calls(self.base.model, self.device, PACED, build=self.build, dtype=self.dtype)["inference"]
+        timed(call, 1, self.device)
+        return timed(call, 1, self.device)["wall"] / PACED
+
+    def affordable(self, part: float, most: int, passes: int) -> int:
+        """How many images, at most so many, this number of passes can take in this part of the time that is left."""
+        if self.deadline is None:
+            return most
+        left = part * max(0.0, self.deadline - time.monotonic())
+        return max(1, min(most, int(left / (passes * self.pace))))
 
     def late(self) -> bool:
         return self.deadline is not None and time.monotonic() >= self.deadline
@@ -285,8 +302,12 @@ class Measuring:
     def redraws(self) -> None:
         """The effect of redrawing random features on the accuracy of every trained model that has them."""
         random = {name for name, config in self.configs.items() if has_random_features(config.attention)}
-        test = self.data.test
-        some = test.some(test.order(0, 0)[:REDRAW_IMAGES])
+        test, most = self.data.test, min(len(self.data.test), REDRAW_IMAGES)
+        left = len(random) * len({seed for _, seed in self.jobs})
+        count = self.affordable(0.5, most, REDRAWS * max(1, left))
+        if count < min(most, MIN_REDRAW_IMAGES) and random:
+            return self.leave_out("Spread over redrawn features")
+        some = test.some(test.order(0, 0)[:count])
         for name, seed, path in self.each_model("draw_spread", "Spread over redrawn features", random):
             with self.attempt(f"Spread of {self.labels[name]} over redrawn features"):
                 model = self.load(name, path)
@@ -332,10 +353,11 @@ class Measuring:
         firsts = self.first_models()
         if not set(firsts) - self.shown("examples"):
             return
-        if self.late():
+        count = self.affordable(0.8, EXAMPLE_POOL, len(firsts))
+        if self.late() or count < EXAMPLES:
             return self.leave_out("Selecting examples")
         self.progress(0, 1, "examples")
-        images, labels = self.data.test.batch(self.data.test.order(0, 0)[:EXAMPLE_POOL])
+        images, labels = self.data.test.batch(self.data.test.order(0, 0)[:count])
         found: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # classes and their probabilities
         for name, path in firsts.items():
             model = self.load(name, path)

@@ -130,6 +130,11 @@ def fit(f: Tensor, y: Tensor, classes: int) -> Head:
     return kind(f[:count], y[:count], classes)._replace(accuracy=right[best])
 
 
+def operations(images: int, width: int, classes: int) -> float:
+    """Of fitting a head, at most."""
+    return min(2 * WORK, 4.0 * images * width * classes * (FOLDS * len(PENALTIES) * ITERATIONS + MAX_ITERATIONS))
+
+
 def _folds(y: Tensor) -> Tensor:
     """The fold in which each image is held out, dealt out class by class."""
     found = torch.empty_like(y)

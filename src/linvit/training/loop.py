@@ -44,6 +44,7 @@ from linvit.training.tasks import TASKS
 
 LEAST_SCALE = 1e-4  # of gradients in half precision: it halves with each step that overflows, from 65,536
 WARM, TRIED = 2, 256  # steps before a rate is taken, and images that are evaluated for it
+FIRST, TIMED_STEPS = 4, 4  # images of a step of the warm-up, and steps in which a rate is taken, at least
 READ = 10  # steps between two looks at what the device has summed up
 
 
@@ -153,9 +154,11 @@ class Training:
         return self.task.evaluate(Shared(model) if ranks.count() > 1 else model, split)
 
     def rate(self, seconds: float) -> Rate:
-        """The speed of real steps, measured for about this many seconds after two to warm up. Nothing is written, and
-        the model must not be used afterwards."""
-        self.total, start = 10**9, 0.0  # however short it is meant to be
+        """The speed of real steps, measured for about this many seconds after two to warm up. On a CPU, whose time
+        grows with the batch, steps that would take long have fewer images. Nothing is written, and the model must not
+        be used afterwards."""
+        self.total, start, whole = 10**9, 0.0, self.batch  # however short it is meant to be
+        self.batch = min(whole, FIRST) if self.device.type == "cpu" and ranks.count() == 1 else whole
         with self._begun():
             for count, batch in enumerate(self._batches()):
                 self._step(batch)
@@ -163,12 +166,16 @@ class Training:
                     continue  # a device is asked as seldom as in a training
                 wait(self.device)
                 now = time.perf_counter()
+                if count == WARM - 1:  # of the warm-up, the last step tells how many images there is time for
+                    fit = seconds / TIMED_STEPS * self.batch / max(now - start, 1e-9)
+                    self.batch = max(1, min(whole, int(fit))) if self.batch < whole else whole
                 start = now if count < WARM else start
                 if count > WARM and now - start >= seconds:
                     break
-        steps, start = (count - WARM + 1) / (now - start), time.perf_counter()
-        held = self.dataset.validation
-        some = Split(held.store, held.rows[:TRIED], held.labels[:TRIED])
+        steps = (count - WARM + 1) / (now - start) * self.batch / whole
+        held, start = self.dataset.validation, time.perf_counter()
+        tried = max(1, min(TRIED, round(seconds * steps * whole)))
+        some = Split(held.store, held.rows[:tried], held.labels[:tried])
         self.task.evaluate(self.averaged, some)
         return Rate(steps, len(some) / (time.perf_counter() - start))
 

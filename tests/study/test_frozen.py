@@ -1,0 +1,235 @@
+"""A budget with a trained start: frozen features with a fitted head first, then training where there is time for it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from linvit.data import Survey, load_data
+from linvit.models import create_model, model_config
+from linvit.pipeline import plan
+from linvit.pipeline.plan import Planner, Rung, fitting_steps
+from linvit.records import Records
+from linvit.report.study import study_result
+from linvit.study import Study, compare
+from linvit.study.placement import JobPlacement
+from linvit.training.checkpoint import read_model, save_config, save_model
+from linvit.training.loop import Rate
+
+CPU = torch.device("cpu")
+PETS = Survey("pets", 37, 3, 375, train=5290, validation=588, test=1470)
+DEIT = model_config(image_size=224, patch_size=16, dim=192, depth=12, heads=3)
+ATTENTIONS = ("softmax", "performer-relu:m=8")
+
+
+def planner(images: Survey = PETS, variants: int = 6, cores: int = 2, seconds: float = 0.12) -> Planner:
+    """A start that a core trains on for this long per image."""
+    rungs = [Rung(224, 1, {}, DEIT, seconds)]
+    return Planner(images, variants, cores, CPU, like=DEIT, fitted=True, rungs=rungs)
+
+
+@pytest.mark.parametrize("minutes", [3, 5, 10, 15, 20, 30, 60, 120, 240, 480])
+def test_frozen_features_and_training_fit_any_budget_from_three_minutes(minutes: int) -> None:
+    """With every budget all of the features are computed in time, of as many images as there is time for."""
+    budget, ladder = 60.0 * minutes, planner()
+    rung, seeds = ladder.choose(budget)
+    limit = ladder.limit(rung, budget)
+    used = ladder.frozen_seconds(rung, limit)
+    assert used <= ladder._room(budget)
+    if limit is not None:
+        assert ladder.frozen_seconds(rung, limit + 1) > ladder._room(budget)
+        assert ladder.offer(budget).epochs == 0
+    if ladder.epochs(rung, seeds, budget) >= ladder.enough:
+        assert limit is None
+
+
+def test_more_time_gives_more_images_then_training_then_seeds() -> None:
+    ladder = planner()
+    offers = [ladder.offer(60.0 * minutes) for minutes in (3, 15, 90, 480)]
+    limits = [ladder.limit(ladder.rungs[0], offer.seconds) for offer in offers]
+    assert limits[0] is not None
+    assert limits[1] is not None
+    assert limits[0] < limits[1]
+    assert limits[2:] == [None, None]
+    assert [offer.epochs > 0 for offer in offers] == [False, False, True, True]
+    assert offers[-1].seeds >= 3
+    assert "untrained" in offers[0].resolves
+    assert "frozen features" in offers[0].text
+    assert {offer.image_size for offer in offers} == {224}
+
+
+def test_a_budget_for_too_few_images_is_refused_with_one_that_is_enough() -> None:
+    ladder = planner(seconds=10.0)
+    with pytest.raises(
+        ValueError, match=r"budget 3m00s is too small for the features of 111 images of each split with 6"
+    ):
+        ladder.limit(ladder.rungs[0], 180.0)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("budget", [900.0, 3600.0, 14400.0])
+def test_the_time_of_every_run_adds_up_to_the_budget(jobs: int, budget: float) -> None:
+    """A clock that only counts what each run does, in the study's order, with features computed anew for every seed."""
+    rates = {name: Rate(0.5 / (1 + i / 5), 60.0) for i, name in enumerate("abcdef")}
+    head, seeds, per_epoch, images = 5.0, 3, 82, PETS if budget > 900 else PETS.limited(600)
+    steps, expected = fitting_steps(budget, 20.0, rates, images, per_epoch, seeds, jobs, 10**9, head)
+    workers = [20.0 + plan.WORKER_START] * jobs
+    for share in [0.0] + [1.0] * seeds + [0.5]:
+        for number, rate in enumerate(rates.values()):
+            anew = share != 0.5 and (share == 0.0 or number >= 0)
+            seen = images.validation * max(1, steps * share / per_epoch) + images.test * (1 if share == 0 else 2)
+            seen += images.train * anew
+            worker = workers.index(min(workers))
+            workers[worker] += steps * share / rate.steps + seen / rate.images + anew * head + plan.RUN_OVERHEAD
+    end = max(workers) + plan.measuring_seconds(budget)
+    assert end <= 1.05 * budget or steps == 0
+    assert sum(expected.values()) <= 1.05 * budget or steps == 0
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Three kinds of pictures that are told apart by their colour, not squares."""
+    rng = np.random.default_rng(0)
+    for kind in range(3):
+        (tmp_path / "photos" / f"kind {kind}").mkdir(parents=True)
+        for i in range(40):
+            pixels = rng.integers(0, 150, (24, 30, 3), dtype=np.uint8)
+            pixels[..., kind] += np.uint8(rng.integers(0, 60))
+            Image.fromarray(pixels).save(tmp_path / "photos" / f"kind {kind}" / f"{i}.png")
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Path:
+    """A model of other classes."""
+    shape = {"stem": "patch", "patch_size": 4, "dim": 16, "depth": 1, "heads": 2, "mlp_dim": 24}
+    model = create_model(image_size=16, channels=3, classes=4, **shape, seed=3)
+    save_config(tmp_path / "start", model.config, load_data("synthetic:images=40,size=16,classes=4"))
+    save_model(tmp_path / "start", model)
+    return tmp_path / "start"
+
+
+def speeds(monkeypatch: pytest.MonkeyPatch, per_image: float, steps: float) -> None:
+    """A machine whose speed is known."""
+
+    def rungs(self: Planner, budget: float, progress: object) -> Planner:
+        return replace(self, rungs=[replace(rung, seconds=per_image) for rung in self.rungs])
+
+    monkeypatch.setattr(Planner, "timed", rungs)
+    monkeypatch.setattr(plan, "decoding_seconds", lambda images, side: 0.0)
+    monkeypatch.setattr(
+        JobPlacement, "rates", lambda self, seconds, progress: {v: Rate(steps, 3000.0) for v in self.study.seeds}
+    )
+
+
+def run(photos: Path, start: Path, folder: Path, **options: object) -> tuple[Study, Records, list[str]]:
+    lines: list[str] = []
+    words = {"attentions": ATTENTIONS, "start": start, "budget": "3m", "threads": 1, "measured": False, "out": folder}
+    compare(photos, log=lines.append, **words | options)
+    return Study.read(folder / "study.json"), Records(folder / "records.jsonl"), lines
+
+
+@pytest.mark.usefixtures("no_page")
+def test_without_time_to_train_the_start_is_compared_as_it_is(photos, start, tmp_path, monkeypatch) -> None:
+    speeds(monkeypatch, per_image=0.15, steps=0.01)
+    study, records, lines = run(photos, start, tmp_path / "x")
+    assert (study.steps, study.plan and study.plan.steps, study.epochs) == (0, 0, 0)
+    assert study.plan is not None
+    assert study.plan.limit is None
+    assert (study.dataset.image_size, study.recipe.start_head) == (16, "fitted")
+    assert any("× frozen features and a fitted head" in line for line in lines)
+    scores = {
+        r.tags["variant"]: r.value for r in records if r.metric == "test_accuracy" and r.tags["selection"] == "best"
+    }
+    assert [name.partition(",")[0] for name in sorted(scores)] == sorted([*ATTENTIONS, "uniform"])
+    assert min(scores.values()) > 0.6  # of three classes
+    weights = read_model(next((tmp_path / "x").glob("softmax*seed0-*"))).tensors
+    first = read_model(start).tensors
+    assert all(torch.equal(value, weights[name]) for name, value in first.items() if not name.startswith("head."))
+    assert not any("barely trained" in text for text in study.warnings)
+    again, _, _ = run(photos, start, tmp_path / "x")  # nothing is planned or run again
+    assert (again.steps, again.plan) == (0, study.plan)
+
+
+def test_a_comparison_without_training_has_intervals_over_test_images(photos, start, tmp_path, monkeypatch) -> None:
+    speeds(monkeypatch, per_image=0.15, steps=0.01)
+    run(photos, start, tmp_path / "x", margin=0.2)
+    result = study_result(tmp_path / "x")
+    able = [v for v in result.summary.variants if not v.control]
+    other = next(v.standing for v in able if v.standing.word != "most accurate")
+    assert other.word != "too few seeds"
+    assert other.over_seeds is None
+    assert other.over_images is not None
+    best = able[0].best
+    assert best is not None
+    assert best.low is not None
+    text = " ".join([*result.sentences, *result.limitations, result.table.note])
+    assert "Nothing was trained" in text
+    assert "per variant cannot show a difference" not in text
+    assert (tmp_path / "x/report.html").exists()
+
+
+@pytest.mark.usefixtures("no_page")
+def test_with_time_to_train_what_frozen_features_reach_is_known_first(photos, start, tmp_path, monkeypatch) -> None:
+    speeds(monkeypatch, per_image=1e-4, steps=50.0)
+    monkeypatch.setattr(plan, "USEFUL", 0.6)
+    study, records, lines = run(photos, start, tmp_path / "x", controls=False)
+    assert study.steps
+    order = [run.frozen for run in study.runs()]
+    assert order == sorted(order, reverse=True)
+    frozen = {r.tags["variant"]: r.value for r in records if r.metric == "frozen_accuracy"}
+    assert len(frozen) == len(ATTENTIONS)
+    (line,) = (line for line in lines if line.startswith("without training: "))
+    assert all(name in line for name in ATTENTIONS)
+    starts = {(r.tags["variant"], r.tags["seed"]): r.value for r in records if r.metric == "start_accuracy"}
+    ends = {(r.tags["variant"], r.tags["seed"]): r.value for r in records if r.metric == "validation_accuracy"}
+    assert starts.keys() == ends.keys()
+    assert all(ends[key] >= starts[key] for key in starts)
+    table = study_result(tmp_path / "x").table
+    assert "Frozen" in table.columns
+
+
+@pytest.mark.usefixtures("no_page")
+def test_fewer_images_are_used_where_there_is_no_time_for_all(photos, start, tmp_path, monkeypatch) -> None:
+    speeds(monkeypatch, per_image=10.0, steps=0.01)
+    monkeypatch.setattr(plan, "MIN_LIMIT", 10)
+    study, _, lines = run(photos, start, tmp_path / "x", controls=False, jobs=1)
+    assert study.plan is not None
+    limit = study.plan.limit
+    assert limit is not None
+    assert max(study.dataset.train, study.dataset.test) <= limit
+    assert study.dataset.train == limit
+    assert any(f"at most {limit} of each split" in line for line in lines)
+    assert any(f"At most {limit:,} images of each split were used" in text for text in study.warnings)
+
+
+def test_a_refusal_comes_before_any_image_is_decoded(photos, start, tmp_path, monkeypatch) -> None:
+    speeds(monkeypatch, per_image=100.0, steps=0.01)
+    with pytest.raises(ValueError, match=r"budget 3m00s is too small for the features of .* use "):
+        run(photos, start, tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.usefixtures("no_page")
+def test_a_variant_from_scratch_or_another_head_has_no_frozen_features(photos, start, tmp_path, monkeypatch) -> None:
+    speeds(monkeypatch, per_image=1e-4, steps=50.0)
+    monkeypatch.setattr(plan, "USEFUL", 0.1)
+    for number, changes in enumerate(({"with_scratch": True}, {"start_head": "means"})):
+        study, records, _ = run(
+            photos, start, tmp_path / f"{number}", attentions=("softmax",), controls=False, **changes
+        )
+        assert study.recipe.start_head == "means"
+        assert not any(r.metric == "frozen_accuracy" for r in records)
+
+
+def test_jobs_say_that_they_are_frozen(photos, start, tmp_path, monkeypatch) -> None:
+    speeds(monkeypatch, per_image=1e-4, steps=50.0)
+    run(photos, start, tmp_path / "x", jobs_file=True, controls=False)
+    rows = [json.loads(line) for line in (tmp_path / "x/jobs.jsonl").read_text().splitlines()]
+    assert [row["experiment"]["recipe"]["steps"] for row in rows if row["frozen"]] == [0, 0]
