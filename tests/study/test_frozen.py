@@ -14,7 +14,8 @@ from PIL import Image
 from linvit.data import Survey, load_data
 from linvit.models import create_model, model_config
 from linvit.pipeline import plan
-from linvit.pipeline.plan import Planner, Rung, fitting_steps
+from linvit.pipeline.plan import Planner, Rung
+from linvit.pipeline.steps import RUN_OVERHEAD, WORKER_START, fitting_steps, measuring_seconds
 from linvit.records import Records
 from linvit.report.study import study_result
 from linvit.study import Study, compare
@@ -79,15 +80,15 @@ def test_the_time_of_every_run_adds_up_to_the_budget(jobs: int, budget: float) -
     rates = {name: Rate(0.5 / (1 + i / 5), 60.0) for i, name in enumerate("abcdef")}
     head, seeds, per_epoch, images = 5.0, 3, 82, PETS if budget > 900 else PETS.limited(600)
     steps, expected = fitting_steps(budget, 20.0, rates, images, per_epoch, seeds, jobs, 10**9, head)
-    workers = [20.0 + plan.WORKER_START] * jobs
+    workers = [20.0 + WORKER_START] * jobs
     for share in [0.0] + [1.0] * seeds + [0.5]:
         for number, rate in enumerate(rates.values()):
             anew = share != 0.5 and (share == 0.0 or number >= 0)
             seen = images.validation * max(1, steps * share / per_epoch) + images.test * (1 if share == 0 else 2)
             seen += images.train * anew
             worker = workers.index(min(workers))
-            workers[worker] += steps * share / rate.steps + seen / rate.images + anew * head + plan.RUN_OVERHEAD
-    end = max(workers) + plan.measuring_seconds(budget)
+            workers[worker] += steps * share / rate.steps + seen / rate.images + anew * head + RUN_OVERHEAD
+    end = max(workers) + measuring_seconds(budget)
     assert end <= 1.05 * budget or steps == 0
     assert sum(expected.values()) <= 1.05 * budget or steps == 0
 
@@ -197,7 +198,7 @@ def test_with_time_to_train_what_frozen_features_reach_is_known_first(photos, st
 
 @pytest.mark.usefixtures("no_page")
 def test_fewer_images_are_used_where_there_is_no_time_for_all(photos, start, tmp_path, monkeypatch) -> None:
-    speeds(monkeypatch, per_image=10.0, steps=0.01)
+    speeds(monkeypatch, per_image=5.0, steps=0.01)
     monkeypatch.setattr(plan, "MIN_LIMIT", 10)
     study, _, lines = run(photos, start, tmp_path / "x", controls=False, jobs=1)
     assert study.plan is not None

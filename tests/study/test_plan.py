@@ -21,8 +21,10 @@ from linvit.data import Survey
 from linvit.durations import seconds
 from linvit.execute import work
 from linvit.models import estimate, model_config
-from linvit.pipeline import plan
-from linvit.pipeline.plan import Planner, fitting_steps, largest_batch
+from linvit.pipeline import batches, plan
+from linvit.pipeline.batches import largest_batch
+from linvit.pipeline.plan import Planner
+from linvit.pipeline.steps import RUN_OVERHEAD, WORKER_START, fitting_steps, measuring_seconds
 from linvit.progress import ignore
 from linvit.records import Records
 from linvit.report import statistics
@@ -156,13 +158,13 @@ def test_the_steps_fit_the_budget(jobs: int, budget: float) -> None:
     rates = {name: Rate(10 / (1 + i / 5), 4000.0) for i, name in enumerate("abcdef")}
     per_epoch, seeds = 50, 3
     steps, expected = fitting_steps(budget, 20.0, rates, PHOTOS, per_epoch, seeds, jobs, most=10**9)
-    workers = [20.0 + plan.WORKER_START] * jobs
+    workers = [20.0 + WORKER_START] * jobs
     for share in [1.0] * seeds + [0.5]:
         for rate in rates.values():
             images = PHOTOS.validation * max(1, steps * share / per_epoch) + 2 * PHOTOS.test
             worker = workers.index(min(workers))
-            workers[worker] += steps * share / rate.steps + images / rate.images + plan.RUN_OVERHEAD
-    end = max(workers) + plan.measuring_seconds(budget)
+            workers[worker] += steps * share / rate.steps + images / rate.images + RUN_OVERHEAD
+    end = max(workers) + measuring_seconds(budget)
     assert 0.85 * budget <= end <= 1.02 * budget
     assert sum(expected.values()) == pytest.approx(end, rel=0.08)
 
@@ -178,9 +180,9 @@ def test_a_budget_too_small_names_one_that_is_enough() -> None:
 def test_a_batch_fits_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     model = planner(size=96).rungs[0].model
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    monkeypatch.setattr(plan, "memory", lambda device: 10**12)
+    monkeypatch.setattr(batches, "memory", lambda device: 10**12)
     assert largest_batch(model, 128, 2, cpu) == 128
-    monkeypatch.setattr(plan, "memory", lambda device: 4 * 2 * plan.step_memory(model, 1) * 9)
+    monkeypatch.setattr(batches, "memory", lambda device: 4 * 2 * batches.step_memory(model, 1) * 9)
     assert largest_batch(model, 128, 2, cpu) == 8
     assert largest_batch(model, 128, 2, gpu) == 16, "each GPU has one job"
 

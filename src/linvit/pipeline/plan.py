@@ -20,17 +20,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from linvit.attention import BASELINE
 from linvit.data import Survey, decoding_seconds
-from linvit.devices import amp_dtype, memory, pick_device, places
+from linvit.devices import amp_dtype, pick_device, places
 from linvit.durations import duration, seconds
 from linvit.measure.models import model_calls
 from linvit.measure.race import timed
 from linvit.measure.threads import use_threads
-from linvit.models import VisionTransformer, estimate
+from linvit.models import estimate
+from linvit.pipeline.batches import largest_batch
 from linvit.pipeline.design import DataShape, check_attention, resolve
+from linvit.pipeline.steps import PLANNED_SHARE, RUN_OVERHEAD, WORKER_START, fitting_steps, measuring_seconds
 from linvit.progress import Progress
 from linvit.report.statistics import LOOK, dunnett
 from linvit.requests import CompareRequest
@@ -49,14 +50,12 @@ START_SEEN_IMAGES, START_MIN_EPOCHS, START_MAX_EPOCHS = 8_000, 1.5, 12  # and on
 USEFUL = 4  # times as many epochs are the most that helps
 SMALL_SET, SMALL_BATCH = 8_000, 64  # few images: more steps rather than larger batches
 TIMING_SHARE, MAX_TIMING = 0.05, 60.0  # of the budget, and seconds, for timing
-PLANNED_SHARE = 0.95  # of the budget
 FORWARD = 1 / 3  # of a training step's time
+PLACING = 12.0  # seconds to find out where jobs run faster
 SOLVED = 1e10  # operations per second of fitting a head
 MIN_LIMIT, MIN_OF_CLASS = 100, 3  # images of each split below which frozen features show too little
 TIMED_MACS = 4e9  # of a step that is timed on a CPU, roughly
-MEASURING_SHARE, MIN_MEASURING, MAX_MEASURING = 0.12, 25.0, 240.0  # of the budget, and seconds, for all but training
 CPU_BATCH, GPU_BATCH = 16, 256  # images of a step that is timed
-WORKER_START, RUN_OVERHEAD = 6.0, 1.0  # seconds for workers to start, and for each run to be built, saved and read
 SEED_DEVIATION, DISCORDANT = 0.007, 0.1  # typical: std. dev. of an accuracy, share of images two models disagree on
 SLOWER = 1.25  # a step of other attentions relative to softmax's, with augmentation and validation
 
@@ -133,7 +132,7 @@ class Planner:
 
     def timed(self, budget: float, progress: Progress) -> Planner:
         """With the time of each rung, from the cheapest up while there is time; the rest by their operations."""
-        until = time.perf_counter() + min(MAX_TIMING, TIMING_SHARE * budget) / 4
+        until = time.perf_counter() + timing_seconds(budget) / 4
         found: list[Rung] = []
         with use_threads(1):
             for i, rung in enumerate(reversed(self.rungs)):
@@ -164,7 +163,8 @@ class Planner:
 
     def _room(self, budget: float) -> float:
         """Seconds for all runs."""
-        return PLANNED_SHARE * budget - measuring_seconds(budget) - WORKER_START - self.opening
+        before = self.opening + PLACING + timing_seconds(budget) if self.fitted else 0.0
+        return PLANNED_SHARE * budget - measuring_seconds(budget) - WORKER_START - before
 
     def frozen_seconds(self, rung: Rung, limit: int | None = None) -> float:
         """For the features of all images, or of at most `limit` of each split, and the heads of all variants."""
@@ -307,6 +307,10 @@ def budget_of(request: CompareRequest, images: Survey, variants: Sequence[Varian
     return request.budget
 
 
+def timing_seconds(budget: float) -> float:
+    return min(MAX_TIMING, TIMING_SHARE * budget)
+
+
 def _takes(model: ModelConfig, attention: str) -> bool:
     try:
         check_attention(model.model_copy(update={"attention": attention}))
@@ -331,75 +335,6 @@ def resolution(variants: int, seeds: float, test: int, folds: int = 1) -> float:
     if folds > 1:  # images are part of what differs between runs, which share most of them
         return quantile * math.sqrt((by_seeds + by_images) * (1 / runs + 1 / (folds - 1)))
     return math.hypot(quantile * math.sqrt(by_seeds / runs), dunnett(others, math.inf, LOOK) * math.sqrt(by_images))
-
-
-def measuring_seconds(budget: float) -> float:
-    return min(MAX_MEASURING, max(MIN_MEASURING, MEASURING_SHARE * budget))
-
-
-def largest_batch(model: ModelConfig, wanted: int, jobs: int, device: torch.device) -> int:
-    """The batch size asked for, halved until the jobs of a device together take a quarter of its memory; a GPU has one
-    job."""
-    one, jobs = step_memory(model, 1), jobs if device.type == "cpu" else 1
-    while wanted > 1 and jobs * one * wanted > memory(device) / 4:
-        wanted //= 2
-    return wanted
-
-
-def step_memory(model: ModelConfig, batch: int) -> int:
-    """Approximate bytes of a training step besides the model: the outputs of all modules for one image, kept for the
-    backward pass, with their gradients. Measured peaks were half to two thirds of it."""
-    outputs = 0
-
-    def count(module: nn.Module, inputs: Any, output: Any) -> None:
-        nonlocal outputs
-        if isinstance(output, Tensor) and not next(module.children(), None):
-            outputs += output.numel()
-
-    built = VisionTransformer(model).eval()
-    for module in built.modules():
-        module.register_forward_hook(count)
-    with torch.inference_mode():
-        built(torch.zeros(1, model.channels, model.image_size, model.image_size))
-    return 8 * outputs * batch
-
-
-def fitting_steps(
-    budget: float,
-    spent: float,
-    rates: Mapping[str, Rate],
-    images: Survey,
-    per_epoch: int,
-    runs: int,
-    jobs: int,
-    most: int,
-    head: float | None = None,
-) -> tuple[int, dict[str, float]]:
-    """Equal steps for every run that fit what is left of the budget, at most `most`; and the expected time by activity.
-    head: seconds to fit one to frozen features, which come first, and again for each seed whose features are random.
-
-    `rates` are of one worker while all of them work. A run of half the steps is half a run; at the end one worker waits
-    for the other for half a run on average, which the short runs, done last, make a quarter."""
-    step = sum(1 / rate.steps for rate in rates.values())
-    image = sum(1 / rate.images for rate in rates.values())
-    one = step + image * images.validation / per_epoch  # of each variant, with its share of a validation
-    fixed = len(rates) * (runs + 1) * RUN_OVERHEAD + image * (images.validation + 2 * images.test) * (runs + 1)
-    share = (runs + 0.5) / jobs + (0.25 * (jobs > 1)) / len(rates)
-    frozen = {}
-    if head is not None:
-        frozen = {"frozen features": (image * images.total + len(rates) * (head + RUN_OVERHEAD)) / jobs}
-        fixed += (image * images.train + len(rates) * head) * (runs - 1)
-    overhead = spent + WORKER_START + fixed / jobs + sum(frozen.values())
-    steps = min(most, int((PLANNED_SHARE * budget - measuring_seconds(budget) - overhead) / (one * share)))
-    if head is not None:
-        steps = max(0, steps)
-    elif steps < 2:
-        need = budget
-        while PLANNED_SHARE * need - measuring_seconds(need) < overhead + 2 * one * share:
-            need *= 1.1
-        raise ValueError(f"budget {duration(budget)} is too small for two steps of each run: use {duration(need)}")
-    training = steps * one * share + fixed / jobs
-    return steps, {"planning": spent, **frozen, "training": training, "measuring": measuring_seconds(budget)}
 
 
 def plan_lines(

@@ -25,6 +25,7 @@ from linvit.measure.threads import use_threads
 from linvit.pipeline import plan as planning
 from linvit.pipeline.configure import configured_comparison
 from linvit.pipeline.prepare import Prepared, prepare, result_folder
+from linvit.pipeline.steps import measuring_seconds
 from linvit.progress import Progress, ignore, repeated
 from linvit.records import Record, Tag
 from linvit.requests import CompareRequest, Request
@@ -172,8 +173,7 @@ class Comparison:
         length = base.length(len(prepared.designer.dataset.train))
         study.steps = length.total if study.steps is None else study.steps
         if prepared.planner is not None and study.plan is not None:
-            timing = min(planning.MAX_TIMING, planning.TIMING_SHARE * study.plan.seconds) / 2
-            rates = self.placement.rates(timing, self.progress)
+            rates = self.placement.rates(planning.timing_seconds(study.plan.seconds) / 2, self.progress)
             jobs = self.placement.decide(self.progress).jobs
             spent = time.perf_counter() - self.started
             study.plan = prepared.planner.settle(study.plan, rates, length.per_epoch, jobs, spent)
@@ -228,7 +228,7 @@ class Comparison:
         runs = len(study.seeds) * (plan.seeds * plan.folds + 0.5)  # in full runs
         half = plan.expected.get("training", 0.0) * at_a_time / runs / 2
         started = time.time() - (time.perf_counter() - self.started)
-        latest = started + plan.seconds - planning.measuring_seconds(plan.seconds) / 2 - half
+        latest = started + plan.seconds - measuring_seconds(plan.seconds) / 2 - half
         return [job.model_copy(update={"begin_by": latest}) if job.half else job for job in jobs]
 
     def measure(self) -> None:
@@ -272,7 +272,7 @@ class Comparison:
         if plan is None or self.study.finished is not None:
             return None
         left = self.started + plan.seconds - time.perf_counter() - PAGE_SECONDS
-        return max(planning.measuring_seconds(plan.seconds) / 4, left)
+        return max(measuring_seconds(plan.seconds) / 4, left)
 
     def report(self) -> report.Result:
         with repeated(self.progress) as tell:

@@ -1,0 +1,55 @@
+"""Steps that fit a budget, from the speed of each variant where its jobs will run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from linvit.data import Survey
+from linvit.durations import duration
+from linvit.training.loop import Rate
+
+PLANNED_SHARE = 0.95  # of the budget
+MEASURING_SHARE, MIN_MEASURING, MAX_MEASURING = 0.12, 25.0, 240.0  # of the budget, and seconds, for all but training
+WORKER_START, RUN_OVERHEAD = 6.0, 1.0  # seconds for workers to start, and for each run to be built, saved and read
+
+
+def measuring_seconds(budget: float) -> float:
+    return min(MAX_MEASURING, max(MIN_MEASURING, MEASURING_SHARE * budget))
+
+
+def fitting_steps(
+    budget: float,
+    spent: float,
+    rates: Mapping[str, Rate],
+    images: Survey,
+    per_epoch: int,
+    runs: int,
+    jobs: int,
+    most: int,
+    head: float | None = None,
+) -> tuple[int, dict[str, float]]:
+    """Equal steps for every run that fit what is left of the budget, at most `most`; and the expected time by activity.
+    head: seconds to fit one to frozen features, which come first, and again for each seed whose features are random.
+
+    `rates` are of one worker while all of them work. A run of half the steps is half a run; at the end one worker waits
+    for the other for half a run on average, which the short runs, done last, make a quarter."""
+    step = sum(1 / rate.steps for rate in rates.values())
+    image = sum(1 / rate.images for rate in rates.values())
+    one = step + image * images.validation / per_epoch  # of each variant, with its share of a validation
+    fixed = len(rates) * (runs + 1) * RUN_OVERHEAD + image * (images.validation + 2 * images.test) * (runs + 1)
+    share = (runs + 0.5) / jobs + (0.25 * (jobs > 1)) / len(rates)
+    frozen = {}
+    if head is not None:
+        frozen = {"frozen features": (image * images.total + len(rates) * (head + RUN_OVERHEAD)) / jobs}
+        fixed += (image * images.train + len(rates) * head) * (runs - 1)
+    overhead = spent + WORKER_START + fixed / jobs + sum(frozen.values())
+    steps = min(most, int((PLANNED_SHARE * budget - measuring_seconds(budget) - overhead) / (one * share)))
+    if head is not None:
+        steps = max(0, steps)
+    elif steps < 2:
+        need = budget
+        while PLANNED_SHARE * need - measuring_seconds(need) < overhead + 2 * one * share:
+            need *= 1.1
+        raise ValueError(f"budget {duration(budget)} is too small for two steps of each run: use {duration(need)}")
+    training = steps * one * share + fixed / jobs
+    return steps, {"planning": spent, **frozen, "training": training, "measuring": measuring_seconds(budget)}
