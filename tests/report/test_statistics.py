@@ -318,3 +318,28 @@ def test_holm():
     assert statistics.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert statistics.holm([0.6, 0.9]) == [1.0, 1.0]
     assert statistics.holm([]) == []
+
+
+def test_models_without_training_differ_by_test_images_alone():
+    """One run of each suffices, and the interval is that of paired images; trained models need more runs."""
+    source, count = np.random.default_rng(5), 1009
+    right = {name: {0: source.random(count) < share} for name, share in (("a", 0.9), ("b", 0.7))}
+    scores = {name: {0: float(of[0].mean())} for name, of in right.items()}
+    found = statistics.judge(scores, right, resolution=1 / count, margin=0.05, enough=1)
+    d = right["b"][0].astype(float) - right["a"][0]
+    half = 1.959964 * np.sqrt(d.var(ddof=1) / count)
+    assert found.of["b"].over_images == pytest.approx((d.mean() - half, d.mean() + half), abs=1e-5)
+    assert (found.of["b"].word, found.of["b"].over_seeds) == (statistics.WORSE, None)
+    bound = statistics.dunnett(1, np.inf, statistics.LOOK) * np.sqrt(d.var(ddof=1) / count)
+    assert found.of["b"].loses_at_least == pytest.approx(-d.mean() - bound, abs=1e-4)
+    assert statistics.judge(scores, right, resolution=1 / count, margin=0.05).of["b"].word == statistics.UNKNOWN
+
+
+def test_more_test_images_settle_what_no_seed_can():
+    source = np.random.default_rng(5)
+    right = {name: {0: source.random(200) < 0.8} for name in "ab"}
+    scores = {name: {0: float(of[0].mean())} for name, of in right.items()}
+    found = statistics.judge(scores, right, resolution=1 / 200, margin=0.01, enough=1)
+    seeds, who, times = found.settle("ab")
+    assert (seeds, sorted(who)) == (np.inf, ["a", "b"])
+    assert 1 < times < np.inf

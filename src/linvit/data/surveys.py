@@ -44,7 +44,7 @@ class Survey:
 
     def limited(self, limit: int | None) -> Survey:
         """With at most this many images in each split."""
-        most = limit or self.total
+        most = self.total if limit is None else limit
         return replace(self, **{part: min(most, getattr(self, part)) for part in SPLITS})
 
 

@@ -181,15 +181,18 @@ class Planner:
             return None
         found = bisect_right(range(most), room, key=lambda count: self.frozen_seconds(rung, count)) - 1
         least = min(most, max(MIN_LIMIT, MIN_OF_CLASS * images.classes))
-        if found >= least:
-            return found
+        if found < least:
+            what = f"the features of {least} images of each split with {self.variants} variants"
+            self.require(budget, self.frozen_seconds(rung, least), what)
+        return max(found, least)
+
+    def require(self, budget: float, needed: float, what: str) -> None:
+        """Refuse a budget without room for this many seconds before any image is decoded, and name one that has it."""
         need = budget
-        while self._room(need) < self.frozen_seconds(rung, least):
+        while self._room(need) < needed:
             need *= 1.1
-        raise ValueError(
-            f"budget {duration(budget)} is too small for the features of {least} images of each split with "
-            f"{self.variants} variants: use {duration(need)}"
-        )
+        if need > budget:
+            raise ValueError(f"budget {duration(budget)} is too small for {what}: use {duration(need)}")
 
     def choose(self, budget: float) -> tuple[Rung, int]:
         """The rung and the number of seeds."""
@@ -289,6 +292,9 @@ def choose_plan(
     if fitted:
         planner = replace(planner, opening=decoding_seconds(images, planner.rungs[-1].side))
     rung, count = planner.choose(seconds(budget))
+    if not fitted:
+        step = rung.options.get("batch_size", SMALL_BATCH) * rung.seconds * SLOWER * len(trained) / cores
+        planner.require(seconds(budget), 2 * step * (count * planner.folds + 0.5), "two steps of each run")
     plan = Plan(
         seconds=seconds(budget),
         image_size=rung.side,
