@@ -303,10 +303,10 @@ class Measuring:
         """The effect of redrawing random features on the accuracy of every trained model that has them."""
         random = {name for name, config in self.configs.items() if has_random_features(config.attention)}
         test, most = self.data.test, min(len(self.data.test), REDRAW_IMAGES)
-        left = len(random) * len({seed for _, seed in self.jobs})
-        count = self.affordable(0.5, most, REDRAWS * max(1, left))
-        if count < min(most, MIN_REDRAW_IMAGES) and random:
-            return self.leave_out("Spread over redrawn features")
+        left = [key for key in self.models() if key[0] in random and key[0] in self.missing("draw_spread")]
+        count = self.affordable(0.5, most, REDRAWS * max(1, len(left)))
+        if left and not self.late() and count < min(most, MIN_REDRAW_IMAGES):
+            return self.leave_out(f"Spread over redrawn features of {len(left)} models")
         some = test.some(test.order(0, 0)[:count])
         for name, seed, path in self.each_model("draw_spread", "Spread over redrawn features", random):
             with self.attempt(f"Spread of {self.labels[name]} over redrawn features"):
