@@ -58,6 +58,8 @@ class Display:
         kind = type(event).__name__
         if kind in ("Began", "Noted"):
             self.log(f"linvit: {event.text}")
+        elif kind == "Progressed":
+            self.progress(event.done, event.total, event.what)
         elif kind in ("Stepped", "Validated"):
             if row := getattr(event, "row", None):
                 self.validation[""] = f", val {row.get('validation_accuracy', row['validation_loss']):.3f}"
@@ -83,6 +85,8 @@ class Display:
             self.log(f"{who}: {event.text}")
         elif kind == "Diverged":
             self.log(f"{who}: diverged at step {event.step}, in {event.layer}")
+        elif kind == "Progressed":
+            self._show(name, event.done, event.total, f"{who}: {event.what}, {event.done:,} of {event.total:,} images")
         elif kind in ("Stepped", "Validated"):
             step, total = event.step, event.total
             if row := getattr(event, "row", None):

@@ -211,11 +211,14 @@ class Planner:
     def offer(self, budget: float) -> Offer:
         rung, seeds = self.choose(budget)
         epochs = min(USEFUL * self.enough, self.epochs(rung, seeds, budget))
-        return self.described(budget, rung, seeds, 0.0 if self.fitted and epochs < self.enough / 2 else epochs)
+        if self.fitted and epochs < self.enough / 2:
+            return self.described(budget, rung, seeds, 0.0, self.limit(rung, budget))
+        return self.described(budget, rung, seeds, epochs)
 
-    def described(self, budget: float, rung: Rung, seeds: int, epochs: float) -> Offer:
+    def described(self, budget: float, rung: Rung, seeds: int, epochs: float, limit: int | None = None) -> Offer:
         if self.fitted and not epochs:
-            points = max(1, round(100 * resolution(self.variants, math.inf, self.images.test)))
+            test = self.images.limited(limit).test
+            points = max(1, round(100 * resolution(self.variants, math.inf, test)))
             resolves = f"which variants are within about {points} point{'s' * (points > 1)} of the best, untrained"
         elif epochs < self.enough / 2:
             resolves = "most likely too little training to show a difference"
@@ -256,7 +259,7 @@ class Planner:
             expected.pop("training")
         elif steps < most:
             planner = replace(self, correction=self.epochs(rung, plan.seeds, plan.seconds) / (steps / per_epoch))
-        mine = planner.described(plan.seconds, rung, plan.seeds, steps / per_epoch)
+        mine = planner.described(plan.seconds, rung, plan.seeds, steps / per_epoch, plan.limit)
         offers = [mine, *planner.larger(plan.seconds)]
         return plan.model_copy(update={"steps": steps, "expected": expected, "offers": offers})
 

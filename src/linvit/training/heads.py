@@ -29,6 +29,7 @@ from linvit.data.augment import normalise
 from linvit.data.cache import cache_root
 from linvit.devices import autocast
 from linvit.models import VisionTransformer
+from linvit.progress import Progress, ignore
 from linvit.training.files import checksum, load_tensors, save_tensors
 
 MEANS_IMAGES = 2048  # that class means are made from, at most, where no head is fitted
@@ -60,7 +61,12 @@ Fit = Callable[[Tensor, Tensor, int], Head]  # features (n, d) in float64, label
 
 @torch.inference_mode()
 def features(
-    model: VisionTransformer, dataset: Dataset, chosen: np.ndarray, device: torch.device, dtype: torch.dtype
+    model: VisionTransformer,
+    dataset: Dataset,
+    chosen: np.ndarray,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Progress = ignore,
 ) -> tuple[Tensor, Tensor]:
     """What the head sees of these training images, float32 (n, d), and their labels; the model is left as it was."""
     found, labels, training, head = [], [], model.training, model.head
@@ -68,6 +74,7 @@ def features(
     model.eval()
     try:
         for i in range(0, len(chosen), BATCH):
+            progress(i, len(chosen), "features")
             images, some = dataset.train.batch(chosen[i : i + BATCH])
             with autocast(device, dtype):
                 found.append(model(normalise(images.to(device), dataset.mean, dataset.std)).float().cpu())
@@ -88,7 +95,12 @@ def mean_head(model: VisionTransformer, dataset: Dataset, seed: int, device: tor
 
 
 def fitted_head(
-    model: VisionTransformer, dataset: Dataset, kept: bool, device: torch.device, dtype: torch.dtype
+    model: VisionTransformer,
+    dataset: Dataset,
+    kept: bool,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Progress = ignore,
 ) -> dict[str, Tensor]:
     """The best head for these images, from all of them or as many as fit; empty where the model's own, if it is `kept`
     from the start, is right as often. What was fitted to the same model and images before is read again."""
@@ -102,7 +114,7 @@ def fitted_head(
     with suppress(ValueError):  # there is none, or it is damaged
         return load_tensors(path)[0]
     chosen = dataset.train.order(0, 0)[: max(1, MAX_FEATURES // model.head.in_features)]
-    f, y = features(model, dataset, chosen, device, dtype)
+    f, y = features(model, dataset, chosen, device, dtype, progress)
     head = fit(f.double(), y, len(dataset.classes))
     before = Head(model.head.weight.detach().cpu().double(), model.head.bias.detach().cpu().double())
     better = not kept or head.accuracy > before.right(f.double(), y) / len(y)

@@ -33,7 +33,7 @@ from linvit.schemas.experiment import Experiment
 from linvit.signals import interrupted, stopped
 from linvit.training.card import model_card
 from linvit.training.checkpoint import load_checkpoint, save_checkpoint, save_config, save_model
-from linvit.training.events import Began, Diverged, Listener, Noted, Stepped, Validated, tell
+from linvit.training.events import Began, Diverged, Listener, Noted, Progressed, Stepped, Validated, tell
 from linvit.training.files import load_tensors
 from linvit.training.heads import fitted_head, mean_head
 from linvit.training.optimizers import make_optimizer
@@ -199,6 +199,7 @@ class Training:
             text = f"{what}, {size} of {self.dataset.name}, {self.total:,} steps of {self.batch}"
             if start := self.experiment.start:
                 head = "with a new head" if self.headless else "including its head"
+                head = "with a fitted head" if self.recipe.start_head == "fitted" else head
                 text += f"; starts from {start.name}, {head}"
             tell(self.listeners, Began(text, 0, self.total))
             self._look_at_start(folder)
@@ -243,7 +244,11 @@ class Training:
     def _first_head(self) -> dict[str, Tensor]:
         """Empty where the model begins with the head that it has."""
         if self.recipe.start_head == "fitted":
-            return fitted_head(self.model, self.dataset, not self.headless, self.device, self.dtype)
+
+            def progress(done: int, total: int, what: str) -> None:
+                tell(self.listeners, Progressed(done, total, what))
+
+            return fitted_head(self.model, self.dataset, not self.headless, self.device, self.dtype, progress)
         return mean_head(self.model, self.dataset, self.experiment.seed, self.device) if self.headless else {}
 
     def _know_best(self, path: Path) -> None:
