@@ -116,7 +116,7 @@ def start(tmp_path: Path) -> Path:
     return tmp_path / "start"
 
 
-def speeds(monkeypatch: pytest.MonkeyPatch, per_image: float, steps: float) -> None:
+def speeds(monkeypatch: pytest.MonkeyPatch, per_image: float, steps: float, seen: float = 3000.0) -> None:
     """A machine whose speed is known."""
 
     def rungs(self: Planner, budget: float, progress: object) -> Planner:
@@ -125,7 +125,7 @@ def speeds(monkeypatch: pytest.MonkeyPatch, per_image: float, steps: float) -> N
     monkeypatch.setattr(Planner, "timed", rungs)
     monkeypatch.setattr(plan, "decoding_seconds", lambda images, side: 0.0)
     monkeypatch.setattr(
-        JobPlacement, "rates", lambda self, seconds, progress: {v: Rate(steps, 3000.0) for v in self.study.seeds}
+        JobPlacement, "rates", lambda self, seconds, progress: {v: Rate(steps, seen) for v in self.study.seeds}
     )
 
 
@@ -208,6 +208,25 @@ def test_fewer_images_are_used_where_there_is_no_time_for_all(photos, start, tmp
     assert study.dataset.train == limit
     assert any(f"at most {limit} of each split" in line for line in lines)
     assert any(f"At most {limit:,} images of each split were used" in text for text in study.warnings)
+
+
+@pytest.mark.usefixtures("no_page")
+def test_variants_that_are_slower_than_planned_get_fewer_images(photos, start, tmp_path, monkeypatch) -> None:
+    """Their features were planned for all images, but their measured speed allows less than half of them."""
+    speeds(monkeypatch, per_image=0.15, steps=0.01, seen=1.0)
+    monkeypatch.setattr(plan, "MIN_LIMIT", 10)
+    study, records, lines = run(photos, start, tmp_path / "x", controls=False, jobs=1)
+    assert study.plan is not None
+    limit = study.plan.limit
+    assert limit is not None
+    assert 10 <= study.dataset.train == limit < 87
+    assert any(f"at most {limit} of each split" in line for line in lines)
+    assert sum(study.plan.expected.values()) <= 1.05 * 180
+    assert study.source is not None
+    assert study.source.limit == limit
+    assert {r.n for r in records if r.metric == "test_accuracy"} == {min(limit, 24)}
+    again, _, _ = run(photos, start, tmp_path / "x", controls=False, jobs=1)
+    assert again.dataset == study.dataset
 
 
 def test_a_refusal_comes_before_any_image_is_decoded(photos, start, tmp_path, monkeypatch) -> None:

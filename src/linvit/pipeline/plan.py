@@ -31,7 +31,14 @@ from linvit.measure.threads import use_threads
 from linvit.models import estimate
 from linvit.pipeline.batches import largest_batch
 from linvit.pipeline.design import DataShape, check_attention, resolve
-from linvit.pipeline.steps import PLANNED_SHARE, RUN_OVERHEAD, WORKER_START, fitting_steps, measuring_seconds
+from linvit.pipeline.steps import (
+    PLANNED_SHARE,
+    RUN_OVERHEAD,
+    WORKER_START,
+    fitting_images,
+    fitting_steps,
+    measuring_seconds,
+)
 from linvit.progress import Progress
 from linvit.report.statistics import LOOK, dunnett
 from linvit.requests import CompareRequest
@@ -53,7 +60,7 @@ TIMING_SHARE, MAX_TIMING = 0.05, 60.0  # of the budget, and seconds, for timing
 FORWARD = 1 / 3  # of a training step's time
 PLACING = 12.0  # seconds to find out where jobs run faster
 SOLVED = 1e10  # operations per second of fitting a head
-MIN_LIMIT, MIN_OF_CLASS = 100, 3  # images of each split below which frozen features show too little
+MIN_LIMIT, MIN_OF_CLASS = 100, 3  # images of each split, in all and of a class, that frozen features need
 TIMED_MACS = 4e9  # of a step that is timed on a CPU, roughly
 CPU_BATCH, GPU_BATCH = 16, 256  # images of a step that is timed
 SEED_DEVIATION, DISCORDANT = 0.007, 0.1  # typical: std. dev. of an accuracy, share of images two models disagree on
@@ -180,11 +187,16 @@ class Planner:
         if self.frozen_seconds(rung) <= room:
             return None
         found = bisect_right(range(most), room, key=lambda count: self.frozen_seconds(rung, count)) - 1
-        least = min(most, max(MIN_LIMIT, MIN_OF_CLASS * images.classes))
+        least = min(most, self.least)
         if found < least:
             what = f"the features of {least} images of each split with {self.variants} variants"
             self.require(budget, self.frozen_seconds(rung, least), what)
         return max(found, least)
+
+    @property
+    def least(self) -> int:
+        """Images of each split below which frozen features show too little."""
+        return max(MIN_LIMIT, MIN_OF_CLASS * self.images.classes)
 
     def require(self, budget: float, needed: float, what: str) -> None:
         """Refuse a budget without room for this many seconds before any image is decoded, and name one that has it."""
@@ -254,9 +266,13 @@ class Planner:
         head = operations(images.train, rung.model.features, images.classes) / SOLVED if self.fitted else None
         steps, expected = fitting_steps(plan.seconds, spent, rates, images, per_epoch, runs, jobs, most, head)
         planner = self
-        if self.fitted and steps < self.enough / 2 * per_epoch:
-            steps = 0
+        if head is not None and steps < self.enough / 2 * per_epoch:
+            steps, most = 0, max(images.train, images.validation, images.test)
             expected.pop("training")
+            count = fitting_images(plan.seconds, spent, rates, images, jobs, head)
+            if (count := max(count, self.least)) < most:  # slower than expected
+                expected["frozen features"] *= images.limited(count).total / images.total
+                plan = plan.model_copy(update={"limit": count})
         elif steps < most:
             planner = replace(self, correction=self.epochs(rung, plan.seeds, plan.seconds) / (steps / per_epoch))
         mine = planner.described(plan.seconds, rung, plan.seeds, steps / per_epoch, plan.limit)
@@ -304,7 +320,7 @@ def choose_plan(
         options=rung.options | ({"start_head": "fitted"} if fitted else {}),
         seeds=count,
         folds=planner.folds,
-        limit=planner.limit(rung, seconds(budget)) if fitted else None,
+        limit=planner.limit(rung, seconds(budget)) if fitted and resizable else None,
     )
     return planner, plan
 

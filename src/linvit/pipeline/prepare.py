@@ -12,6 +12,7 @@ from linvit.attention import attention_options
 from linvit.data import Dataset, Fold, Survey, folded, folder_of, survey
 from linvit.devices import pick_device, places
 from linvit.execute import Executor, executor_type
+from linvit.execute.work import DatasetCache
 from linvit.files import slug
 from linvit.locks import require_outside
 from linvit.pipeline.design import Designer
@@ -108,6 +109,16 @@ def prepare(
     return Prepared(
         images, dataset, source, name_variants(variants), start, starts, device, slots, designer, planner, plan
     )
+
+
+def with_limit(prepared: Prepared, limit: int) -> Prepared:
+    """The same with at most this many images of each split; images that were given as a Dataset stay as they are."""
+    if prepared.source is None:
+        return prepared
+    source = prepared.source.model_copy(update={"limit": limit})
+    dataset = open_source(source)
+    designer = replace(prepared.designer, whole=dataset, origin=source, datasets=DatasetCache())
+    return replace(prepared, dataset=dataset, source=source, designer=designer)
 
 
 def check_given(request: Trainable | ConvertRequest) -> None:

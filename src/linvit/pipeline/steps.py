@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 
 from linvit.data import Survey
@@ -53,3 +54,14 @@ def fitting_steps(
         raise ValueError(f"budget {duration(budget)} is too small for two steps of each run: use {duration(need)}")
     training = steps * one * share + fixed / jobs
     return steps, {"planning": spent, **frozen, "training": training, "measuring": measuring_seconds(budget)}
+
+
+def fitting_images(
+    budget: float, spent: float, rates: Mapping[str, Rate], images: Survey, jobs: int, head: float
+) -> int:
+    """How many images of each split have frozen features in what is left of the budget; head: seconds to fit one."""
+    image = sum(1 / rate.images for rate in rates.values()) / jobs
+    room = PLANNED_SHARE * budget - measuring_seconds(budget) - WORKER_START - spent
+    room -= len(rates) * (head + RUN_OVERHEAD) / jobs
+    most = max(images.train, images.validation, images.test)
+    return bisect_right(range(most + 1), room, key=lambda count: image * images.limited(count).total) - 1

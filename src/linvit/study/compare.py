@@ -24,7 +24,7 @@ from linvit.measure.provenance import machine
 from linvit.measure.threads import use_threads
 from linvit.pipeline import plan as planning
 from linvit.pipeline.configure import configured_comparison
-from linvit.pipeline.prepare import Prepared, prepare, result_folder
+from linvit.pipeline.prepare import Prepared, prepare, result_folder, with_limit
 from linvit.pipeline.steps import measuring_seconds
 from linvit.progress import Progress, ignore, repeated
 from linvit.records import Record, Tag
@@ -176,8 +176,11 @@ class Comparison:
             rates = self.placement.rates(planning.timing_seconds(study.plan.seconds) / 2, self.progress)
             jobs = self.placement.decide(self.progress).jobs
             spent = time.perf_counter() - self.started
+            before = study.plan.limit
             study.plan = prepared.planner.settle(study.plan, rates, length.per_epoch, jobs, spent)
             study.steps = study.plan.steps
+            if study.plan.limit != before and study.plan.limit is not None:
+                self.use_fewer(study.plan.limit)
         study.epochs = round(study.steps / length.per_epoch, 3)
         if study.plan and self.placement.placement and not self.request.print_config:
             jobs, start = self.placement.placement.jobs, describe_start(prepared.starts)
@@ -185,6 +188,12 @@ class Comparison:
                 study.plan, prepared.survey, base.model, len(study.seeds), study.epochs, jobs, start
             ):
                 self.log(line)
+
+    def use_fewer(self, limit: int) -> None:
+        """At most this many images of each split: variants turned out to be slower than planned."""
+        self.prepared = with_limit(self.prepared, limit)
+        designer = self.placement.designer = self.prepared.designer
+        self.study.dataset, self.study.source = designer.facts(designer.dataset), self.prepared.source
 
     def jobs(self) -> list[StudyJob]:
         return study_jobs(self.study, self.prepared.designer, self.folder, self.prepared.device)

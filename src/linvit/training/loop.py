@@ -173,10 +173,11 @@ class Training:
                 if count > WARM and now - start >= seconds:
                     break
         steps = (count - WARM + 1) / (now - start) * self.batch / whole
-        held, start = self.dataset.validation, time.perf_counter()
-        tried = max(1, min(TRIED, round(seconds * steps * whole)))
+        held, tried = self.dataset.validation, max(1, min(TRIED, round(seconds * steps * whole)))
         some = Split(held.store, held.rows[:tried], held.labels[:tried])
-        self.task.evaluate(self.averaged, some)
+        for _ in range(2 if tried < TRIED else 1):  # of few, the first time is for warming up
+            start = time.perf_counter()
+            self.task.evaluate(self.averaged, some)
         return Rate(steps, len(some) / (time.perf_counter() - start))
 
     @contextmanager
