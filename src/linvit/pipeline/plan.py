@@ -43,7 +43,7 @@ from linvit.progress import Progress
 from linvit.report.statistics import LOOK, dunnett
 from linvit.requests import CompareRequest
 from linvit.schemas.model import ModelConfig
-from linvit.schemas.study import Offer, Plan, Study, Variant, repetitions
+from linvit.schemas.study import Offer, Plan, Study, Variant
 from linvit.training.defaults import TUNED
 from linvit.training.heads import operations
 from linvit.training.loop import Rate
@@ -360,27 +360,3 @@ def resolution(variants: int, seeds: float, test: int, folds: int = 1) -> float:
     if folds > 1:  # images are part of what differs between runs, which share most of them
         return quantile * math.sqrt((by_seeds + by_images) * (1 / runs + 1 / (folds - 1)))
     return math.hypot(quantile * math.sqrt(by_seeds / runs), dunnett(others, math.inf, LOOK) * math.sqrt(by_images))
-
-
-def plan_lines(
-    plan: Plan, images: Survey, model: ModelConfig, variants: int, epochs: float, jobs: int, start: str
-) -> list[str]:
-    """The plan, for people."""
-    counts = f"{images.train:,} train, {images.validation:,} validate, {images.test:,} test"
-    scaled = f", resized to {model.image_size} px" if images.side != model.image_size else ""
-    scaled += f"; at most {plan.limit:,} of each split" if plan.limit else ""
-    length = f"{repetitions(plan)}, {plan.steps:,} steps ({epochs:.3g} epochs), and each once for half as long"
-    runs = ["frozen features and a fitted head"] if "frozen features" in plan.expected else []
-    runs += [length] if plan.steps else []
-    spent = ", ".join(f"{duration(value)} {what}" for what, value in plan.expected.items())
-    found = [
-        f"plan for {duration(plan.seconds)}, {jobs if jobs > 1 else 'one'} training{'s' * (jobs > 1)} at a time",
-        f"  images   {counts}; {images.classes} classes, about {images.side} px{scaled}",
-        f"  model    {estimate(model).parameters:,} parameters, {model.tokens} tokens, dim {model.dim}, "
-        f"{model.depth} layer{'s' * (model.depth != 1)}",
-        f"  start    {start}",
-        f"  runs     {variants} variant{'s' * (variants != 1)} × {'; then × '.join(runs)}",
-        f"  time     about {duration(sum(plan.expected.values()))}: {spent}",
-        f"  shows    {plan.offers[0].resolves}",
-    ]
-    return found + [f"  {duration(offer.seconds):8} would allow {offer.text}" for offer in plan.offers[1:]]

@@ -24,6 +24,7 @@ from linvit.measure.provenance import machine
 from linvit.measure.threads import use_threads
 from linvit.pipeline import plan as planning
 from linvit.pipeline.configure import configured_comparison
+from linvit.pipeline.outlook import plan_lines
 from linvit.pipeline.prepare import Prepared, prepare, result_folder, with_limit
 from linvit.pipeline.steps import measuring_seconds
 from linvit.progress import Progress, ignore, repeated
@@ -184,7 +185,7 @@ class Comparison:
         study.epochs = round(study.steps / length.per_epoch, 3)
         if study.plan and self.placement.placement and not self.request.print_config:
             jobs, start = self.placement.placement.jobs, describe_start(prepared.starts)
-            for line in planning.plan_lines(
+            for line in plan_lines(
                 study.plan, prepared.survey, base.model, len(study.seeds), study.epochs, jobs, start
             ):
                 self.log(line)
