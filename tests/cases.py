@@ -32,7 +32,8 @@ SWITCHED = {"softmax", "performer-exp"}  # have the options of every attention; 
 ORDERED = {"linformer", "window", "agent", "mhla", "twoscale"}  # tokens have places: not permutation-equivariant
 GRIDDED = {"window", "twoscale"}  # cannot be without a grid
 DRAWN = {"iid", "hadamard", "chi", "sqrt"}  # how Ω is drawn, which no attention sees: tests/kernels has them
-NOT_AVERAGES = {"linformer", "normaliser=released", "vit3"}  # rows of the matrix need not sum to one
+ROUNDED = {"autocast", "everywhere"}  # to float16, with exact gradients: tests/attention/test_literal.py
+NOT_AVERAGES = {"literal:", "linformer", "normaliser=released", "vit3"}  # rows of the matrix need not sum to one
 HALVED = {"pola"}  # halves of v have matrices of their own, and the mean of them is given
 
 
@@ -57,7 +58,12 @@ def specs() -> list[str]:
             if key in SWITCHES and name not in SWITCHED:
                 continue
             for value in _choices(parameter.annotation):
-                if value not in (parameter.default, "auto", *DRAWN):  # auto is another name for one of the others
+                if value not in (
+                    parameter.default,
+                    "auto",
+                    *DRAWN,
+                    *ROUNDED,
+                ):  # auto is another name for one of the others
                     candidates.append(spec_of(name, **{key: value}))
         found += [spec for spec in dict.fromkeys(candidates) if can(spec)]
     return found

@@ -72,7 +72,8 @@ class ThetaLinear(Learned, Projected):
 
 @register("theta-mixture")
 class ThetaMixture(Learned):
-    """α exp(u/τ) + (1−α) relu(u/τ) + ε with u an MLP of x and α, τ, ε free, as reported."""
+    """α exp(u/τ) + (1−α) relu(u/τ) + ε with u an MLP of x and α, τ, ε free, as reported; the clamp is of exp's argument
+    alone."""
 
     formula = "α exp(u/τ) + (1−α) relu(u/τ) + ε, u = MLP(x)"
     estimates = "learned"
@@ -82,7 +83,7 @@ class ThetaMixture(Learned):
         alpha: float = 0.5
         tau: float = 1.0
         eps: float = 1e-3
-        clamp: float = 5.0  # bounds |u/τ|
+        clamp: float = 5.0  # bounds |u/τ| inside exp
 
     def __init__(self, site: Site, **options):
         super().__init__(site, **options)
@@ -96,8 +97,8 @@ class ThetaMixture(Learned):
         return Size(d, 4 * d**2, 4 * d**2 + 7 * d + 3)  # the MLP's weights, biases and layer norm, and α, τ, ε
 
     def phi(self, x: Tensor) -> Tensor:
-        u = (_run(self.mlp, x) / self.tau).clamp(-self.options.clamp, self.options.clamp)
-        return self.alpha * u.exp() + (1 - self.alpha) * u.relu() + self.eps
+        u, bound = _run(self.mlp, x) / self.tau, self.options.clamp
+        return self.alpha * u.clamp(-bound, bound).exp() + (1 - self.alpha) * u.relu() + self.eps
 
     def learned(self) -> dict[str, Tensor]:
         return {"alpha": self.alpha, "tau": self.tau, "eps": self.eps}
