@@ -72,6 +72,20 @@ def test_layer_scale_multiplies_the_branches():
     assert all(one.get_parameter(name).grad is not None for name in new)
 
 
+@pytest.mark.parametrize("block", ["002", "002-exp"])
+def test_the_layer_of_report_002(block):
+    """Its Algorithms 2 and 4: norm, attention, residual, norm; they differ in what the residual is."""
+    model = create_model(**{k: v for k, v in SMALL.items() if k != "mlp_dim"}, block=block).eval()
+    assert not [name for name in model.state_dict() if "mlp" in name]
+    expected = x = model.embed(IMAGES)
+    for one in model.blocks:
+        normed = one.norm1(expected)
+        residual = normed if block == "002-exp" else expected
+        expected = one.norm2(residual + one.attn(normed))
+        x = one(x)
+    torch.testing.assert_close(x, expected)
+
+
 @pytest.mark.parametrize("stem", ["patch", "pixel"])
 @pytest.mark.parametrize("prefix", [1, 2, 5])
 @pytest.mark.parametrize("pool", ["cls", "mean"])
@@ -109,6 +123,8 @@ def test_prefix_by_default():
         ({"depth": 0, "heads": 2}, "heads=2 has no effect: depth=0 has no blocks"),
         ({"depth": 0, "layer_scale": 0.1}, "layer_scale=0.1 has no effect: depth=0 has no blocks"),
         ({"depth": 0, "prefix": 2}, "prefix=2 has no effect: depth=0 has no blocks"),
+        ({"block": "002", "mlp_dim": 7}, "mlp_dim=7 has no effect: block=002 has no MLP"),
+        ({"block": "002", "stem": "next-pixel"}, "block=002 is not causal"),
         ({"depth": 1, "drop_path": 0.1}, "drop_path=0.1 has no effect: depth=1"),
         ({"pool": "cls", "prefix": 0}, "pool=cls: prefix=0 has no token: use pool=mean"),
         ({"pool": "attention", "depth": 0}, "pool=attention needs blocks"),
@@ -145,10 +161,11 @@ def test_what_has_no_effect_has_none():
         "order": "reversed",
         "pool": "cls-mean",
         "activation": "elu",
+        "block": "002",
     }
     seen = set()
     stems = ({"stem": stem} for stem in ("resnet", "conv", "pixel", "next-pixel"))
-    for base in (*stems, {"depth": 0}, {"depth": 1}):
+    for base in (*stems, {"depth": 0}, {"depth": 1}, {"depth": 2, "heads": 4, "block": "002"}):
         trunk = {"trunk": (3, 5)} if base.get("stem") in ("resnet", "conv") else {}
         small = {"depth": 2, "heads": 4, "mlp_dim": 8} if "depth" not in base else {}
         config = model_config(image_size=12, dim=16, classes=3, **base, **trunk, **small)
@@ -259,6 +276,7 @@ COSTS += [
     {"pool": "norm-mean"},
     *({"mlp": mlp, "pool": "attention"} for mlp in ("gelu-tanh", "swiglu", "swiglu-norm", "geglu")),
     {"rope": "dinov3", "positions": "none"},
+    {"block": "002"},
 ]
 
 

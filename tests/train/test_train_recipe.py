@@ -51,6 +51,18 @@ def test_closed_forms():
     assert rates(schedule="restarts", warmup=0, restart_epochs=2) == pytest.approx(restarts)
 
 
+@pytest.mark.parametrize("warmup", [0.0, 0.0575, 0.3])
+def test_one_cycle_as_pytorch_has_it(warmup):
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    theirs = torch.optim.lr_scheduler.OneCycleLR(optimizer, LR, total_steps=TOTAL, pct_start=warmup)
+    expected = []
+    for _ in range(TOTAL):
+        expected.append(theirs.get_last_lr()[0])
+        optimizer.step()
+        theirs.step() if len(expected) < TOTAL else None
+    assert rates(schedule="torch-onecycle", warmup=warmup) == pytest.approx(expected)
+
+
 def test_decay_is_for_matrices_and_filters():
     specs = ("performer-theta:m=4", "softmax:qk_norm=all,gate=silu,cpe=3")
     for options in ({"stem": "pixel", "image_size": 4}, {"stem": "conv"}, *({"attention": spec} for spec in specs)):

@@ -49,7 +49,7 @@ def create_model(size: str | None = None, **options: Any) -> VisionTransformer:
 def match_parameters(config: ModelConfig, target: int) -> ModelConfig:
     """The same model with its MLP widened or narrowed so that it has `target` parameters, as nearly as that can do."""
     have = estimate(config).parameters
-    if not config.depth:
+    if not config.depth or config.block != "standard":  # nothing to widen
         return config
     per_unit = estimate(config.model_copy(update={"mlp_dim": config.mlp_dim + 1})).parameters - have
     return config.model_copy(update={"mlp_dim": max(1, config.mlp_dim + round((target - have) / per_unit))})

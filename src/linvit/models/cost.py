@@ -41,7 +41,7 @@ def frame(config: ModelConfig) -> Cost:
     positions = tokens if config.positions == "learned" and config.stem != "pixel" else 0
     scales = 0 if config.layer_scale is None else 2 * dim
     block = Cost(4 * dim + scales, kept=BLOCK) + _linear(dim, 3 * inner, tokens, config.qkv_bias)
-    block += _linear(inner, dim, tokens) + _mlp(config, tokens)
+    block += _linear(inner, dim, tokens) + (_mlp(config, tokens) if config.block == "standard" else Cost())
     block += Cost(kept=2 * tokens * site.head_dim if config.rope else 0)
     hidden = (2048, 1024) if config.head == "wide" else ()
     widths = (config.features, *hidden, config.outputs) if config.outputs else ()

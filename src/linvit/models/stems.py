@@ -133,12 +133,13 @@ class PixelStem(Stem):
 
 
 class LengthOneStem(ConvStem):
-    """One report's model, kept for reproduction: the map becomes a single token, so that attention returns v unchanged
-    and no kernel can make a difference."""
+    """One report's model, kept for reproduction: the map becomes a single token, embedded with an activation, so that
+    attention returns v unchanged and no kernel can make a difference but by its rounding."""
 
     def __init__(self, config: ModelConfig):
         super().__init__(config)
         self.embed = nn.Linear(self.embed.in_features * (config.image_size >> self.pools) ** 2, config.dim)
+        self.activation = _activation(config.activation)
         warnings.warn(
             "stem=length-one makes a sequence of one token: attention then returns v whatever its kernel, and the "
             "comparison is between convolutional trunks; use stem=conv to keep the map as tokens",
@@ -147,7 +148,7 @@ class LengthOneStem(ConvStem):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.embed(self.map(x).flatten(1)).unsqueeze(1)
+        return self.activation(self.embed(self.map(x).flatten(1))).unsqueeze(1)
 
 
 class NextPixelStem(Stem):

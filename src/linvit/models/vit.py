@@ -113,6 +113,23 @@ class Block(nn.Module):
         return branch * kept / (1 - self.drop_path)
 
 
+class ReportedBlock(nn.Module):
+    """Report 002's layer, kept for reproduction: norm(x + attention(norm(x))), without an MLP. In its Algorithm 4 (`exp`)
+    the residual is taken after the first norm. Its projections start as small as PyTorch's own, on which the size of
+    denominators depends."""
+
+    def __init__(self, config: ModelConfig, attention: MultiHead):
+        super().__init__()
+        self.norm1, self.attn = nn.LayerNorm(config.dim, config.norm_eps), attention
+        self.norm2 = nn.LayerNorm(config.dim, config.norm_eps)
+        self.exp = config.block == "002-exp"
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.attn.positioned(x)
+        normed = self.norm1(x)
+        return self.norm2((normed if self.exp else x) + self.attn(normed))
+
+
 class VisionTransformer(nn.Module):
     @torch.random.fork_rng([])  # PyTorch's own initialisation, soon overwritten, must not use the caller's numbers
     def __init__(self, config: ModelConfig):
@@ -142,7 +159,10 @@ class VisionTransformer(nn.Module):
                 qkv_bias=config.qkv_bias,
                 dropout=config.dropout,
             )
-            self.blocks.append(Block(config, attention, config.drop_path * i / max(1, config.depth - 1)))
+            if config.block == "standard":
+                self.blocks.append(Block(config, attention, config.drop_path * i / max(1, config.depth - 1)))
+            else:
+                self.blocks.append(ReportedBlock(config, attention))
         self.norm = nn.LayerNorm(config.dim, config.norm_eps)
         self.pooling = AttentionPool(config) if config.pool == "attention" else None
         self.head = _head(config)
@@ -261,6 +281,8 @@ def initialise(model: VisionTransformer, seed: int) -> None:
         if isinstance(module, (nn.Linear, nn.Conv2d)):
             fan = module.weight[0].numel()
             gain = shrink if name.endswith(("attn.proj", "mlp.3")) else 1.0
+            if model.config.block != "standard" and name.startswith("blocks."):
+                gain = 1 / math.sqrt(3)
             gain *= math.sqrt(2) if isinstance(module, nn.Conv2d) else 1.0
             module.weight.copy_(torch.randn(module.weight.shape, generator=source) * (gain / math.sqrt(fan)))
             if module.bias is not None:

@@ -23,6 +23,7 @@ STEM_OPTIONS: dict[str, dict[str, Any]] = {  # the options of each stem, with th
 }
 ACTIVATIONS: dict[str, set[str]] = {"relu": set(), "gelu": set(), "elu": {"alpha"}}  # with the options they take
 BLOCK_OPTIONS = (
+    "block",
     "heads",
     "head_dim",
     "mlp_dim",
@@ -72,6 +73,9 @@ class ModelConfig(Frozen):
     positions: Literal["learned", "sincos", "none"] = Field("learned", description="Position embeddings.")
     rope: Literal["2d", "dinov3", "eva02"] | None = Field(
         None, description="Rotary positions in every block, whatever its attention: 2d, dinov3 or eva02."
+    )
+    block: Literal["standard", "002", "002-exp"] = Field(
+        "standard", description="The layer; 002 and 002-exp are report 002's: no MLP, and a norm after the residual."
     )
     qkv_bias: bool = Field(True, description="Whether the q, k, v projection has a bias.")
     norm_eps: float = Field(1e-5, gt=0, description="Epsilon of the layer norms.")
@@ -176,6 +180,8 @@ class ModelConfig(Frozen):
         if len(self.widths) > MAX_TRUNK:
             raise ValueError(f"trunk has {len(self.widths):,} widths, more than the maximum of {MAX_TRUNK}")
         parse_layers(self.attention, self.depth) or parse_layers(self.attention.split("@")[0], 1)
+        if self.block != "standard" and self.causal:
+            raise ValueError(f"block={self.block} is not causal: leave it out for stem=next-pixel")
         if self.pool.startswith("cls") and not self.prefix_tokens:
             raise ValueError(f"pool={self.pool}: prefix=0 has no token: use pool=mean")
         if self.pool.startswith("cls") and not self.depth:
@@ -216,6 +222,8 @@ def without_effect(options: Mapping[str, Any]) -> dict[str, str]:
         unused["activation"] = f"stem={stem} has no convolutions"
     if stem == "next-pixel":
         unused |= dict.fromkeys(("pool", "prefix"), "stem=next-pixel has logits for every token, and no others")
+    if (block := str(options.get("block", "standard"))) != "standard":
+        unused |= dict.fromkeys(("mlp_dim", "mlp", "drop_path", "layer_scale"), f"block={block} has no MLP and no scaled branch")
     if depth == "1":
         unused["drop_path"] = "depth=1 has only the first block, which is never dropped"
     return unused | (dict.fromkeys(BLOCK_OPTIONS, "depth=0 has no blocks") if depth == "0" else {})

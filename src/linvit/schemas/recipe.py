@@ -27,8 +27,10 @@ class Recipe(Frozen):
     weight_decay: float = Field(0.05, ge=0, description="Weight decay of matrices and filters.")
     momentum: Fraction = Field(0.9, description="Nesterov momentum of optimizer=sgd.")
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.99), description="Of the other optimizers.")
-    schedule: Literal["constant", "cosine", "step", "restarts", "onecycle"] = Field(
-        "onecycle", description="Learning rate schedule: cosine, onecycle, restarts, step or constant."
+    schedule: Literal["constant", "cosine", "step", "restarts", "onecycle", "torch-onecycle"] = Field(
+        "onecycle",
+        description="Learning rate schedule: cosine, onecycle, restarts, step, constant, or PyTorch's OneCycleLR as "
+        "torch-onecycle.",
     )
     warmup: Fraction = Field(0.1, description="Fraction of all steps with a rising learning rate.")
     final_lr: float = Field(0.0, ge=0, le=1, description="Fraction of lr at the end of cosine, restarts and onecycle.")
@@ -66,6 +68,6 @@ class Recipe(Frozen):
             found |= dict.fromkeys(("step_epochs", "step_factor"), "only schedule=step has it")
         if self.schedule != "restarts":
             found["restart_epochs"] = "only schedule=restarts has it"
-        if self.schedule in ("constant", "step"):
+        if self.schedule in ("constant", "step", "torch-onecycle"):
             found["final_lr"] = f"schedule={self.schedule} has no final rate"
         return found

@@ -28,6 +28,8 @@ def create_recipe(base: Recipe | None = None, **options: Any) -> Recipe:
 
 def learning_rate(recipe: Recipe, step: int, total: int, steps_per_epoch: int) -> float:
     """The rate of step 0 … total−1."""
+    if recipe.schedule == "torch-onecycle":
+        return _torch_onecycle(recipe.lr, recipe.warmup, step, total)
     warmup = round(recipe.warmup * total)
     if step < warmup:
         return recipe.lr * (step + 1) / (warmup + 1)
@@ -46,3 +48,14 @@ def learning_rate(recipe: Recipe, step: int, total: int, steps_per_epoch: int) -
             done = position / length
     low = recipe.final_lr
     return recipe.lr * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def _torch_onecycle(peak: float, rising: float, step: int, total: int) -> float:
+    """`torch.optim.lr_scheduler.OneCycleLR` with pct_start=rising: by a half cosine from peak/25 to the peak, and by
+    another to a ten-thousandth of that start."""
+    first, turn = peak / 25, rising * total - 1
+    if step <= turn:
+        start, end, done = first, peak, step / turn if turn else 1.0
+    else:
+        start, end, done = peak, first / 1e4, (step - turn) / (total - 1 - turn)
+    return end + (start - end) * 0.5 * (1 + math.cos(math.pi * done))
