@@ -164,6 +164,8 @@ TABLE = (
     Metric("attention_macs", "MAC", ("attention", "tokens", "heads", "head_dim"), "of one call, all heads", -1),
     Metric("prefix_sums", "fraction", ("attention", "tokens", "head_dim"), "how far causal attention by prefix sums is "
            "from the masked matrix, at most", -1, artefact=".npz: sums (step, feature, column), outputs, exact"),
+    Metric("non_finite", "count", ("attention", "sigma", "heads", "head_dim"), "outputs of single tokens that are not "
+           "finite, of n; negative: the share of denominators below zero", -1, ("negative",)),
     Metric("attention_time", "s", CURVE, "one call; mode=forward, or both with its backward pass", -1,
            (*TIMED, *LAYERS, "refused"), timed=True),
     Metric("attention_vs_softmax", "×", CURVE, "the same relative to softmax", 1, (*TIMED, *LAYERS), timed=True),

@@ -86,6 +86,18 @@ def test_the_layer_of_report_002(block):
     torch.testing.assert_close(x, expected)
 
 
+def test_rows_and_columns_that_fill_no_patch_are_left_out_if_asked():
+    with pytest.raises(ValueError, match="patch_size=5 does not divide image_size=12"):
+        create_model(**SMALL | {"patch_size": 5})
+    model = create_model(**SMALL | {"patch_size": 5}, crop=True).eval()
+    assert model.tokens == 4
+    changed = IMAGES.clone()
+    changed[:, :, 10:], changed[..., 10:] = 9.0, 9.0
+    assert torch.equal(model(changed), model(IMAGES))
+    inner = create_model(**SMALL | {"patch_size": 5, "image_size": 10}).eval()
+    assert torch.equal(inner(IMAGES[..., :10, :10]), model(IMAGES))
+
+
 @pytest.mark.parametrize("stem", ["patch", "pixel"])
 @pytest.mark.parametrize("prefix", [1, 2, 5])
 @pytest.mark.parametrize("pool", ["cls", "mean"])
@@ -162,6 +174,7 @@ def test_what_has_no_effect_has_none():
         "pool": "cls-mean",
         "activation": "elu",
         "block": "002",
+        "crop": True,
     }
     seen = set()
     stems = ({"stem": stem} for stem in ("resnet", "conv", "pixel", "next-pixel"))
@@ -277,6 +290,7 @@ COSTS += [
     *({"mlp": mlp, "pool": "attention"} for mlp in ("gelu-tanh", "swiglu", "swiglu-norm", "geglu")),
     {"rope": "dinov3", "positions": "none"},
     {"block": "002"},
+    {"patch_size": 5, "crop": True},
 ]
 
 

@@ -17,7 +17,7 @@ from linvit.report import statistics
 from linvit.report.merit import ACCURACY
 from linvit.report.statistics import LEVEL
 from linvit.studies import STUDIES, PublishedStudy
-from linvit.studies.claims import CLAIMS, grows_with_depth, near_the_limit
+from linvit.studies.claims import CLAIMS, clamp_is_enough, elu_is_unstable, grows_with_depth, near_the_limit
 from linvit.studies.declaration import all_published
 from linvit.studies.hypotheses import (
     FAILS,
@@ -32,6 +32,7 @@ from linvit.studies.hypotheses import (
     faster,
     judge,
     learned_below,
+    outlasts,
     trains,
 )
 from linvit.studies.mistakes import small_model
@@ -189,6 +190,11 @@ def test_diverged_runs_are_reported_and_compared_with_nothing(tmp_path):
         (trains(A), FAILS),
         (trains(B), HOLDS),
         (diverges(RELU), MISSING),
+        (outlasts(B, A), HOLDS),
+        (outlasts(A, B), FAILS),
+        (outlasts(A, A), OPEN),
+        (outlasts(B, B), OPEN),
+        (outlasts(B, RELU), MISSING),
     ):
         assert verdict(tmp_path, test) == word
     assert "seed 1 diverged in blocks.2 at step 41" in better(B, A).run(Results(tmp_path)).found
@@ -251,6 +257,27 @@ def test_errors_grow_with_depth_if_all_do(last, holds):
     assert grows_with_depth(found)[0] is holds
 
 
+def test_instability_is_judged_by_what_was_not_finite():
+    def counted(**counts: int) -> list:
+        specs = {
+            "gelu": "literal:f=gelu,m=128,half=autocast",
+            "elu": "literal:f=elu,m=128,alpha=1.0,half=autocast",
+            "relu": "literal:f=relu,m=256,half=autocast",
+            "raw": "literal:f=exp,m=256",
+            "clamped": "literal:f=exp,m=256,clamp=10",
+            "clamped_half": "literal:f=exp,m=256,clamp=10,half=autocast",
+        }
+        return [record("non_finite", n, n=100, attention=specs[name], sigma=0.1) for name, n in counts.items()]
+
+    holds, text = elu_is_unstable(counted(gelu=9, elu=4, relu=0))
+    assert (holds, text) == (True, "outputs that are not finite: GELU 9, ELU 4, RELU 0")
+    assert not elu_is_unstable(counted(gelu=9, elu=0, relu=0))[0]
+    assert not elu_is_unstable(counted(gelu=9, elu=4, relu=1))[0]
+    assert clamp_is_enough(counted(raw=7, clamped=0))[0]
+    assert not clamp_is_enough(counted(raw=7, clamped=0, clamped_half=2))[0]
+    assert not clamp_is_enough(counted(raw=0, clamped=0))[0]
+
+
 def test_every_claim_says_what_it_tests(tmp_path):
     assert [claim.report for claim in CLAIMS] == ["000"] * 5 + ["001"] * 6 + ["002"] * 7 + ["004"] * 6
     assert len({claim.id for claim in CLAIMS}) == len(CLAIMS)
@@ -268,7 +295,7 @@ def test_every_row_that_a_claim_names_exists(tmp_path):
             for column in study.columns:
                 rows = {row.name: noisy(0.9) for row in study.rows_of(column)}
                 made(tmp_path, rows, study=study.name, column=column, speeds=dict.fromkeys(rows, (1.0, 0.9, 1.1)))
-    figures = {"paper-fig14", "paper-fig20-21"}
+    figures = {"paper-fig14", "paper-fig20-21", "002-non-finite"}
     for claim in CLAIMS:
         for test in claim.tests:
             part = test.run(Results(tmp_path))
@@ -322,13 +349,25 @@ def test_what_the_reports_own_numbers_say():
 
 
 def test_the_mixture_of_a_one_token_model_has_no_effect():
-    """What is said of claim 002.6."""
-    model, images = small_model("length-one", "performer-theta-mixture")
-    alphas = [parameter for name, parameter in model.named_parameters() if name.endswith("alpha")]
-    logits = []
-    for value in (0.1, 0.9):
-        for alpha in alphas:
-            alpha.fill_(value)
-        logits.append(model(images).float())
-    assert alphas
-    assert torch.equal(*logits)
+    """What is said of claim 002.6: none, but for ε; and yet Adam moves it."""
+    differences = []
+    for spec in ("performer-theta-mixture", "literal:f=mixture"):
+        model, images = small_model("length-one", spec)
+        alphas = [parameter for name, parameter in model.named_parameters() if name.endswith("alpha")]
+        logits = []
+        for value in (0.1, 0.9):
+            for alpha in alphas:
+                alpha.fill_(value)
+            logits.append(model(images).float())
+        assert alphas
+        differences.append(float((logits[0] - logits[1]).abs().max()))
+    assert differences[0] == 0
+    assert 0 < differences[1] < 1e-5
+    model.requires_grad_(True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-4)
+    for _ in range(20):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(images), torch.arange(5)).backward()
+        assert all(0 < abs(float(alpha.grad)) < 1e-5 for alpha in alphas)
+        optimizer.step()
+    assert max(abs(float(alpha.detach()) - 0.9) for alpha in alphas) > 1e-3

@@ -23,16 +23,17 @@ SHAPES = {
     "cifar10:grey=true": (32, 1, 10),
 }
 # rows of published tables that are ours: what a report asks for, claims or leaves open without printing a number
-LONGER = {"linformer, twice the steps", "RF16 softmax, twice the steps"}
+LONGER = {"linformer, twice the steps", "RF16 softmax, twice the steps", "RF16 ReLU, twice the steps"}
+SWEEP = {"RF32 softmax", "RF64 softmax", "RF128 softmax", "RF16 ReLU", "RF32 ReLU", "RF16 ReLU from checkpoint"}
 OURS = {
     "ViT, patch 8",
     "MLP, dropout 0.05",
     "softmax",
     "ReLU, 512 features",
     "fθ, positive",
+    "EXP, not clamped",
     "its EXP, clamped",
     "its EXP, not clamped",
-    *LONGER,
 }
 UNPUBLISHED = {"000-cifar100", "000-hybrid", "002-factorial"}
 
@@ -74,9 +75,9 @@ def test_each_published_result_has_a_row_and_each_row_a_result():
     assert all(set(study.published) <= {row.name for row in study.rows} for study in TABLES)
     reports = {study.name for study in TABLES if study.report not in ("", "004")} - UNPUBLISHED
     beyond = {(name, row) for name, row in rows if name in reports} - set(printed())
-    assert {row for name, row in beyond if name != "000-cifar10"} == OURS
-    sweep = {row for name, row in beyond if name == "000-cifar10"}
-    assert sweep == {"RF64 softmax", "RF128 softmax", "RF16 ReLU", *LONGER}
+    assert {row for name, row in beyond if not name.startswith("000-")} == OURS
+    for name in ("000-mnist", "000-cifar10"):
+        assert {row for study, row in beyond if study == name} == SWEEP | LONGER
     assert not set(all_published()) & UNPUBLISHED
 
 
@@ -94,6 +95,8 @@ def test_a_study_says_what_it_is(study):
         assert not study.durations
         return
     assert re.search("Expected|No expectation", study.about)
+    if isinstance(study, PublishedStudy):
+        assert bool(study.literal) == bool(study.kept) == bool(study.changed)
     assert tuple(study.durations) == SCALES
     assert study.reduction("smoke")
     assert isinstance(study.reduction("cpu"), str)
@@ -160,14 +163,17 @@ def test_every_system_of_the_reports_is_in_some_study():
     for spec in {spec for study in TABLES for row in study.rows for spec in (row.attention, row.literal) if spec}:
         found.setdefault(parse(spec).name, []).append(dict(parse(spec).options))
     kernels = """exp relu elu gelu gexp sigmoid abs cos tanh identity trig smreg hyp elu1 theta-linear theta-mixture
-        theta-mlp theta"""
+        theta"""
+    as_printed = {options["f"] for options in found["literal"]}
+    assert as_printed == {"relu", "elu", "gelu", "exp", "mixture", "mlp"}
     assert {"softmax", "linformer", "identity", "uniform"} <= set(found)
     assert {f"performer-{kernel}" for kernel in kernels.split()} <= set(found)
     assert {16, 32, 64, 128} <= {options.get("m") for options in found["performer-exp"]}
     assert {16, 32, 64, 128, 256, 512} <= {options.get("m") for options in found["performer-relu"]}
     for kernel in ("exp", "relu", "elu1"):  # deterministic
         assert {"projection": "none"} in found[f"performer-{kernel}"]
-    assert {options.get("alpha") for options in found["performer-elu"]} >= {1.0, 0.5, 0.3, 0.25}
+    for name in ("performer-elu", "literal"):
+        assert {options.get("alpha") for options in found[name]} >= {1.0, 0.5, 0.3, 0.25}
     assert any(study.task == "next-pixel" for study in TABLES)  # unidirectional
 
 
@@ -180,7 +186,7 @@ def test_every_strategy_of_the_reports_is_in_some_study():
                 for key, value in (study.options(column, scale) | study.row_options(column, scale, row)).items():
                     used.setdefault(key, set()).add(value)
     assert {"adam", "adamw", "sgd"} <= used["optimizer"]
-    assert {"step", "cosine", "restarts", "constant"} <= used["schedule"]
+    assert {"step", "cosine", "restarts", "constant", "torch-onecycle"} <= used["schedule"]
     assert {0.0, 1.0} <= used["clip_norm"]
     assert {0, 10} <= used["patience"]
     assert {0, 100} <= used["redraw"]

@@ -140,7 +140,7 @@ def test_the_list(capsys, tmp_path, done):
     assert cli.main(["reproduce", "--out", str(done.parents[1])]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert "done" in lines["tiny"]
-    assert "20 min" in lines["000-mnist"]
+    assert "35 min" in lines["000-mnist"]
     assert cli.main(["reproduce", "--json", "--out", str(tmp_path)]) == 0
     rows = {row["study"]: row for row in json.loads(capsys.readouterr().out)}
     assert set(rows) == set(STUDIES.names())

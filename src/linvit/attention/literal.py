@@ -123,20 +123,21 @@ class AsReported(Attention):
                 return F.gelu(u)
         return (u if self.options.clamp is None else u.clamp(-self.options.clamp, self.options.clamp)).exp()
 
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        a, b = (self.phi(self.rounded(x)) for x in (q, k))
+        if mask is not None:
+            b = b.masked_fill(~mask[:, None, :, None], 0.0)
+        return self.mixed(a, b, v, self.denominators(a, b))
+
     def denominators(self, a: Tensor, b: Tensor) -> Tensor:
         """D = φ(q)·Σφ(k) + ε, (B, H, N, 1), of features a of the queries and b of the keys."""
         total = self.rounded(b.sum(2, keepdim=True))
         return self.rounded(self.rounded(a @ total.transpose(2, 3)) + EPS)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        q, k, v = (self.rounded(x) for x in (q, k, v))
-        a, b = self.phi(q), self.phi(k)
-        if mask is not None:
-            b = b.masked_fill(~mask[:, None, :, None], 0.0)
-        inverse, out = 1 / self.denominators(a, b), self.rounded(a @ self.rounded(b.transpose(2, 3) @ v))
-        if self.options.half == "everywhere":
-            return self.rounded(out * self.rounded(inverse))
-        return out * inverse
+    def mixed(self, a: Tensor, b: Tensor, v: Tensor, d: Tensor) -> Tensor:
+        """The output of these features and denominators."""
+        inverse, out = 1 / d, self.rounded(a @ self.rounded(b.transpose(2, 3) @ self.rounded(v)))
+        return self.rounded(out * self.rounded(inverse)) if self.options.half == "everywhere" else out * inverse
 
 
 class _Rounded(torch.autograd.Function):

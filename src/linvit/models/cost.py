@@ -78,7 +78,7 @@ def _convolution(inputs: int, outputs: int, side: int, kernel: int = 3) -> Cost:
 def _stem(config: ModelConfig) -> Cost:
     (rows, columns), side, channels, dim = config.grid, config.image_size, config.channels, config.dim
     if config.stem == "patch":
-        return _linear(channels * (side // rows) ** 2, dim, rows * columns)
+        return _linear(channels * (config.patch_size or 1) ** 2, dim, rows * columns)
     if config.stem == "pixel":
         positions = side**2 * dim if config.positions == "learned" else 0
         return Cost(2 * channels * dim + positions, rows * columns * dim, 2 * rows * columns * dim)

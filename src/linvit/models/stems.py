@@ -28,13 +28,15 @@ class PatchStem(Stem):
 
     def __init__(self, config: ModelConfig):
         super().__init__(config)
-        self.patch_size = config.image_size // self.grid[0]
+        self.patch_size = config.patch_size or 1
         self.embed = nn.Linear(config.channels * self.patch_size**2, config.dim)
 
     def forward(self, x: Tensor) -> Tensor:
         b, c, _, _ = x.shape
         (rows, columns), p = self.grid, self.patch_size
-        patches = x.view(b, c, rows, p, columns, p).permute(0, 2, 4, 1, 3, 5).reshape(b, rows * columns, c * p * p)
+        if x.shape[2:] != (rows * p, columns * p):
+            x = x[:, :, : rows * p, : columns * p]
+        patches = x.reshape(b, c, rows, p, columns, p).permute(0, 2, 4, 1, 3, 5).reshape(b, rows * columns, c * p * p)
         return self.embed(patches)
 
 

@@ -15,7 +15,7 @@ from linvit.site import Site
 
 MAX_TRUNK = 64  # convolutions of a stem
 STEM_OPTIONS: dict[str, dict[str, Any]] = {  # the options of each stem, with their defaults
-    "patch": {"patch_size": 4},
+    "patch": {"patch_size": 4, "crop": None},
     "conv": {"trunk": (64, 128, 256), "pools": 2},
     "resnet": {"trunk": (32, 64, 128)},
     "length-one": {"trunk": (64, 128, 256), "pools": 2},
@@ -48,6 +48,9 @@ class ModelConfig(Frozen):
         "patch", description="How images become tokens: patch, conv, resnet, pixel, length-one or next-pixel."
     )
     patch_size: int | None = Field(None, ge=1, description="Side of a patch, of stem=patch.")
+    crop: bool | None = Field(
+        None, description="Leave out the last rows and columns that fill no patch, of stem=patch."
+    )
     trunk: tuple[PositiveInt, ...] | None = Field(None, min_length=1, description="Widths of a convolutional stem.")
     pools: int | None = Field(None, ge=0, description="Max-pools of a conv or length-one stem.")
     activation: str = Field("relu", description="Of a convolutional stem: relu, gelu, elu or elu:alpha=0.5.")
@@ -123,7 +126,7 @@ class ModelConfig(Frozen):
     def grid(self) -> tuple[int, int]:
         """Rows and columns of the image tokens."""
         size, patch, convolutions, pools = self.image_size, self.patch_size, len(self.widths), self.pools or 0
-        if patch and size % patch:
+        if patch and (size < patch or (size % patch and not self.crop)):
             fit = ", ".join(str(p) for p in range(2, size) if size % p == 0) or "1"
             raise ValueError(
                 f"patch_size={patch} does not divide image_size={size}: choose a patch_size of {fit}, or another "
@@ -223,7 +226,8 @@ def without_effect(options: Mapping[str, Any]) -> dict[str, str]:
     if stem == "next-pixel":
         unused |= dict.fromkeys(("pool", "prefix"), "stem=next-pixel has logits for every token, and no others")
     if (block := str(options.get("block", "standard"))) != "standard":
-        unused |= dict.fromkeys(("mlp_dim", "mlp", "drop_path", "layer_scale"), f"block={block} has no MLP and no scaled branch")
+        own = ("mlp_dim", "mlp", "drop_path", "layer_scale")
+        unused |= dict.fromkeys(own, f"block={block} has no MLP and one branch")
     if depth == "1":
         unused["drop_path"] = "depth=1 has only the first block, which is never dropped"
     return unused | (dict.fromkeys(BLOCK_OPTIONS, "depth=0 has no blocks") if depth == "0" else {})

@@ -76,6 +76,7 @@ class Row:
     checkpoint: bool = False  # starts from the trained softmax model of the same column and seed
     times: int = 1  # training length, in units of the column's
     columns: tuple[Column, ...] = COLUMNS  # that have this row
+    changed: str = ""  # in the literal column, in addition to what the study changes
     published: Published | None = None  # those of the five reports are in published.json
 
     @property
@@ -149,6 +150,8 @@ class PublishedStudy(Declaration):
     rows: Sequence[Row]
     durations: Mapping[str, str] = field(default_factory=lambda: HOURS)
     literal: Rerun | None = None  # without it there is no literal column
+    kept: str = ""  # of the report, in the literal column
+    changed: str = ""  # there
     fair: Rerun = Rerun()  # its options override the defaults tuned for these images
     task: str = "classification"
     smoke_images: int = 40  # of each split at scale smoke: at least one per class

@@ -115,6 +115,23 @@ def faster(a: Ref, b: Ref) -> Test:
     return Test((a.study, b.study), run)
 
 
+def outlasts(a: Ref, b: Ref) -> Test:
+    """Better; or trained to the end in every seed where the other diverged in some."""
+    plain = better(a, b)
+
+    def run(results: Results) -> Part:
+        ends = [results.get(ref) for ref in (a, b)]
+        if any(end is None for end in ends):
+            return plain.run(results)
+        bad = [len(end.diverged) for end in ends if end]
+        if not any(bad):
+            return plain.run(results)
+        found = f"{bad[0]} of its seeds diverged, {bad[1]} of the other's"
+        return Part.certain(f"{a} is more accurate than {b}, or outlasts it", found, None if all(bad) else not bad[0])
+
+    return Test(plain.studies, run)
+
+
 def diverges(a: Ref) -> Test:
     """In some seed. That a few seeds do not diverge does not show that none would."""
     return _ends(a, "diverges", lambda diverged, trained: True if diverged else None)

@@ -1,15 +1,21 @@
 """Report 002: a vision transformer, and Performers with five kernels behind a convolutional trunk, on CIFAR-10.
 
-Its Performers see one token per image (M1), so the kernel has no effect: its rows differ in the trunk's activation, the
-sizes and the training. The literal column has this model of length one with the report's kernels: q and k each scaled
-by d^-½, ε = 1e-6, and no protection against vanishing denominators. The fair column keeps the convolutional map as
-tokens.
+Its Performers see one token per image (M1), so the kernel has no effect on values: its rows differ in the trunk's
+activation, the sizes and the training, and in the numbers that are not finite. The fair column keeps the convolutional
+map as tokens.
+
+The literal column keeps the model of one token, the report's attention as its Algorithm 2 has it (attention `literal`:
+raw kernels, ε = 1e-6 added to features and to denominators, q and k both divided by √d, orthogonal Ω), its layer
+(`block=002`: no MLP, a norm after the residual; Algorithm 4's for EXP), the activation and dropout after the embedding,
+and the report's recipe. Where the report trained with GradScaler (ReLU, ELU, GELU), the attention is computed in
+float16 as autocast does on a GPU, emulated on a CPU. The literal column changes: the rest of the model is in float32
+(but `amp=fp16` at `full` for ReLU), gradients are not rounded or scaled, a run ends at the first loss that is not
+finite where GradScaler would have left out the step, splits and selection are ours (M2), and weights other than those
+of the layers start as ours do.
 
 Choices of ours where the report is silent: 256 features where it gives no number, momentum 0.9 for SGD, weight decay
-0.01 for AdamW, two poolings, a batch of 64 for its ViT, StepLR for ViT and EXP too, and the recipes of the two learned
-kernels. Deviations: its layers have no MLP and a norm after the residual; ours have an MLP of twice the width and no
-such norm. We omit the activation and dropout after its embedding, clamp both parts of the mixture where it clamps one,
-and keep the denominator of the MLP's features away from zero.
+0.01 for AdamW, two poolings, a batch of 64 for its ViT, StepLR for ViT and EXP too, OneCycleLR's rising part for its
+five epochs of warm-up, float32 for EXP and the learned kernels, and the recipes of the two learned kernels.
 
 The report's searches are `linvit tune cifar10 --space 002-vit --sampler grid` and so on.
 """
@@ -27,16 +33,20 @@ SGD = PLAIN | AUGMENTED | {"optimizer": "sgd", "schedule": "cosine", "weight_dec
 SMALL = {"trunk": (16, 32, 64), "dim": 64, "depth": 2, "heads": 4, "mlp_dim": 128, "epochs": 2}
 ONE_SEED = Scale(seeds=1)
 SOFTMAX = Row("softmax", "softmax", columns=("fair",))
+KEPT = """one token per image; the report's attention with its raw kernel, ε and, for ReLU, ELU and GELU, float16; its
+layer without MLP and with a norm after the residual; sizes, optimizer, schedule, augmentation and early stopping"""
+CHANGED = """outside the attention float32 on a CPU; gradients are exact, and the first loss that is not finite ends the
+run; splits and selection are ours; what the report leaves open is chosen by us"""
 
 
 def shape(dim: int, heads: int, depth: int) -> dict[str, int]:
     return {"dim": dim, "heads": heads, "depth": depth, "mlp_dim": 2 * dim}
 
 
-def kernel(name: str, dim: int, heads: int, **options: Any) -> str:
-    """The report's kernel: q and k both scaled by d^-½, with its ε."""
-    options = {"scale": round((dim // heads) ** -0.5, 6), "eps": 1e-6, **options}
-    return f"performer-{name}:" + ",".join(f"{key}={value}" for key, value in options.items())
+def reported(f: str, half: bool = False, **options: Any) -> str:
+    """The report's attention with this kernel."""
+    given = {"f": f, **options, **({"half": "autocast"} if half else {})}
+    return "literal:" + ",".join(f"{key}={value}" for key, value in given.items())
 
 
 def kernel_study(
@@ -50,17 +60,22 @@ def kernel_study(
     epochs: int,
     literal_full: Scale = ONE_SEED,
     fair_full: Scale | None = None,
+    block: str = "002",
 ) -> PublishedStudy:
     """One kernel of the report, with softmax in the fair column."""
     short = Scale(limit=2_000, options={"epochs": 2, "patience": 0})
+    literal = {"stem": "length-one", "block": block, "positions": "none", "emb_dropout": recipe.get("dropout", 0.0)}
+    literal |= {key: value for key, value in shape.items() if key != "mlp_dim"}
     return PublishedStudy(
         f"002-{name}",
         title=title,
         about=about,
         data="cifar10",
         mistakes=("M1", "M2", "M3", "M4", "M5"),
-        rows=[*rows, SOFTMAX],
-        literal=Rerun({"stem": "length-one", **shape, "epochs": epochs, **recipe}, full=literal_full, cpu=short),
+        rows=[*(replace(row, literal_options={"mlp_dim": None, **row.literal_options}) for row in rows), SOFTMAX],
+        kept=KEPT,
+        changed=CHANGED,
+        literal=Rerun({**literal, "epochs": epochs, **recipe}, full=literal_full, cpu=short),
         fair=Rerun(
             {"stem": "conv", **shape},
             full=fair_full or Scale(options={"epochs": epochs}),
@@ -78,6 +93,8 @@ VIT = PublishedStudy(
     data="cifar10",
     durations=HOURS | {"cpu": "50 min"},
     mistakes=("M2", "M4"),
+    kept="sizes, optimizer, schedule, augmentation and epochs",
+    changed="splits and selection are ours; float32; the batch size is our choice",
     rows=[Row("ViT", "softmax"), Row("ViT, patch 8", "softmax", options={"patch_size": 8})],
     literal=Rerun(
         STEP | {"size": "002-vit", "pool": "cls", "batch_size": 64, "epochs": 31, "lr": 5e-4, "patience": 0},
@@ -92,7 +109,7 @@ VIT = PublishedStudy(
 )
 
 
-RELU_ROW = Row("ReLU", "performer-relu:m=256", kernel("relu", 960, 16, m=256))
+RELU_ROW = Row("ReLU", "performer-relu:m=256", reported("relu", half=True, m=256))
 RELU = kernel_study(
     "relu",
     title="Performer-ReLU on CIFAR-10",
@@ -115,7 +132,7 @@ CIFAR100 = replace(
     "Expected: fair, no significant difference from softmax.",
     data="cifar100",
     smoke_images=100,
-    rows=[RELU_ROW, SOFTMAX],
+    rows=[replace(RELU_ROW, literal_options={"mlp_dim": None}), SOFTMAX],
 )
 
 # trial → learning rate, batch, heads, depth, dropout, optimizer, α, features, epochs; the width is 768
@@ -131,12 +148,13 @@ def elu(trial: int) -> PublishedStudy:
     lr, batch, heads, depth, dropout, optimizer, alpha, m, epochs = ELU[trial]
     recipe = {"optimizer": optimizer, "dropout": dropout, "batch_size": batch, "activation": f"elu:alpha={alpha}"}
     decay = {"weight_decay": 0.01} if optimizer == "adamw" else {}
-    spec = kernel("elu", 768, heads, alpha=alpha, m=m, negative="literal")
+    spec = reported("elu", half=True, alpha=alpha, m=m)
     return kernel_study(
         f"elu-{trial}",
         title=f"Performer-ELU on CIFAR-10, trial {trial}: α = {alpha}",
         about=f"""The ELU kernel, trial {trial} of four, with ELU in the trunk too. Expected: literal, the accuracy of
-        the trunk; fair, no significant difference from softmax. The report's search:
+        the trunk, or a denominator that float16 rounds to zero, as the report's NaNs (002-non-finite); fair, no
+        significant difference from softmax. The report's search:
         `linvit tune cifar10 -a performer-elu --space 002-elu --sampler grid`.""",
         rows=[Row("ELU", f"performer-elu:alpha={alpha},m={m}", spec)],
         shape=shape(768, heads, depth),
@@ -150,17 +168,18 @@ GELU = {1: (1, 10), 2: (10, 55), 3: (5, 57), 4: (8, 87)}  # trial → divisor of
 
 def gelu(trial: int) -> PublishedStudy:
     divisor, epochs = GELU[trial]
-    setup, expected, calmer = "", "no NaN, although the report's code produced one by epoch 4", {}
+    setup, calmer = "", {}
+    expected = "a denominator that float16 rounds to zero, as in the report by epoch 4"
     if trial > 1:
         setup = f", a learning rate {divisor} times lower, five epochs of warm-up and clipped gradients"
-        expected = "the accuracy of the trunk at this learning rate"
-        calmer = {"clip_norm": 1.0, "schedule": "cosine", "warmup": round(5 / epochs, 4)}
+        expected = "the accuracy of the trunk at this learning rate, or the same denominators"
+        calmer = {"clip_norm": 1.0, "schedule": "torch-onecycle", "warmup": round(5 / epochs, 4)}
     return kernel_study(
         f"gelu-{trial}",
         title=f"Performer-GELU on CIFAR-10, trial {trial}: learning rate {5e-4 / divisor:.3g}",
         about=f"""The GELU kernel, trial {trial} of four, with GELU in the trunk too{setup}. Expected: literal,
         {expected}; fair, no significant difference from softmax.""",
-        rows=[Row("GELU", "performer-gelu:m=128", kernel("gelu", 768, 16, m=128, negative="literal"))],
+        rows=[Row("GELU", "performer-gelu:m=128", reported("gelu", half=True, m=128))],
         shape=shape(768, 16, 1),
         recipe=STEP | {"activation": "gelu", "batch_size": 128, "lr": 5e-4 / divisor} | calmer,
         epochs=epochs,
@@ -170,15 +189,18 @@ def gelu(trial: int) -> PublishedStudy:
 EXP = kernel_study(
     "exp",
     title="Performer-EXP on CIFAR-10",
-    about="""Features exp(Ωx) without −‖x‖²/2, clamped at ±10; fair, FAVOR+. Expected: literal, the accuracy of the
-    trunk; fair, no significant difference from softmax. The searches:
-    `linvit tune cifar10 -a performer-exp --space 002-exp-grid --sampler grid`, and `--space 002-exp-optuna`.""",
+    about="""Features exp(Ωx) without −‖x‖²/2, clamped at ±10, and without the clamp; fair, FAVOR+ and the report's own
+    attention with many tokens. Expected: literal, the accuracy of the trunk; fair, no significant difference from
+    softmax. The searches: `linvit tune cifar10 -a performer-exp --space 002-exp-grid --sampler grid`, and
+    `--space 002-exp-optuna`.""",
     rows=[
-        Row("EXP", "performer-exp:m=256", kernel("gexp", 576, 16, m=256, clamp=10.0)),
-        # with one token a clamp has no effect: the report's kernel with many tokens
-        Row("its EXP, clamped", kernel("gexp", 64, 4, m=256, clamp=10.0), columns=("fair",)),
-        Row("its EXP, not clamped", kernel("gexp", 64, 4, m=256), columns=("fair",)),
+        Row("EXP", "performer-exp:m=256", reported("exp", m=256, clamp=10)),
+        Row("EXP, not clamped", reported("exp", m=256), columns=("literal",)),
+        # the report's attention with many tokens, without any protection but its own
+        Row("its EXP, clamped", reported("exp", m=256, clamp=10), columns=("fair",)),
+        Row("its EXP, not clamped", reported("exp", m=256), columns=("fair",)),
     ],
+    block="002-exp",
     shape=shape(576, 16, 3),
     recipe=STEP | {"dropout": 0.1, "batch_size": 64, "lr": 1e-3, "patience": 0},
     epochs=41,
@@ -187,19 +209,20 @@ MIXTURE = kernel_study(
     "theta-mixture",
     title="Performer with a learned mixture of exp and ReLU on CIFAR-10",
     about="""A learned mixture of exp and ReLU, which the report says prefers ReLU (α = 0.364). Expected: literal, α
-    stays at its initial value, since with one token it gets no gradient; fair, no significant difference from
-    softmax.""",
-    rows=[Row("mixture", "performer-theta-mixture", kernel("theta-mixture", 768, 16, clamp=5.0))],
+    moves although it has no effect: with one token its gradient comes from ε and rounding alone, and Adam divides by
+    its size; fair, no significant difference from softmax.""",
+    rows=[Row("mixture", "performer-theta-mixture", reported("mixture"))],
     shape=shape(768, 16, 1),
     recipe=STEP | {"batch_size": 128, "lr": 5e-4},
     epochs=60,
 )
-MLP_SPEC = f"performer-theta-mlp:m=512,scale={round(48**-0.5, 6)}"
+MLP_SPEC = reported("mlp", m=512)
 MLP = kernel_study(
     "theta-mlp",
     title="Performer with an MLP for features on CIFAR-10",
     about="""Features computed by an MLP, with a dropout printed as 5.0: run with 0.5 and with 0.05. Fair,
-    `performer-theta`, which is positive and starts as FAVOR+. Expected: no significant difference from softmax.""",
+    `performer-theta`, which is positive and starts as FAVOR+. Expected: literal, the accuracy of the trunk, unless a
+    signed denominator vanishes; fair, no significant difference from softmax.""",
     rows=[
         Row("MLP", "performer-theta:m=32", MLP_SPEC),
         Row("MLP, dropout 0.05", MLP_SPEC, options={"dropout": 0.05}, columns=("literal",)),
@@ -218,11 +241,13 @@ FACTORIAL = PublishedStudy(
     "002-factorial",
     title="One token or many × kernel × the trunk's activation, on CIFAR-10",
     about="""What the report compared: {one token, the map as tokens} × kernel × the trunk's activation, under one
-    recipe. Expected: in the column `literal`, with one token, all kernels give bit-identical weights, and only the
-    trunk's activation makes a difference; in the column `fair`, with the map as tokens, kernels differ slightly, and
-    `uniform` shows how much attention contributes.""",
+    recipe. Expected: in the column `literal`, with one token and denominators kept away from zero, all kernels give
+    bit-identical weights, and only the trunk's activation makes a difference; in the column `fair`, with the map as
+    tokens, kernels differ slightly, and `uniform` shows how much attention contributes.""",
     data="cifar10",
     mistakes=("M1",),
+    kept="one token per image",
+    changed="everything else is that of the fair column: the stabilised kernels, layers with an MLP, one recipe",
     rows=[
         Row(name + trunk, spec, options=options)
         for trunk, options in ACTIVATIONS.items()

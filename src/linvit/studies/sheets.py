@@ -27,6 +27,7 @@ class Line:
     published: Published
     columns: Sequence[str]  # that have it
     results: Mapping[str, VariantResult]  # column → its result here
+    changed: str = ""  # in its literal column, in addition to what the study changes
 
     @property
     def baseline(self) -> bool:
@@ -111,11 +112,13 @@ def reduced(study: PublishedStudy, column: ColumnName, ran: ColumnResult) -> str
 def _lines(study: PublishedStudy, run: Mapping[ColumnName, ColumnResult]) -> list[Line]:
     """Published rows; if the study was run, also those that only we have, and the controls."""
     declared = {row.name: [column for column in study.columns if column in row.columns] for row in study.rows}
+    changed = {row.name: row.changed for row in study.rows}
     ours = [*declared, *(name for ran in run.values() for name in ran.rows)] if run else []
     lines = []
     for name in dict.fromkeys([*study.published, *ours]):
         mine = {column: ran.rows[name] for column, ran in run.items() if name in ran.rows}
-        lines.append(Line(name, study.published.get(name, Published({})), declared.get(name, list(mine)), mine))
+        printed, columns = study.published.get(name, Published({})), declared.get(name, list(mine))
+        lines.append(Line(name, printed, columns, mine, changed.get(name, "")))
     return lines
 
 
@@ -131,11 +134,17 @@ def table(sheet: Sheet) -> Table:
             "Training speed here": _speed_here(line),
             "Memory, printed": _share(line.published.numbers.get("resource_pct_of_vit")),
             "Memory here": _memory(line, base),
-            "Known of it": Cell(small=[flag for flag in line.published.flags if flag not in sheet.flags]),
+            "Known of it": Cell(small=known(line, sheet)),
         }
         for line in sheet.lines
     ]
     return Table.of(rows, WORDS)
+
+
+def known(line: Line, sheet: Sheet) -> list[str]:
+    """What is wrong with the printed number, and how its literal row differs from the other literal rows."""
+    flags = [flag for flag in line.published.flags if flag not in sheet.flags]
+    return [*flags, f"literal: {line.changed}"] if line.changed else flags
 
 
 def printed(published: Published) -> Cell:
