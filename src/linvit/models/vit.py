@@ -115,8 +115,8 @@ class Block(nn.Module):
 
 class ReportedBlock(nn.Module):
     """Report 002's layer, kept for reproduction: norm(x + attention(norm(x))), without an MLP. In its Algorithm 4
-    (`exp`) the residual is taken after the first norm. Its projections start as small as PyTorch's own, on which the size of
-    denominators depends."""
+    (`exp`) the residual is taken after the first norm. Its projections start as small as PyTorch's own, on which the
+    size of denominators depends."""
 
     def __init__(self, config: ModelConfig, attention: MultiHead):
         super().__init__()

@@ -189,6 +189,8 @@ class PublishedStudy(Declaration):
         options = {**self.rerun(column).options, **sized}
         if "steps" in sized:
             options.pop("epochs", None)
+        if options.get("block", "standard") != "standard":  # it has no MLP
+            options.pop("mlp_dim", None)
         return options
 
     def row_options(self, column: Column, scale: str, row: Row) -> dict[str, Any]:

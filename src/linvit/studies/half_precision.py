@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import altair as alt
 import torch
@@ -43,8 +44,7 @@ HALVES = ("autocast", "everywhere")
 @torch.no_grad()
 def non_finite(spec: str, head_dim: int, sigma: float, heads: int) -> Record:
     """Heads of one token with q and k ~ N(0, σ²), of which those are counted whose output is not finite."""
-    attention = create_attention(spec, heads=1, head_dim=head_dim, tokens=1)
-    assert isinstance(attention, AsReported)
+    attention: Any = create_attention(spec, heads=1, head_dim=head_dim, tokens=1)
     source, bad, negative = generator("non-finite", spec, str(sigma)), 0, 0
     for first in range(0, heads, CHUNK):
         q, k = (sigma * torch.randn(2, min(CHUNK, heads - first), 1, 1, head_dim, generator=source)).unbind()

@@ -72,7 +72,7 @@ def kernel_study(
         about=about,
         data="cifar10",
         mistakes=("M1", "M2", "M3", "M4", "M5"),
-        rows=[*(replace(row, literal_options={"mlp_dim": None, **row.literal_options}) for row in rows), SOFTMAX],
+        rows=[*rows, SOFTMAX],
         kept=KEPT,
         changed=CHANGED,
         literal=Rerun({**literal, "epochs": epochs, **recipe}, full=literal_full, cpu=short),
@@ -132,7 +132,7 @@ CIFAR100 = replace(
     "Expected: fair, no significant difference from softmax.",
     data="cifar100",
     smoke_images=100,
-    rows=[replace(RELU_ROW, literal_options={"mlp_dim": None}), SOFTMAX],
+    rows=[RELU_ROW, SOFTMAX],
 )
 
 # trial → learning rate, batch, heads, depth, dropout, optimizer, α, features, epochs; the width is 768
