@@ -20,7 +20,7 @@ CURVE = ("variant", "baseline", "attention", "tokens", "mode", "heads", "head_di
 SYNTHETIC = ("variant", "attention", "sigma", "features", "model", "layer", "tokens", "heads", "head_dim", "seed")
 SPREAD = ("low", "high")  # quartiles, or the extremes of a few draws
 ESTIMATED = (*SPREAD, "family", "images", "refused")
-TIMED = (*SPREAD, "clock", "batch")
+TIMED = (*SPREAD, "clock", "batch", "busy")  # busy: other programs ran
 GROWN = ("image_size", "patch_size")
 CONVERTED = ("model", "split", *GROWN)
 TRIAL = ("variant", "trial")  # of a search
@@ -130,7 +130,7 @@ TABLE = (
     *_race("train_step", "Training speed", "train_step"),
     *_race("inference", "Inference speed", "inference_throughput"),
     *_race("latency", "Single-image speed", "inference_latency"),
-    Metric("peak_memory", "bytes", VARIANT, "of one training step, in a fresh process", -1, ("batch",),
+    Metric("peak_memory", "bytes", VARIANT, "of one training step, in a fresh process", -1, ("batch", "busy"),
            "peak_memory_bytes", "Memory", bar="Peak memory", timed=True),
     Metric("parameters", "count", RUN, "that are trained", column="parameters", heading="Parameters", bar="Parameters"),
     Metric("train_step", "s", VARIANT, "median time of one training step", -1, TIMED, "train_step_s",

@@ -17,7 +17,15 @@ from linvit.report import statistics
 from linvit.report.merit import ACCURACY
 from linvit.report.statistics import LEVEL
 from linvit.studies import STUDIES, PublishedStudy
-from linvit.studies.claims import CLAIMS, clamp_is_enough, elu_is_unstable, grows_with_depth, near_the_limit
+from linvit.studies.claims import (
+    CLAIMS,
+    clamp_is_enough,
+    elu_is_unstable,
+    grows_with_depth,
+    lower_errors,
+    near_the_limit,
+    wider_gap,
+)
 from linvit.studies.declaration import all_published
 from linvit.studies.hypotheses import (
     FAILS,
@@ -27,11 +35,15 @@ from linvit.studies.hypotheses import (
     Claim,
     at_least,
     better,
+    closes,
     diverges,
     equal,
+    explodes,
     faster,
     judge,
     learned_below,
+    lower_elsewhere,
+    no_general,
     outlasts,
     trains,
 )
@@ -135,33 +147,136 @@ def test_a_checkpoint_saves_training_if_its_models_steps_are_counted(tmp_path, l
         for name in ("linformer", "RF16 softmax")
         for how, mean in ((" from checkpoint", 0.75), ("", 0.7), (", twice the steps", longer))
     }
+    rows |= {f"RF16 ReLU{how}": rows[f"RF16 softmax{how}"] for how in ("", " from checkpoint", ", twice the steps")}
     results = Results(made(tmp_path, rows, study="000-cifar10"))
-    assert judge([claim for claim in CLAIMS if claim.id == "000.3"], results)[0].word == word
+    words = {found.claim.id: found.word for found in judge(CLAIMS, results)}
+    assert words["000.6"] == word
+    assert words["000.3"] == HOLDS  # fewer steps of its own
 
 
 def test_a_speed_is_higher_if_the_quartiles_do_not_overlap(tmp_path):
     speeds = {"RF16 softmax": (1.5, 1.4, 1.6), "RF64 ReLU": (1.45, 1.39, 1.5), "linformer": (0.8, 0.7, 0.9)}
-    made(tmp_path, {name: [0.9] for name in ("transformer", *speeds)}, speeds=speeds)
+    rows = {name: [0.9] for name in ("transformer", *speeds)}
+    made(tmp_path, rows, speeds=speeds)
+    found = faster(A, B).run(Results(tmp_path))
+    assert (found.holds, found.fails) == (1, 1)
+    assert "a smaller model than at full size, which decides nothing" in found.found
+    made(tmp_path, rows, speeds=speeds, scale="full")
     for a, b, word in ((A, B, HOLDS), (B, A, FAILS), (A, RELU, OPEN), (A, LINFORMER, HOLDS), (LINFORMER, B, FAILS)):
         assert verdict(tmp_path, faster(a, b)) == word, (a, b)
+
+
+def sizes(home, report: str, systems: dict[str, tuple[float, float]], busy: bool = False) -> None:
+    """Made-up races: variant → speed and memory, both relative to softmax."""
+    mark = {"busy": True} if busy else {}
+    found = []
+    for variant, (speed, memory) in systems.items():
+        ends = {"low": speed - 0.01, "high": speed + 0.01, "clock": "cpu", "batch": 8, "variant": variant, **mark}
+        found += [record(f"{task}_vs_softmax", speed, n=15, **ends) for task in ("train_step", "inference")]
+        found.append(record("peak_memory", 1e8 * memory, batch=8, variant=variant, **mark))
+    folder = home / f"{report}-sizes" / "cpu"
+    folder.mkdir(parents=True)
+    Records(folder / "records.jsonl").append(found)
+
+
+def words(home) -> dict[str, str]:
+    return {found.claim.id: found.word for found in judge(CLAIMS, Results(home))}
 
 
 @pytest.mark.parametrize(("large", "word"), [(0.8, HOLDS), (1.2, FAILS)])
 def test_small_patches_are_compared_with_large_ones_of_the_same_images(tmp_path, large, word):
     """CIFAR-10 (I) in its 64 patches of 4 says nothing of patch sizes."""
-    for number, speed in (("I", 1.2 if large < 1 else 0.8), ("VI", 1.3), ("VII", 1.1), ("VIII", large), ("IX", large)):
-        rows = {name: [0.3] for name in ("ViT", "relu", "exp", "fθ")}
-        speeds = {name: (speed, speed - 0.01, speed + 0.01) for name in rows if name != "ViT"}
-        made(tmp_path, rows, study=f"001-{number}", speeds=speeds)
+    systems = {}
+    for number in ("I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX"):
+        speed = {"VI": 1.3, "VII": 1.1, "VIII": large, "IX": large}.get(number, 0.8)
+        systems[f"001-{number}: ViT"] = 1.0, 1.0
+        systems |= {f"001-{number}: {row}": (speed, 0.9) for row in ("relu", "exp", "fθ")}
+    sizes(tmp_path, "001", systems)
+    found = words(tmp_path)
+    assert found["001.3"] == word
+    assert (found["001.2"], found["001.7"], found["001.8"]) == (OPEN, HOLDS, HOLDS)  # all three are equally fast
     (claim,) = (claim for claim in CLAIMS if claim.id == "001.3")
-    assert judge([claim], Results(tmp_path))[0].word == word
-    titles = [STUDIES[name].title for name in sorted(claim.needs)]  # IX, VI, VII, VIII
+    assert claim.needs == ("001-sizes",)
+    titles = [STUDIES[f"001-{number}"].title for number in ("IX", "VI", "VII", "VIII")]
     assert [re.findall(r"patches of (\d), (\d+) features", title)[0] for title in titles] == [
         ("8", "64"),
         ("4", "32"),
         ("4", "64"),
         ("8", "32"),
     ]
+
+
+def test_busy_cores_decide_nothing_of_speed(tmp_path):
+    systems = {f"001-{n}: {row}": (0.5, 2.0) for n in ("I", "II", "III", "IV") for row in ("relu", "exp", "fθ")}
+    systems |= {f"001-{n}: ViT": (1.0, 1.0) for n in ("I", "II", "III", "IV")}
+    sizes(tmp_path, "001", systems, busy=True)
+    found = {verdict.claim.id: verdict for verdict in judge(CLAIMS, Results(tmp_path))}
+    assert found["001.8"].word == OPEN
+    assert "busy core, which decides nothing" in found["001.8"].parts[0].found
+    assert found["001.7"].word == FAILS  # memory does not depend on who else computes
+
+
+def test_a_gap_is_wider_if_both_intervals_say_so(tmp_path):
+    for study, gaps in (("001-I", (0.05, 0.01, 0.01)), ("001-V", (0.02, 0.04, 0.011))):
+        rows = {"ViT": noisy(0.8, 5)} | {
+            row: [(value or 0) - gap + 0.001 * (-1) ** i for i, value in enumerate(noisy(0.8, 5))]
+            for row, gap in zip(("exp", "relu", "fθ"), gaps, strict=True)
+        }
+        made(tmp_path, rows, study=study, identity=study)
+    assert [verdict(tmp_path, wider_gap(row)) for row in ("exp", "relu", "fθ")] == [FAILS, HOLDS, OPEN]
+
+
+def test_no_performer_is_general_if_each_loses_somewhere(tmp_path):
+    rows = "RF16 softmax", "RF64 ReLU"
+    test = no_general(rows, "transformer", ("000-mnist", "000-cifar10"))
+    made(tmp_path, {"transformer": noisy(0.98, 5), rows[0]: noisy(0.9, 5), rows[1]: noisy(0.98, 5)})
+    made(tmp_path, {"transformer": noisy(0.7, 5), rows[0]: noisy(0.7, 5), rows[1]: noisy(0.6, 5)}, study="000-cifar10")
+    assert verdict(tmp_path, test) == HOLDS
+    made(
+        tmp_path,
+        {"transformer": noisy(0.7, 5), **dict.fromkeys(rows, noisy(0.7, 5))},
+        study="000-cifar10",
+        scale="full",
+    )
+    made(tmp_path, {"transformer": noisy(0.98, 5), **dict.fromkeys(rows, noisy(0.98, 5))}, scale="full")
+    assert verdict(tmp_path, test) == FAILS
+
+
+def test_distances_close_if_they_are_smaller_after_all_of_the_steps(tmp_path):
+    made(tmp_path, {"transformer": noisy(0.9), "RF16 softmax": noisy(0.89)}, half=0.1)
+    assert verdict(tmp_path, closes(A, B)) == OPEN  # equal gains
+    folder = tmp_path / "000-mnist/cpu/fair/records.jsonl"
+    about = {"variant": "RF16 softmax", "attention": "performer-exp:m=16"}
+    Records(folder).append([record("half_accuracy", 0.7 + 0.01 * s, n=10, seed=s, **about) for s in range(3)])
+    assert verdict(tmp_path, closes(A, B)) == HOLDS
+
+
+def test_accuracy_on_other_images_is_compared_by_intervals(tmp_path):
+    made(tmp_path, {"transformer": noisy(0.9), "RF16 softmax": noisy(0.905, sd=0.01)})
+    made(tmp_path, {"transformer": noisy(0.7)}, study="000-cifar10", identity="others")
+    far = Ref("000-cifar10", "transformer")
+    for a, b, word in ((far, B, HOLDS), (B, far, FAILS), (A, B, OPEN)):
+        assert verdict(tmp_path, lower_elsewhere(a, b)) == word
+
+
+def test_36_layers_that_train_to_the_end_do_not_explode(tmp_path):
+    made(tmp_path, {"transformer": noisy(0.9), "RF16 softmax": [0.9, None, 0.9], "linformer": [0.9, 0.9]})
+    for ref, word in ((B, FAILS), (A, HOLDS), (LINFORMER, OPEN), (RELU, MISSING)):
+        assert verdict(tmp_path, explodes(ref)) == word
+
+
+def test_errors_are_lower_in_every_setting_or_not():
+    def errors(family: str, *values: float) -> list:
+        tags = {"attention": family, "family": family}
+        return [record("output_mse", v, **tags, features=2**i, sigma=0.5) for i, v in enumerate(values)]
+
+    base = [*errors("b", 3.0, 2.0), record("output_mse", 1.5, attention="uniform", family="uniform", sigma=0.5)]
+    assert lower_errors([*base, *errors("a", 2.0, 1.0)], "a", "b") == (
+        True,
+        "lower in 2 of 2 settings of σ and the number of features; in 1 larger than that of uniform attention",
+    )
+    assert lower_errors([*base, *errors("a", 2.0, 2.5)], "a", "b")[0] is False
+    assert lower_errors(base, "a", "b")[0] is None
 
 
 def test_rows_of_two_studies_are_compared_if_their_images_are_the_same(tmp_path):
@@ -279,7 +394,8 @@ def test_instability_is_judged_by_what_was_not_finite():
 
 
 def test_every_claim_says_what_it_tests(tmp_path):
-    assert [claim.report for claim in CLAIMS] == ["000"] * 5 + ["001"] * 6 + ["002"] * 7 + ["004"] * 6
+    counts = {"000": 10, "001": 9, "002": 10, "003": 5, "004": 6}
+    assert [claim.report for claim in CLAIMS] == [report for report, n in counts.items() for _ in range(n)]
     assert len({claim.id for claim in CLAIMS}) == len(CLAIMS)
     for claim in CLAIMS:
         assert claim.says
@@ -295,12 +411,12 @@ def test_every_row_that_a_claim_names_exists(tmp_path):
             for column in study.columns:
                 rows = {row.name: noisy(0.9) for row in study.rows_of(column)}
                 made(tmp_path, rows, study=study.name, column=column, speeds=dict.fromkeys(rows, (1.0, 0.9, 1.1)))
-    figures = {"paper-fig14", "paper-fig20-21", "002-non-finite"}
+    figures = {"paper-fig14", "paper-fig20-21", "paper-fig4", "002-non-finite", "000-sizes", "001-sizes", "002-sizes"}
     for claim in CLAIMS:
         for test in claim.tests:
             part = test.run(Results(tmp_path))
             assert part.ran or figures & set(test.studies), part.what
-            assert all(study in test.studies for study in re.findall(r"\b(?:00[012]|paper)-[\w-]+", part.what))
+            assert all(study in test.studies for study in re.findall(r"\b(?:00[012]-[a-z]|paper-)[\w-]*", part.what))
 
 
 def number(study: str, row: str, key: str) -> float:
@@ -324,7 +440,7 @@ def test_what_the_reports_own_numbers_say():
         for study in tables
         for row in performers
     ]
-    assert own["000.1"].startswith(f"{sum(both)} of {len(performers)} Performers")
+    assert all(own[f"000.1{letter}"].startswith(f"{sum(both)} of {len(performers)} Performers") for letter in "abcde")
     accuracy = partial(number, key="valid_accuracy")
     worse = [
         accuracy(s, f"{row} from checkpoint") < accuracy(s, row)
@@ -344,6 +460,19 @@ def test_what_the_reports_own_numbers_say():
     assert all(number(b, row, time) > number(a, row, time) for a, b, row in pairs)
     gains = {(a, row): number(b, row, "max_accuracy") - number(a, row, "max_accuracy") for a, b, row in pairs}
     assert [pair for pair, gain in gains.items() if gain > 1] == [("001-I", "exp")]
+    memory, infers = (
+        {
+            (s, row): number(s, row, key) / number(s, "ViT", key)
+            for s in (name for name in all_published() if name.startswith("001-"))
+            for row in ("relu", "exp", "fθ")
+        }
+        for key in ("resource_pct_of_vit", "inference_s")
+    )
+    assert own["001.7"].startswith(f"{sum(share < 1 for share in memory.values())} of {len(memory)} printed")
+    cifar = {s for s, _ in infers} - {s for s, _ in infers if s.endswith(("V", "VI", "VII", "VIII", "IX"))} | {"001-IV"}
+    assert own["001.8"].startswith(f"{sum(infers[s, r] > 1 for s, r in infers if s in cifar)} of {3 * len(cifar)} ")
+    gaps = [number(s, "ViT", "max_accuracy") - number(s, "exp", "max_accuracy") for s in ("001-I", "001-V")]
+    assert [f"{gap:.2f}" for gap in gaps] == re.findall(r"\d\.\d\d", own["001.9"])
     assert f"{number('002-gelu-4', 'GELU', 'test_accuracy')} %" in own["002.3"]
     assert f"{number('002-elu-4', 'ELU', 's_per_epoch')} s per epoch" in own["002.4"]
 

@@ -109,10 +109,61 @@ def faster(a: Ref, b: Ref) -> Test:
         mine, other = results.speed(a), results.speed(b)
         if mine is None or other is None:
             return Part.missing(what)
-        holds = True if mine[1] > other[2] else False if mine[2] < other[1] else None
-        return Part.certain(what, f"{show(*mine)} against {show(*other)} softmax's speed", holds)
+        holds, found = _apart(mine, other), f"{show(*mine)} against {show(*other)} softmax's speed"
+        if results.shrunk(a) or results.shrunk(b):
+            return Part.certain(what, f"{found}; a smaller model than at full size, which decides nothing", None)
+        return Part.certain(what, found, holds)
 
     return Test((a.study, b.study), run)
+
+
+def _apart(mine: tuple[float, float, float], other: tuple[float, float, float]) -> bool | None:
+    """Whether the first median is above the other by all quartiles; None if these overlap."""
+    return True if mine[1] > other[2] else False if mine[2] < other[1] else None
+
+
+def _ends_of(record: Record) -> tuple[float, float, float]:
+    """Median and quartiles."""
+    value = float(record.value or 0)
+    low, high = (float(record.tags.get(end) or value) for end in ("low", "high"))
+    return value, low, high
+
+
+RACED = {"train_step": "trains", "inference": "infers"}
+
+
+def quicker(race: str, a: str, b: str, task: str = "train_step") -> Test:
+    """At the report's own size, each relative to softmax in the same race. race: a study, and what distinguishes it."""
+    study = f"{race[:3]}-sizes"
+    what = f"{a} {RACED[task]} faster than {b} ({study}, {race})"
+
+    def run(results: Results) -> Part:
+        pair = [results.sized(race[:3], f"{task}_vs_softmax", f"{race}: {row}") for row in (a, b)]
+        one, other = pair
+        if one is None or other is None or not (one.value and other.value):
+            return Part.missing(what)
+        holds = None if one.tags.get("busy") or other.tags.get("busy") else _apart(_ends_of(one), _ends_of(other))
+        busy = "; measured on a busy core, which decides nothing" if one.tags.get("busy") else ""
+        found = f"{one.value:.2f}× against {other.value:.2f}× softmax's speed, batch {one.tags.get('batch')}{busy}"
+        return Part.certain(what, found, holds)
+
+    return Test((study,), run)
+
+
+def lighter(race: str, a: str, b: str) -> Test:
+    """Peak memory of a training step at the report's own size; less than 2 % is no difference."""
+    study = f"{race[:3]}-sizes"
+    what = f"{a} takes less memory than {b} ({study}, {race})"
+
+    def run(results: Results) -> Part:
+        one, other = (results.sized(race[:3], "peak_memory", f"{race}: {row}") for row in (a, b))
+        if one is None or other is None or not (one.value and other.value):
+            return Part.missing(what)
+        ratio = one.value / other.value
+        holds = True if ratio < 0.98 else False if ratio > 1.02 else None
+        return Part.certain(what, f"{ratio:.0%} of its memory, batch {one.tags.get('batch')}", holds)
+
+    return Test((study,), run)
 
 
 def outlasts(a: Ref, b: Ref) -> Test:
@@ -135,6 +186,77 @@ def outlasts(a: Ref, b: Ref) -> Test:
 def diverges(a: Ref) -> Test:
     """In some seed. That a few seeds do not diverge does not show that none would."""
     return _ends(a, "diverges", lambda diverged, trained: True if diverged else None)
+
+
+def explodes(a: Ref) -> Test:
+    """In some seed; where enough of them train to the end, at the depth of which it is claimed, it does not."""
+    return _ends(a, "diverges", lambda bad, good: True if bad else False if good >= ENOUGH else None)
+
+
+def lower_elsewhere(a: Ref, b: Ref) -> Test:
+    """Less accurate than another row on other images, by the intervals of both."""
+    what = f"{a} is less accurate than {b}"
+
+    def run(results: Results) -> Part:
+        ends = [results.get(ref) for ref in (a, b)]
+        best = [end.best for end in ends if end is not None and end.best is not None]
+        if len(best) < 2:
+            return Part.missing(what)
+        found = " against ".join(f"{100 * one.mean:.1f} %" for one in best)
+        one, other = best
+        if one.low is None or one.high is None or other.low is None or other.high is None:
+            return Part(what, found)
+        return Part.certain(what, found, True if one.high < other.low else False if one.low > other.high else None)
+
+    return Test((a.study, b.study), run)
+
+
+def closes(a: Ref, b: Ref) -> Test:
+    """The first row's distance to the second is smaller after all of the steps than after half of them, by a t-test
+    over the seeds that were also trained for half."""
+    what = f"{a.row} comes closer to {b.row} in the second half of the training ({a.study}, {a.column})"
+
+    def run(results: Results) -> Part:
+        if results.get(a) is None or results.get(b) is None:
+            return Part.missing(what)
+        half, whole = [], []
+        for ref in (a, b):
+            result = results.get(ref)
+            half.append({r.tags.get("seed"): r.value for r in results.row_records(ref, "half_accuracy") if r.value})
+            whole.append(dict(result.scores) if result else {})
+        shared = sorted(set(half[0]) & set(half[1]) & set(whole[0]) & set(whole[1]), key=str)
+        gains = [(half[1][s] - half[0][s]) - (whole[1][s] - whole[0][s]) for s in shared]
+        if not gains:
+            return Part(what, "no seed was also trained for half of the steps")
+        found = f"by {100 * sum(gains) / len(gains):+.1f} points, {len(gains)} seeds"
+        if len(gains) < ENOUGH:
+            return Part(what, found)
+        error = max(float(np.std(gains, ddof=1)), 1e-9) / math.sqrt(len(gains))
+        below = float(stdtr(len(gains) - 1, float(np.mean(gains)) / error))
+        return Part(what, found, 1 - below, below)
+
+    return Test((a.study, b.study), run)
+
+
+def no_general(rows: Sequence[str], baseline: str, studies: Sequence[str]) -> Test:
+    """Each row loses a margin to the baseline in some study; one that does not in any refutes it."""
+    what = f"each Performer loses to {baseline} on some data"
+
+    def run(results: Results) -> Part:
+        holds, fails, found = [], [], []
+        for row in rows:
+            pairs = [results.pair(Ref(study, row), Ref(study, baseline)) for study in studies]
+            tested = [pair for pair in pairs if isinstance(pair, Pair)]
+            if len(tested) < len(studies):
+                return Part.missing(what)
+            margins = [MARGIN / 5 if "mnist" in study else MARGIN for study in studies]
+            each = list(zip(tested, margins, strict=True))
+            holds.append(min(1.0, len(each) * min(pair.below(-margin) for pair, margin in each)))
+            fails.append(max(1.0 if pair.early else pair.above(-margin) for pair, margin in each))
+            found.append(row + (" does" if holds[-1] <= LEVEL else " does not" if fails[-1] <= LEVEL else " is open"))
+        return Part(what, ", ".join(found), max(holds), min(1.0, len(rows) * min(fails)))
+
+    return Test(tuple(studies), run)
 
 
 def trains(a: Ref) -> Test:

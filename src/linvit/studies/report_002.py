@@ -148,6 +148,12 @@ def elu(trial: int) -> PublishedStudy:
     lr, batch, heads, depth, dropout, optimizer, alpha, m, epochs = ELU[trial]
     recipe = {"optimizer": optimizer, "dropout": dropout, "batch_size": batch, "activation": f"elu:alpha={alpha}"}
     decay = {"weight_decay": 0.01} if optimizer == "adamw" else {}
+    fair = f"performer-elu:alpha={alpha},m={m}"
+    own: dict[str, dict[str, Any]] = {"Adam": {"weight_decay": 0.0}, "AdamW": {"weight_decay": 0.01}}
+    optimizers = [
+        Row(f"ELU, {name}", fair, options={"optimizer": name.lower(), "lr": lr, **decayed}, columns=("fair",))
+        for name, decayed in (own.items() if optimizer == "adamw" else ())  # the report changed it with other things
+    ]
     spec = reported("elu", half=True, alpha=alpha, m=m)
     return kernel_study(
         f"elu-{trial}",
@@ -156,7 +162,7 @@ def elu(trial: int) -> PublishedStudy:
         the trunk, or a denominator that float16 rounds to zero, as the report's NaNs (002-non-finite); fair, no
         significant difference from softmax. The report's search:
         `linvit tune cifar10 -a performer-elu --space 002-elu --sampler grid`.""",
-        rows=[Row("ELU", f"performer-elu:alpha={alpha},m={m}", spec)],
+        rows=[Row("ELU", fair, spec), *optimizers],
         shape=shape(768, heads, depth),
         recipe=STEP | recipe | decay | {"lr": lr},
         epochs=epochs,

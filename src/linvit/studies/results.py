@@ -17,10 +17,13 @@ from linvit.report.growth import GAIN, gained
 from linvit.report.merit import ACCURACY, Merit
 from linvit.report.statistics import ENOUGH, LEVEL, Comparison
 from linvit.report.summary import count_seeds
+from linvit.studies.declaration import STUDIES, PublishedStudy
+from linvit.studies.declaration import Column as ColumnName
 from linvit.studies.run import ENDS
 
 LEARNED = 0.1  # of the way from chance to no error; below it nothing was learned
 REAL_SCALES = ("full", "cpu")
+SIZE = ("dim", "depth", "heads", "head_dim", "mlp_dim", "trunk", "size")  # options that make a model larger or smaller
 
 
 class Ref(NamedTuple):
@@ -165,6 +168,20 @@ class Results:
             verdicts = statistics.judge(scores, right, resolution=1 / one.images if one.merit is ACCURACY else 0.0)
         i, j = map(verdicts.names.index, names)
         return Pair(verdicts.comparison, i, j, first.scale, first.summary.merit, first.early or second.early)
+
+    def sized(self, report: str, metric: str, variant: str) -> Record | None:
+        """Of a system at its report's own size."""
+        found = (r for r in self.records(f"{report}-sizes") if r.metric == metric and r.tags.get("variant") == variant)
+        return next(found, None)
+
+    def shrunk(self, ref: Ref) -> bool:
+        """Whether its model was smaller than the report's, at the scale that was run."""
+        found, study = self.column(ref.study, ref.column), STUDIES[ref.study]
+        if found is None or found.scale == "full" or not isinstance(study, PublishedStudy):
+            return False
+        column: ColumnName = "fair" if ref.column == "fair" else "literal"
+        here, full = (study.options(column, scale) for scale in (found.scale, "full"))
+        return any(here.get(key) != full.get(key) for key in SIZE)
 
     def speed(self, ref: Ref) -> tuple[float, float, float] | None:
         """Training speed relative to softmax: median and quartiles; above 1 is faster."""
