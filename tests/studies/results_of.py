@@ -68,3 +68,16 @@ def made(
 def noisy(mean: float, seeds: int = 3, sd: float = 0.001) -> list[float | None]:
     shift = [0.0, 1.0, -1.0, 0.5, -0.5]
     return [mean + sd * shift[i] for i in range(seeds)]
+
+
+def sizes(home: Path, report: str, systems: dict[str, tuple[float, float]], busy: bool = False) -> None:
+    """Made-up races: variant → speed and memory, both relative to softmax."""
+    mark = {"busy": True} if busy else {}
+    found = []
+    for variant, (speed, memory) in systems.items():
+        ends = {"low": speed - 0.01, "high": speed + 0.01, "clock": "cpu", "batch": 8, "variant": variant, **mark}
+        found += [record(f"{task}_vs_softmax", speed, n=15, **ends) for task in ("train_step", "inference")]
+        found.append(record("peak_memory", 1e8 * memory, batch=8, variant=variant, **mark))
+    folder = home / f"{report}-sizes" / "cpu"
+    folder.mkdir(parents=True)
+    Records(folder / "records.jsonl").append(found)

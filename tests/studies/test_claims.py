@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from results_of import made, noisy
+from results_of import made, noisy, sizes
 from synthetic import record
 
 from linvit.records import Records
@@ -164,19 +164,6 @@ def test_a_speed_is_higher_if_the_quartiles_do_not_overlap(tmp_path):
     made(tmp_path, rows, speeds=speeds, scale="full")
     for a, b, word in ((A, B, HOLDS), (B, A, FAILS), (A, RELU, OPEN), (A, LINFORMER, HOLDS), (LINFORMER, B, FAILS)):
         assert verdict(tmp_path, faster(a, b)) == word, (a, b)
-
-
-def sizes(home, report: str, systems: dict[str, tuple[float, float]], busy: bool = False) -> None:
-    """Made-up races: variant → speed and memory, both relative to softmax."""
-    mark = {"busy": True} if busy else {}
-    found = []
-    for variant, (speed, memory) in systems.items():
-        ends = {"low": speed - 0.01, "high": speed + 0.01, "clock": "cpu", "batch": 8, "variant": variant, **mark}
-        found += [record(f"{task}_vs_softmax", speed, n=15, **ends) for task in ("train_step", "inference")]
-        found.append(record("peak_memory", 1e8 * memory, batch=8, variant=variant, **mark))
-    folder = home / f"{report}-sizes" / "cpu"
-    folder.mkdir(parents=True)
-    Records(folder / "records.jsonl").append(found)
 
 
 def words(home) -> dict[str, str]:

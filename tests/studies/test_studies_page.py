@@ -8,7 +8,7 @@ from pathlib import Path
 
 import altair as alt
 import pytest
-from results_of import made, noisy
+from results_of import made, noisy, sizes
 
 from linvit.cli import main
 from linvit.studies import STUDIES, page, sheets
@@ -96,6 +96,26 @@ def test_a_study_without_a_literal_column_has_rows_in_one(tmp_path):
     assert sheets.rerun(sheet.lines[0], sheet, "fair").text == "1.210\xa0±\xa00.025 bits"
     assert "Published" not in sheets.table(sheet).columns
     alt.LayerChart.from_dict(page.chart(sheet).page())
+
+
+def test_speed_and_memory_at_the_reports_size_stand_next_to_the_printed(tmp_path):
+    systems = {"001-V: ViT": (1.0, 1.0), "001-V: softmax": (1.0, 1.0), "001-V: relu": (1.7, 0.5)}
+    sizes(tmp_path, "001", systems, busy=True)
+    sheet = sheets.sheet(STUDIES["001-V"], Results(tmp_path))
+    rows = {line.name: row for line, row in zip(sheet.lines, sheets.table(sheet).rows, strict=True)}
+    assert rows["relu"]["Memory, printed"].text == "45\N{NO-BREAK SPACE}%"
+    memory, speed = (rows["relu"][f"{what} at the report's size"] for what in ("Memory", "Speed"))
+    assert (memory.text, memory.small) == ("50\N{NO-BREAK SPACE}%", ["batch 8"])
+    assert (speed.text, speed.small) == ("1.70×", ["inference 1.70×", "measured on a busy core"])
+
+
+def test_what_a_literal_row_keeps_and_changes_is_on_the_page(home):
+    text = (home / "report.html").read_text()
+    assert "Literal keeps one token per image; the report" in text
+    sheet = sheets.sheet(STUDIES["000-mnist"], Results(home))
+    assert sheets.known(next(line for line in sheet.lines if line.name == "RF64 ReLU"), sheet)[-1] == (
+        "literal: the Keras model's shape, in PyTorch"
+    )
 
 
 def test_smoke_is_said_to_mean_nothing(home):

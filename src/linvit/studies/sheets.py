@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from linvit.metrics import METRICS
+from linvit.records import Record
 from linvit.report.merit import ACCURACY, Merit
 from linvit.report.result import NOTHING, Cell, Table
 from linvit.report.study import accuracy
@@ -28,6 +29,7 @@ class Line:
     columns: Sequence[str]  # that have it
     results: Mapping[str, VariantResult]  # column → its result here
     changed: str = ""  # in its literal column, in addition to what the study changes
+    sized: Mapping[str, Record] = field(default_factory=dict)  # metric → at the report's own size
 
     @property
     def baseline(self) -> bool:
@@ -89,8 +91,19 @@ def sheet(study: Declaration, results: Results) -> Sheet:
         run: dict[ColumnName, ColumnResult] = {}
         run |= {column: ran for column in study.columns if (ran := results.column(study.name, column))}
         columns = {name: _column(study, name, ran, results.home) for name, ran in run.items()}
-        return Sheet(study, smoke, columns, _lines(study, run))
+        lines = [replace(line, sized=_sized(study, line.name, results)) for line in _lines(study, run)]
+        return Sheet(study, smoke, columns, lines)
     return Sheet(study, smoke, {"": Column(found[0], study.reduction(found[0]), found[1])} if found else {})
+
+
+SIZED = ("train_step_vs_softmax", "inference_vs_softmax", "peak_memory")
+
+
+def _sized(study: PublishedStudy, row: str, results: Results) -> dict[str, Record]:
+    """What was measured of a row at the report's own size; for memory the baseline's, too."""
+    found = {metric: results.sized(study.report, metric, f"{study.name}: {row}") for metric in SIZED}
+    found["baseline"] = results.sized(study.report, "peak_memory", f"{study.name}: softmax")
+    return {name: record for name, record in found.items() if record is not None}
 
 
 def _column(study: PublishedStudy, name: ColumnName, ran: ColumnResult, home: Path) -> Column:
@@ -134,6 +147,8 @@ def table(sheet: Sheet) -> Table:
             "Training speed here": _speed_here(line),
             "Memory, printed": _share(line.published.numbers.get("resource_pct_of_vit")),
             "Memory here": _memory(line, base),
+            "Speed at the report's size": _sized_speed(line),
+            "Memory at the report's size": _sized_memory(line),
             "Known of it": Cell(small=known(line, sheet)),
         }
         for line in sheet.lines
@@ -202,6 +217,22 @@ def _speed_here(line: Line) -> Cell:
 def _memory(line: Line, base: Line | None) -> Cell:
     own, other = (of.here.get("peak_memory") if of and of.here else None for of in (line, base))
     return _share(100 * own / other if own and other else None)
+
+
+def _sized_speed(line: Line) -> Cell:
+    found = [line.sized[name] for name in SIZED[:2] if name in line.sized]
+    if not found:
+        return Cell()
+    texts = [METRICS[record.metric].show(record.value) for record in found]
+    busy = ["measured on a busy core"] if any(record.tags.get("busy") for record in found) else []
+    return Cell(texts[0], [*(f"inference {text}" for text in texts[1:]), *busy])
+
+
+def _sized_memory(line: Line) -> Cell:
+    own, other = (line.sized.get(name) for name in ("peak_memory", "baseline"))
+    if own is None or other is None or not (own.value and other.value):
+        return Cell()
+    return Cell(_share(100 * own.value / other.value).text, [f"batch {own.tags.get('batch')}"])
 
 
 def _share(value: float | None) -> Cell:
