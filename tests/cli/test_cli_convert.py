@@ -32,7 +32,7 @@ def test_from_a_folder_to_a_folder(model, tmp_path, capsys, monkeypatch):
     assert found["report"] == str(out / "report.html")
     assert [row["model"] for row in found["rows"]] == ["teacher", "zero-shot", "stage 1", "stage 2", "stage 3"]
     assert main([*words, "--quiet"]) == 0
-    assert "2 of 2 layers linear" in capsys.readouterr().out
+    assert "2 of 2 layers replaced" in capsys.readouterr().out
     assert main(["evaluate", str(out), "--quiet"]) == 0
     assert float(capsys.readouterr().out) == pytest.approx(found["test_accuracy"], abs=1e-4)
 

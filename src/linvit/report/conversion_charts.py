@@ -6,7 +6,7 @@ from typing import Any
 
 from linvit.metrics import METRICS
 from linvit.records import Record
-from linvit.report import vega
+from linvit.report import target, vega
 from linvit.report.conversion import ConversionEvidence, show
 from linvit.report.result import Section
 
@@ -18,8 +18,8 @@ def build(evidence: ConversionEvidence) -> dict[str, Section]:
     scaled = "Validation images scaled to each size, or cut into smaller patches, with interpolated positions."
     timed = "Speed only: no model was trained or tested on larger images, as --image-size does."
     return {
-        "front": Section("", [_stages(evidence)]),
-        "mixes": Section("Linear layers: accuracy and speed", [_by_layers(evidence), _by_speed(evidence)]),
+        "front": Section("", [target.chart(evidence) or _stages(evidence)]),
+        "mixes": Section("Replaced layers: accuracy and speed", [_by_layers(evidence), _by_speed(evidence)]),
         "growth": Section("More tokens", [accuracy, speed], scaled if accuracy else timed),
     }
 
@@ -44,25 +44,25 @@ def _by_layers(evidence: ConversionEvidence) -> vega.Chart | None:
     picked, best = evidence.student.tags["attention"], dict[int, float]()
     rows = []
     for r in evidence.of("conversion_accuracy", split="search"):
-        linear, accuracy = int(r.tags["linear"] or 0), float(r.value or 0)
-        best[linear] = max(accuracy, best.get(linear, 0.0))
+        count, accuracy = int(r.tags["replaced"] or 0), float(r.value or 0)
+        best[count] = max(accuracy, best.get(count, 0.0))
         about = {"shown": show(accuracy), "layers": r.tags["model"], "chosen": r.tags["model"] == picked}
-        rows.append({"linear": linear, "accuracy": accuracy} | about)
+        rows.append({"replaced": count, "accuracy": accuracy} | about)
     if not rows:
         return None
     counts = sorted(best)
     domain = [counts[0] - 0.4, counts[-1] + 0.4]
-    x = vega.x_axis("linear", "Linear layers", domain=domain, values=counts, format="d", grid=False)
+    x = vega.x_axis("replaced", "Replaced layers", domain=domain, values=counts, format="d", grid=False)
     y = vega.y_axis("accuracy", "Accuracy on the images of the search", format="~%", tickCount=6)
     base = vega.data(rows).encode(x=x, y=y, tooltip=vega.tooltips("layers", ("shown", "accuracy")))
-    top = vega.data({"linear": count, "accuracy": best[count]} for count in counts)
+    top = vega.data({"replaced": count, "accuracy": best[count]} for count in counts)
     layers = [
         top.mark_line(strokeWidth=2, color=vega.BLUE).encode(x=x, y=y),
         base.mark_point(filled=True, size=50, opacity=0.45, color=vega.BLUE),
         base.transform_filter("datum.chosen").mark_point(filled=False, size=260, strokeWidth=2, color=vega.ORANGE),
     ]
     note = "Every mix of layers that the search tried. Line: the best of each number. Ring: the chosen one."
-    return vega.Chart("layers", "Accuracy and the number of linear layers", 320, layers, note)
+    return vega.Chart("layers", "Accuracy and the number of replaced layers", 320, layers, note)
 
 
 def _by_speed(evidence: ConversionEvidence) -> vega.Chart | None:
