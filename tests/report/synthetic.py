@@ -324,7 +324,7 @@ def conversion(folder: Path, *, images=359, high=0.9, **more) -> Path:
     fields = {
         "data": DatasetRef(name="digits", identity="digits pixels"),
         "teacher": Start(folder="runs/teacher/best", sha256="ab" * 32),
-        "to": linear,
+        "to": (linear,),
         "stages": (2,),
         "max_drop": 0.05,
         "image_size": 12,

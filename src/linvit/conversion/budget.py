@@ -11,7 +11,7 @@ import numpy as np
 from linvit.conversion.candidates import ROUNDS, WARM_UP
 from linvit.conversion.context import Context, sizes
 from linvit.conversion.images import ConversionImages
-from linvit.conversion.measuring import BATCH_TOKENS
+from linvit.conversion.measuring import BATCH_TOKENS, sizes_between
 from linvit.conversion.search import images_needed
 from linvit.conversion.stages import find_seconds
 from linvit.data import Split
@@ -40,14 +40,22 @@ class Plan:
 
 
 def make_plan(
-    pace: float, total: float, *, tokens: int, depth: int, candidates: int, have: dict[str, int], needed: int
+    pace: float,
+    total: float,
+    *,
+    tokens: int,
+    depth: int,
+    candidates: int,
+    have: dict[str, int],
+    needed: int,
+    grown: int = 0,
 ) -> Plan:
     """pace: seconds that the teacher takes for an image; total: seconds that there are; have: images of each split;
-    needed: images without which nothing can be decided."""
+    needed: images without which nothing can be decided; grown: sizes of images at which the result is evaluated."""
     calls = (candidates + 2) * (ROUNDS + WARM_UP) + 2 * 2 * (FINAL_ROUNDS + WARM_UP)
     batch = max(1, min(64, BATCH_TOKENS // tokens, int(RACE * total / (pace * calls))))
     left = max(0.0, total * SPARE / pace - calls * batch)  # forward passes of one image
-    weights = passes(depth, candidates)
+    weights = passes(depth, candidates, grown)
     counts = {}
     for name, share in SHARES.items():
         fewest = max(MIN_IMAGES[name], needed if name == "decide" else 0)
@@ -56,13 +64,13 @@ def make_plan(
     return Plan(pace * (calls * batch + work) / SPARE, batch, **counts)
 
 
-def passes(depth: int, candidates: int) -> dict[str, float]:
+def passes(depth: int, candidates: int, grown: int = 0) -> dict[str, float]:
     """Forward passes that one image of each split takes, about: a mix repeats half of a model."""
     mixes = depth * (MAX_KINDS + 2)
     return {
         "search": 1 + candidates + 0.5 * mixes + depth * 2,
         "decide": 1.0 + MAX_DECIDED + 1,
-        "validation": 3.0,
+        "validation": 3.0 + 2 * grown,
         "test": 2.0,
     }
 
@@ -93,6 +101,7 @@ def planned(c: Context, candidates: int) -> Plan:
             depth=c.config.depth,
             candidates=candidates,
             have={name: len(split) for name, split in splits.items()},
+            grown=len(sizes_between(c.stored.config, c.config)),
             needed=images_needed(c.conversion.max_drop or 0.0, MAX_DECIDED + 2),
         )
         tags = asdict(plan)

@@ -34,10 +34,7 @@ GROWTH = "growth"  # the split that they form
 
 def measure_speeds(c: Context, student: str) -> None:
     """Images per second of the teacher, the student and a few mixes of the search, timed together. If images have the
-    teacher's own size, those of the first two at twice that size as well, where less work per token gains more. Nothing
-    if the teacher is the result."""
-    if student == c.config.attention:
-        return
+    teacher's own size, those of the first two at twice that size as well, where less work per token gains more."""
     if not sizes_between(c.stored.config, c.config):
         doubled = c.config.model_copy(update={"image_size": 2 * c.config.image_size})
         if doubled.image_tokens + doubled.prefix_tokens <= MAX_DOUBLED_TOKENS:

@@ -64,8 +64,9 @@ def run(c: Context) -> Converted:
     publish(c, chosen)
     test_once(c, chosen)
     write_atomically(c.folder / "best" / "README.md", model_card(c, chosen))
-    measure_speeds(c, chosen.attention)
-    measure_growth(c, chosen.attention)
+    if chosen.name != "teacher":
+        measure_speeds(c, chosen.attention)
+        measure_growth(c, chosen.attention)
     c.progress(1, 1, "converted")
     return Converted(c.folder, c.results, chosen, load(c.folder / "best"), list(c.ledger))
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from linvit.durations import duration
 from linvit.metrics import METRICS, percent
 from linvit.registry import parse_layers
-from linvit.report import vega
 from linvit.report.result import Cell, Table, last_request
 from linvit.requests import ConvertRequest
 from linvit.schemas.conversion import MIN_SPEED, fast_enough
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from linvit.report.conversion import ConversionEvidence
 
 GAIN = f"{100 * (MIN_SPEED - 1):.0f}\N{NO-BREAK SPACE}%"  # that it must be faster
-VERDICTS = vega.Series(["teacher", "chosen", "loses too much", "too slow", "not shown", "not needed"], "kind")
 show_speed, show_accuracy = METRICS["conversion_candidate"].show, METRICS["conversion_accuracy"].show
 
 
@@ -233,34 +231,3 @@ def _row(
         "Fast from": f"{side} px" if side else "",
         "Verdict": said,
     }
-
-
-def chart(evidence: ConversionEvidence) -> vega.Chart | None:
-    """Speed and accuracy of the candidates, and what both must be."""
-    every = [one for one in tried(evidence) if one.speed is not None and one.accuracy is not None]
-    had = evidence.value("conversion_accuracy", split="candidates", model=teacher_layers(evidence))
-    if not every or had is None:
-        return None
-    points = [("teacher", "teacher", 1.0, had)]
-    points += [(one.name, verdict(evidence, one).text, one.speed or 0.0, one.accuracy or 0.0) for one in every]
-    rows: vega.Rows = [
-        {"name": name, "kind": kind, "speed": speed, "accuracy": accuracy, "shown": show_accuracy(accuracy)}
-        for name, kind, speed, accuracy in points
-    ]
-    speeds = vega.padded([*(row["speed"] for row in rows), MIN_SPEED], 0.25)
-    heights = vega.padded((row["accuracy"] for row in rows), 0.15)
-    x = vega.x_axis("speed", "Speed relative to the teacher (faster →)", domain=speeds, format=".2f", tickCount=6)
-    y = vega.y_axis(
-        "accuracy", "Accuracy, untrained", domain=[max(0, heights[0]), min(1, heights[1])], format="~%", tickCount=6
-    )
-    tips = vega.tooltips("name", ("kind", "verdict"), ("speed", "speed", ".2f"), ("shown", "accuracy"))
-    base = vega.data(rows).encode(x=x, y=y)
-    least = (1 - (evidence.document.max_drop or 0.0)) * had
-    layers = [
-        vega.threshold(MIN_SPEED, x),
-        vega.threshold(least, y),
-        base.mark_point(filled=True, size=130).encode(tooltip=tips, **VERDICTS("color", "shape")),
-        base.mark_text(dy=-14, style="quiet").encode(text="name:N"),
-    ]
-    note = "Dashed: the least speed and, before any training, the accuracy that may be lost. Both must be reached."
-    return vega.Chart("candidates", "Candidates: speed and accuracy", 300, layers, note, VERDICTS)
