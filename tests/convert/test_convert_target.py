@@ -181,8 +181,9 @@ def test_several_targets_are_mixed(raced, teacher, tmp_path):
     assert [problem for record in done.records for problem in metrics.problems(record)] == []
 
 
-def test_attentions_that_are_not_linear_can_be_targets_of_max_drop(teacher, tmp_path):
-    options = {"to": "window:size=3", "stages": (), "out": tmp_path / "window"}
+@pytest.mark.parametrize("spec", ["window:size=3", "twoscale:cell=2"])
+def test_attentions_that_are_not_linear_can_be_targets_of_max_drop(teacher, tmp_path, spec):
+    options = {"to": spec, "stages": (), "out": tmp_path / "one"}
     done = convert(teacher, **ASKED | options)
     assert done.stages[1].replaced == 4
     assert done.test_accuracy() >= 0.8 * done.test_accuracy("teacher")

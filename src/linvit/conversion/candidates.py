@@ -27,9 +27,10 @@ from linvit.schemas.conversion import fast_enough
 
 # What is tried in place of softmax: few, and different from one another. Those that need no training come first.
 TABLE = (
+    "twoscale",
+    "twoscale:reach=1",
     "window:size=7",
     "linformer:k=64",
-    "linformer:k=32",
     "agent:n=49",
     "inline",
     "performer-hyp:m=64",
