@@ -69,7 +69,7 @@ def _candidates(evidence: ConversionEvidence) -> vega.Chart | None:
         base.mark_point(filled=True, size=130).encode(tooltip=tips, **VERDICTS("color", "shape")),
         base.mark_text(dy=-14, style="quiet").encode(text="name:N"),
     ]
-    note = "Dashed: the least speed and, before any training, the accuracy that may be lost. Both must be reached."
+    note = "Dashed: the least speed, and the least accuracy without training. Both must be reached."
     return vega.Chart("candidates", "Candidates: speed and accuracy", 300, layers, note, VERDICTS)
 
 

@@ -113,7 +113,9 @@ def sentences(evidence: ConversionEvidence) -> list[str]:
     elif kept(evidence) == "speed":
         found.append("By forecast none would be at up to 4 times the image size.")
     reached = evidence.teacher
-    found.append(f"DIR/best is the teacher: right on {show_accuracy(reached.value)} of {reached.n:,} test images.")
+    found.append(
+        f"The result, best/, is the teacher: right on {show_accuracy(reached.value)} of {reached.n:,} test images."
+    )
     return found
 
 
