@@ -75,7 +75,7 @@ def one(seed: int, folder: Path, options: argparse.Namespace) -> Found:
         out=folder / f"student-{seed}",
     )
     layers = search(best, seed, options)
-    return Found(seed, done.test_accuracy("teacher"), done.test_accuracy(), done.chosen.linear, *layers)
+    return Found(seed, done.test_accuracy("teacher"), done.test_accuracy(), done.chosen.replaced, *layers)
 
 
 def search(best: Path, seed: int, options: argparse.Namespace) -> tuple[int, int]:

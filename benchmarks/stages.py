@@ -155,10 +155,10 @@ def page(one: Found) -> str:
             f"With `--max-drop {ALLOWED:.0%}`, to `{SEARCHED[one.data]}`, its features chosen by layer (at most 4 × "
             "head_dim), one seed:",
             "",
-            "| stages | linear layers | student, test | lost | which |",
+            "| stages | replaced layers | student, test | lost | which |",
             "|---|---|---|---|---|",
             *(
-                f"| {text} | {done.chosen.linear} of {model.depth} | {done.test_accuracy():.2%} "
+                f"| {text} | {done.chosen.replaced} of {model.depth} | {done.test_accuracy():.2%} "
                 f"| {1 - done.test_accuracy() / done.test_accuracy('teacher'):.2%} | `{done.chosen.attention}` |"
                 for text, done in one.mixes
             ),

@@ -184,22 +184,35 @@ TABLE = (
     Metric("samples", "count", (), "images drawn by next-pixel models: drawn/<variant>, and real ones",
            also=("variants",), artefact=".npz"),
     Metric("conversion_accuracy", "fraction", (*CONVERTED, "mix"), "images right, of a model between teacher and "
-           "student", 1, ("linear", "loss", "stage", "seed")),
+           "student", 1, ("replaced", "loss", "stage", "seed")),
     Metric("conversion_agreement", "fraction", CONVERTED, "images for which it predicts the teacher's class", 1,
-           ("linear", "stage", "seed")),
+           ("replaced", "stage", "seed")),
     Metric("conversion_steps", "count", ("model",), "steps of a conversion's stage", -1, ("seed", "kept")),
     Metric("conversion_seconds", "s", ("model",), "wall time of a conversion's stage", -1, ("seed",), timed=True),
-    Metric("conversion_layers", "count", (), "the layers for which a conversion chose the number of features",
+    Metric("conversion_layers", "count", ("model",), "the layers for which a conversion chose the number of features",
            also=("seed",)),
+    Metric("conversion_pace", "s", GROWN, "of one image of a batch, by the teacher", -1, ("batch", "seed"), timed=True),
+    Metric("conversion_plan", "s", (), "what finding the target takes, about; of its images, how many of each split",
+           -1, ("batch", "search", "decide", "validation", "test", "seed"), timed=True),
+    Metric("conversion_candidate", "×", ("model", *GROWN), "inference of the model with another attention in all "
+           "layers that have softmax, relative to the teacher; refused: why it cannot be; limit: no attention", 1,
+           (*TIMED, "replaced", "tokens", "seed", "refused", "limit"), timed=True),
+    Metric("conversion_target", "count", (), "attentions that a conversion that chooses its target mixes; 0: none, and "
+           "why", also=("kinds", "why", "seed")),
+    Metric("conversion_pays", "pixels", ("model",), "side of images from which on it is fast enough, by forecast; "
+           "seconds: of finding the target there; doubled: its speed at twice the size; 0: none", -1,
+           ("seconds", "doubled", "seed"), timed=True),
+    Metric("conversion_kept", "count", (), "1: the teacher is the result of a conversion that chooses its target; why: "
+           "speed, accuracy or mix", also=("why", "seed")),
     Metric("conversion_depth", "count", (), "the layers of a model that is converted", also=("seed",)),
     Metric("conversion_drop", "fraction", ("model", "mix"), "accuracy lost to the teacher on images that decide; "
            "bound: its upper limit at this risk", -1, ("bound", "risk", "of", "lost", "won", "passed", "seed")),
     Metric("conversion_lost", "fraction", (), "test accuracy lost to the teacher on the same images; low, high: 95 %",
            -1, ("low", "high", "seed")),
     Metric("conversion_speed", "images/s", ("model", *GROWN), "median, a batch at a time", 1,
-           (*TIMED, "linear", "tokens", "seed"), timed=True),
+           (*TIMED, "replaced", "tokens", "seed"), timed=True),
     Metric("conversion_vs_teacher", "×", ("model", *GROWN), "the same relative to the teacher", 1,
-           (*TIMED, "linear", "tokens", "seed"), timed=True),
+           (*TIMED, "replaced", "tokens", "seed"), timed=True),
     Metric("trial_accuracy", "fraction", TRIAL, "validation images right, at best, in one trial of a search, or images "
            "right when they were held out as one of its folds; how: complete, pruned, diverged or failed", 1,
            ("how", "why", "loss", "options", "seed", "folds")),

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from linvit.cli import main
-from linvit.conversion import measuring
+from linvit.conversion import candidates, measuring
 from linvit.pipeline.train import train
 from linvit.report import page
 
@@ -32,9 +32,26 @@ def test_from_a_folder_to_a_folder(model, tmp_path, capsys, monkeypatch):
     assert found["report"] == str(out / "report.html")
     assert [row["model"] for row in found["rows"]] == ["teacher", "zero-shot", "stage 1", "stage 2", "stage 3"]
     assert main([*words, "--quiet"]) == 0
-    assert "2 of 2 layers linear" in capsys.readouterr().out
+    assert "2 of 2 layers replaced" in capsys.readouterr().out
     assert main(["evaluate", str(out), "--quiet"]) == 0
     assert float(capsys.readouterr().out) == pytest.approx(found["test_accuracy"], abs=1e-4)
+
+
+def test_without_a_target(model, tmp_path, capsys, monkeypatch):
+    """Whatever a race says of so small a model, it is an answer."""
+    monkeypatch.setattr(page, "draw_files", lambda specs, folder: None)
+    monkeypatch.setattr(candidates, "ROUNDS", 2)
+    monkeypatch.setattr(measuring, "ROUNDS", 1)
+    words = ["convert", str(model), "--data", "digits", "--max-drop", "60%", "--device", "cpu", "--out"]
+    assert main([*words, str(tmp_path / "plan"), "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "softmax to what a race chooses, 2 layers" in said
+    assert "candidates: twoscale, " in said
+    assert not (tmp_path / "plan").exists()
+    assert main([*words, str(tmp_path / "one"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["headline"].startswith("Keep softmax: at 8 px ") is (found["attention"] == "softmax")
+    assert "How the target was chosen" in (tmp_path / "one/report.html").read_text() or found["attention"] == "softmax"
 
 
 @pytest.mark.parametrize(
@@ -46,6 +63,8 @@ def test_from_a_folder_to_a_folder(model, tmp_path, capsys, monkeypatch):
         (["--inherit", "bias"], "--inherit bias must be one of all, not-qk or mlp"),
         (["--set", "depth=3"], "unknown option 'depth'"),
         (["--to", "performer-x"], "unknown attention 'performer-x'"),
+        (["--to", "auto", "--inherit", "mlp"], "--inherit mlp needs --to"),
+        (["--to", "auto", "--max-drop", "0.1%"], "takes at least"),
         (["--data", "nowhere/at/all"], "there is no such file or folder"),
         (["--patch-size", "3"], "patch_size=3 does not divide image_size=8"),
     ],

@@ -39,8 +39,8 @@ def test_every_stage_has_a_result(converted):
     names = [stage.name for stage in converted.stages]
     assert names[:7] == ["teacher", "zero-shot", "stage 1", "stage 2", "mix", "mix, stage 2", "stage 3"]
     stages = {stage.name: stage for stage in converted.stages}
-    assert (stages["teacher"].linear, stages["teacher"].agreement) == (0, 1)
-    assert stages["zero-shot"].linear == 4
+    assert (stages["teacher"].replaced, stages["teacher"].agreement) == (0, 1)
+    assert stages["zero-shot"].replaced == 4
     assert stages["zero-shot"].accuracy < stages["stage 2"].accuracy
     assert sum(stage.steps for stage in converted.stages) == 60
     assert converted.chosen in converted.stages[4:]
@@ -90,7 +90,7 @@ def test_stages_share_the_risk_with_the_mixes(converted):
 
 def test_the_report_reads_what_was_recorded(converted):
     result = report.build(converted.folder, figures=False)
-    assert result.headline.startswith(f"{converted.chosen.linear} of 4 layers linear")
+    assert result.headline.startswith(f"{converted.chosen.replaced} of 4 layers replaced")
     rows = result.json()["rows"]
     assert [row["model"] for row in rows] == [stage.name for stage in converted.stages]
     assert [row["validation_accuracy"] for row in rows] == [stage.accuracy for stage in converted.stages]
@@ -114,7 +114,7 @@ def test_what_is_asked_is_stored(converted, teacher):
 def test_a_plan_writes_nothing(teacher, tmp_path):
     for asked, text in (
         ({"dry_run": True}, "stage 1: 5 steps, not finished"),
-        ({"print_config": True}, 'to = "uniform"'),
+        ({"print_config": True}, '"uniform"'),
     ):
         lines: list[str] = []
         request = ConvertRequest.of(model=teacher, to="uniform", steps=20, out=tmp_path / "no", **QUICK, **asked)
@@ -231,7 +231,7 @@ def test_results_are_not_written_among_what_is_read(teacher, tmp_path):
         ({"inherit": "some"}, "inherit=some must be one of all, not-qk or mlp"),
         ({"max_drop": 0.001}, "takes at least 3,384 images to prove, but digits has 75 of its validation"),
         ({"max_drop": 7}, "max_drop=7 must be less than 1"),
-        ({"max_drop": 0.4, "to": "softmax@2+uniform@2"}, "name linear attentions, not softmax@2"),
+        ({"max_drop": 0.4, "to": "softmax@2+uniform@2"}, "name other attentions, not softmax@2"),
         ({"amp": "fp16"}, "amp=fp16 needs a CUDA device"),
         ({"steps": 5, "epochs": 1}, "give epochs or steps, not both"),
         ({"steps": 1}, "steps=1 are too few for 3 trainings"),
@@ -262,4 +262,4 @@ def test_a_stage_that_diverges_says_what_to_do(teacher, tmp_path):
 def test_linvit_convert_is_a_function_and_a_package(teacher, tmp_path):
     done = linvit.convert(teacher, to="uniform", stages=(), out=tmp_path / "one", **QUICK)
     assert Path(done.folder, "best/model.safetensors").exists()
-    assert json.loads((done.folder / "convert.json").read_text())["to"] == "uniform"
+    assert json.loads((done.folder / "convert.json").read_text())["to"] == ["uniform"]

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from linvit.conversion import mixing
+from linvit.conversion import mixing, run
 from linvit.conversion.context import StageResult
 from linvit.conversion.images import divide_images
-from linvit.conversion.mixing import Candidate, LayerSearch
+from linvit.conversion.mixing import Candidate, Kind, LayerSearch
 from linvit.conversion.search import Blocks, Drop, MixScore, evaluations, greedy, images_needed, passing
 from linvit.conversion.student import make_student
 from linvit.measure.accuracy import evaluate
@@ -61,7 +61,7 @@ def load_mixed(exact, other, layers, mix):
 def test_the_search_comes_within_one_layer_of_exhaustive_search(blocks):
     every = list(itertools.product((0, 1), repeat=4))
     scores = dict(zip(every, blocks.scores(every[0], every), strict=True))
-    found = greedy(4, 1, lambda base, mixes: [scores[mix] for mix in mixes])
+    found = greedy(4, (0, 1), lambda base, mixes: [scores[mix] for mix in mixes])
     assert sorted(found) == [0, 1, 2, 3, 4]
     for share in (0.0, 0.01, 0.03, 0.1, 0.3):
         least = scores[0, 0, 0, 0].accuracy * (1 - share)
@@ -79,7 +79,7 @@ def test_greedy_is_the_better_of_both_directions():
             assert sum(a != b for a, b in zip(base, mix, strict=True)) <= 1
         return [values[mix] for mix in mixes]
 
-    found = greedy(5, 2, scores)
+    found = greedy(5, (0, 1, 1), scores)
     assert sorted(found) == list(range(6))
     first = max((mix for mix in values if sum(map(bool, mix)) == 1), key=values.__getitem__)
     assert found[1][1] >= values[first]  # one linear layer: the direction from softmax has tried them all
@@ -98,7 +98,7 @@ def test_moves_that_cannot_be_the_best_are_not_tried(seed):
         asked.extend(mixes)
         return [score(mix) for mix in mixes]
 
-    found = greedy(layers, 1, scores)
+    found = greedy(layers, (0, 1), scores)
     mix, mine = (0,) * layers, {0: (0,) * layers}
     while 0 in mix:
         mix = max((mix[:i] + (1,) + mix[i + 1 :] for i in range(layers) if not mix[i]), key=score)
@@ -117,10 +117,10 @@ def test_neither_direction_continues_where_that_is_useless():
         asked.extend(mixes)
         return [MixScore(x, x) for x in (1 - 0.1 * sum(map(bool, mix[1:])) for mix in mixes)]
 
-    whole = greedy(5, 1, scores)
+    whole = greedy(5, (0, 1), scores)
     many = len(asked)
     asked.clear()
-    found = greedy(5, 1, scores, enough=1.0, useless=0.85)
+    found = greedy(5, (0, 1), scores, enough=1.0, useless=0.85)
     assert len(asked) < many
     assert {linear: found[linear][1] for linear in found} == {linear: whole[linear][1] for linear in found}
     assert found[1][0] == (1, 0, 0, 0, 0)
@@ -132,7 +132,7 @@ def test_a_second_linear_kind_is_taken_where_it_helps():
     def scores(base, mixes):
         return [MixScore(1.0 - 0.5 * (mix[1] == 1), 0.0) for mix in mixes]
 
-    assert greedy(3, 2, scores)[3][0] == (1, 2, 1)
+    assert greedy(3, (0, 1, 1), scores)[3][0] == (1, 2, 1)
 
 
 @pytest.mark.parametrize(("n", "lost", "won"), [(1009, 13, 7), (499, 0, 0), (211, 3, 11)])
@@ -193,11 +193,11 @@ RESULTS = [
 def decision(drops, looked=None):
     """The search in a model of four layers, whose mix with two linear ones was trained in two stages."""
     context = SimpleNamespace(config=SimpleNamespace(depth=4), conversion=SimpleNamespace(max_drop=0.02))
-    search = LayerSearch(context, "x", Path())  # type: ignore[arg-type]
+    search = LayerSearch(context, [Kind("x")])  # type: ignore[arg-type]
+    search.teacher_accuracy = 1.0
     mixes = [(1,) * i + (0,) * (4 - i) for i in range(5)]
     search.candidates = {i: (mix, MixScore(-i, 1 - 0.01 * i)) for i, mix in enumerate(mixes)}
     search.name = search.result = lambda *mix: mix[-1]  # type: ignore[method-assign]
-    search.linear = sum  # type: ignore[method-assign]
 
     def drop(one, risk):
         if looked is not None:
@@ -208,7 +208,7 @@ def decision(drops, looked=None):
     return search
 
 
-def test_the_most_linear_mix_that_loses_little_is_trained_further():
+def test_the_fastest_mix_that_loses_little_is_trained_further():
     assert decision({}).first == (1, 1, 0, 0)
 
 
@@ -222,7 +222,7 @@ def test_stages_are_decided_on_with_the_mixes():
     assert decision(bad | dict.fromkeys(names[:2], BAD)).decide(RESULTS) is RESULTS[0]
     assert decision(bad | dict.fromkeys(names, BAD)).decide(RESULTS) == (1, 0, 0, 0)
     assert decision({(1, 1, 1, 1): BAD}).decide(RESULTS) == (1, 1, 1, 0)  # more linear than what was trained
-    assert decision(bad | dict.fromkeys([*names, (1, 0, 0, 0)], BAD)).decide(RESULTS) == (0, 0, 0, 0)
+    assert decision(bad | dict.fromkeys([*names, (1, 0, 0, 0)], BAD)).decide(RESULTS) is None
 
 
 def test_few_decisions_accept_what_loses_more():
@@ -236,7 +236,7 @@ def test_few_decisions_accept_what_loses_more():
         for name in names[:2]:
             few = source.integers(-4, 5)
             drops[name] = Drop(600, 1.0, max(0, int(lost[1]) + few), int(won[1]))
-        wrong += decision(drops).decide(RESULTS) != (0, 0, 0, 0)
+        wrong += decision(drops).decide(RESULTS) is not None
     assert wrong / 1000 < 0.05 + 4 * math.sqrt(0.05 * 0.95 / 1000)
 
 
@@ -250,15 +250,16 @@ def test_a_mix_is_the_model_that_was_searched(teacher, digits, tmp_path, monkeyp
         asked.append(drop(Candidate("it", mix, 3), 0.05))
         return []
 
-    monkeypatch.setattr(mixing, "LOCAL", parse("efficient"))
+    monkeypatch.setattr(run, "LOCAL", parse("efficient"))
+    monkeypatch.setattr(run, "MAX_LOCAL_COST", 9.0)
     monkeypatch.setattr(LayerSearch, "candidates", candidates)
     monkeypatch.setattr(mixing, "passing", none_passes)
     options = {"stages": (2,), "steps": 4, "max_drop": 0.4, "device": "cpu", "report": False}
     done = convert(teacher, to=spec, data="digits", out=tmp_path / "mix", **options)
     model, exact = load(tmp_path / "mix/mix"), load(teacher)
     assert model.config.attention == f"softmax@1+{spec}@1+efficient@1+{spec}@1"
-    assert [stage.name for stage in done.stages[2:]] == ["stage 2", "mix", "mix, stage 2", "mix, decided"]
-    assert done.stages[3].linear == 3
+    assert [stage.name for stage in done.stages[2:]] == ["stage 2", "mix", "mix, stage 2"]
+    assert done.stages[3].replaced == 3
     student, x = load(tmp_path / "mix/stage-2"), torch.randn(7, 1, 8, 8)
     tokens = model.embed(x)
     for i, kind in enumerate(mix):
@@ -269,39 +270,61 @@ def test_a_mix_is_the_model_that_was_searched(teacher, digits, tmp_path, monkeyp
     assert asked == [Drop.between(*(one.predictions == decide.labels for one in found))]
     record = next(r for r in done.records if r.metric == "conversion_drop")
     assert (record.tags["lost"], record.tags["won"]) == (asked[0].lost, asked[0].won)
-    assert done.chosen.linear == 0  # none passed: it is the teacher
+    assert done.chosen.name == "teacher"  # none passed
     assert torch.equal(done.model(x), exact(x))
 
 
-def search_in(teacher, to) -> Any:
-    conversion = SimpleNamespace(max_drop=0.02, to=to, seed=0)
+def context_of(teacher, to) -> Any:
     depth = teacher.config.depth
-    context: Any = SimpleNamespace(
+    return SimpleNamespace(
         config=teacher.config,
-        conversion=conversion,
+        conversion=SimpleNamespace(max_drop=0.02, to=(to,), seed=0),
         teacher=teacher,
         device=torch.device("cpu"),
         specs=lambda text: parse_layers(text, depth),
     )
-    return LayerSearch(context, to, Path())
 
 
 @pytest.mark.parametrize(("side", "useful"), [(8, False), (28, False), (112, True)])
 def test_local_softmax_is_tried_where_it_is_cheaper(side, useful):
     """7 × 7 of a grid of 2 × 2, 7 × 7 or 28 × 28 tokens."""
     teacher = create_model(image_size=side, patch_size=4, dim=22, depth=2, heads=2, mlp_dim=13, pool="cls")
-    assert (search_in(teacher, "uniform").local is not None) is useful
+    found = run.local_kind(context_of(teacher, "uniform"), ["uniform"])
+    assert found == (["window:size=7"] if useful else [])
+    assert run.local_kind(context_of(teacher, "window:size=3"), ["window:size=3"]) == []
+    assert run.local_kind(context_of(teacher, "uniform"), ["uniform", "inline"]) == []
 
 
 def test_local_softmax_has_the_teachers_convolutions(monkeypatch):
-    """And linear layers of a teacher that is partly linear count as such."""
-    monkeypatch.setattr(mixing, "LOCAL", parse("window:size=3"))
-    monkeypatch.setattr(mixing, "MAX_LOCAL_COST", 9.0)
+    """And layers of a teacher that have another attention already count as replaced, and keep it."""
+    monkeypatch.setattr(run, "LOCAL", parse("window:size=3"))
+    monkeypatch.setattr(run, "MAX_LOCAL_COST", 9.0)
     shape = {"image_size": 8, "patch_size": 2, "dim": 22, "depth": 4, "heads": 2, "mlp_dim": 13}
     teacher = create_model(**shape, attention="softmax:dwc=3@2+uniform@2")
-    search = search_in(teacher, "performer-relu:m=4,dwc=3")
+    context = context_of(teacher, "performer-relu:m=4,dwc=3")
+    (local,) = run.local_kind(context, ["performer-relu:m=4,dwc=3"])
+    assert local == "window:size=3,dwc=3@2+uniform@2"
+    search = LayerSearch(context, [Kind("performer-relu:m=4,dwc=3"), Kind(local)])
     mix = (2, 0, 0, 1)
     assert search.name(mix) == "window:size=3,dwc=3@1+softmax:dwc=3@1+uniform@1+performer-relu:m=4,dwc=3@1"
-    assert search.linear(mix) == 3
+    assert search.replaced(mix) == 3
     key = "blocks.1.attn.attention.dwc.weight"
-    assert torch.equal(search.local.state_dict()[key], teacher.state_dict()[key])
+    monkeypatch.setattr(mixing, "zero_shot", lambda c, layers: make_student(c.teacher, layers, "all", 0))
+    assert torch.equal(search.models[2].state_dict()[key], teacher.state_dict()[key])
+
+
+def test_a_faster_kind_is_preferred_where_it_costs_as_much():
+    """Kind 1 saves all of a layer's time, kind 2 half; kind 1 is bad in layers 0 and 1, kind 2 nowhere."""
+    hurt = {1: (0.4, 0.3, 0.01, 0.0), 2: (0.02, 0.01, 0.01, 0.0)}
+
+    def scores(base, mixes):
+        return [MixScore(-sum(hurt[kind][i] for i, kind in enumerate(mix) if kind), 0.0) for mix in mixes]
+
+    found = greedy(4, (0, 1, 0.5), scores)
+    assert found[4][0] == (1, 1, 1, 1)
+    assert found[3][0] == (2, 2, 1, 1)
+    assert found[2][0] == (0, 0, 1, 1)
+    assert found[0][0] == (0, 0, 0, 0)
+    few = greedy(4, (0, 1, 0.5), scores, least=2.9)
+    assert set(few) == {3, 4}
+    assert few[3][0] == (2, 2, 1, 1)

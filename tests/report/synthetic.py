@@ -324,7 +324,7 @@ def conversion(folder: Path, *, images=359, high=0.9, **more) -> Path:
     fields = {
         "data": DatasetRef(name="digits", identity="digits pixels"),
         "teacher": Start(folder="runs/teacher/best", sha256="ab" * 32),
-        "to": linear,
+        "to": (linear,),
         "stages": (2,),
         "max_drop": 0.05,
         "image_size": 12,
@@ -339,7 +339,7 @@ def conversion(folder: Path, *, images=359, high=0.9, **more) -> Path:
     models = (("teacher", "softmax", 0.99, 1.0), ("zero-shot", linear, 0.2, 0.21), ("stage 2", linear, 0.93, 0.94))
     for name, spec, accuracy, agreement in (*models, ("mix", mixed, 0.97, 0.98)):
         count = {"softmax": 0, mixed: 3}.get(spec, 4)
-        tags = {"model": name, "split": "validation", "linear": count, **here}
+        tags = {"model": name, "split": "validation", "replaced": count, **here}
         found += [
             record("conversion_accuracy", accuracy, n=144, **tags).tagged(attention=spec),
             record("conversion_agreement", agreement, n=144, **tags).tagged(attention=spec),
@@ -347,7 +347,7 @@ def conversion(folder: Path, *, images=359, high=0.9, **more) -> Path:
             record("conversion_seconds", 12.5, model=name),
         ]
     for name, spec, accuracy, count in (("teacher", "softmax", 0.985, 0), ("student", mixed, 0.965, 3)):
-        tags = {"model": name, "split": "test", "linear": count, **here} | ({"stage": "mix"} if count else {})
+        tags = {"model": name, "split": "test", "replaced": count, **here} | ({"stage": "mix"} if count else {})
         found.append(record("conversion_accuracy", accuracy, n=images, **tags).tagged(attention=spec))
         for i, side in enumerate((12, 24, 48)):
             grown = {"model": name, "split": "growth", "image_size": side, "patch_size": 2}
@@ -355,7 +355,13 @@ def conversion(folder: Path, *, images=359, high=0.9, **more) -> Path:
     found.append(record("conversion_lost", 0.02, n=images, low=0.004, high=0.036))
     for i, spec in enumerate(("softmax", mixed, linear)):
         for side in (12, 24, 48):
-            tags = {"model": spec, "image_size": side, "patch_size": 2, "linear": (0, 3, 4)[i], "tokens": side**2 // 4}
+            tags = {
+                "model": spec,
+                "image_size": side,
+                "patch_size": 2,
+                "replaced": (0, 3, 4)[i],
+                "tokens": side**2 // 4,
+            }
             ratio = (1, 0.8, 0.9)[i] * (side / 12) ** i
             found.append(record("conversion_speed", 4000 * ratio * 144 / side**2, **tags))
             found.append(record("conversion_vs_teacher", ratio, **tags, high=high if side == 12 else ratio))
@@ -365,7 +371,7 @@ def conversion(folder: Path, *, images=359, high=0.9, **more) -> Path:
         (3, mixed, 0.97),
         (4, linear, 0.2),
     ):
-        tags = {"model": spec, "mix": str(count), "split": "search", "linear": count, "loss": 0.1, **here}
+        tags = {"model": spec, "mix": str(count), "split": "search", "replaced": count, "loss": 0.1, **here}
         found.append(record("conversion_accuracy", accuracy, n=100, **tags))
     for spec, drop, passed in ((linear, 0.79, False), (mixed, 0.02, True)):
         tags = {"mix": spec, "bound": drop + 0.02, "risk": 0.025, "of": 0.99, "lost": 3, "won": 1, "passed": passed}

@@ -13,7 +13,7 @@ from linvit.ledger import open_ledger
 
 def test_the_result(converted):
     assert converted.headline == (
-        "3 of 4 layers linear, 98.0\xa0% of the accuracy kept, 0.8\xa0× as fast at 12 px, 1.6\xa0× at 24 px"
+        "3 of 4 layers replaced, 98.0\xa0% of the accuracy kept, 0.8\xa0× as fast at 12 px, 1.6\xa0× at 24 px"
     )
     assert "96.5\xa0% of 359 test images, the teacher on 98.5\xa0%" in converted.sentences[1]
     assert "2.00 points lost (95 %: 0.40 to 3.60)" in converted.sentences[1]

@@ -1,1 +1,1 @@
-"""Conversion: an engine that makes the attention of a trained model linear; `linvit.convert(…)` is in the pipeline."""
+"""Conversion: an engine that replaces the attention of a trained model; `linvit.convert(…)` is in the pipeline."""

@@ -13,7 +13,7 @@ import torch
 
 from linvit import metrics
 from linvit.conversion.images import ConversionImages
-from linvit.conversion.student import linear_layers
+from linvit.conversion.student import replaced_layers
 from linvit.devices import amp_dtype
 from linvit.files import slug
 from linvit.ledger import key_of, open_ledger
@@ -40,7 +40,7 @@ class StageResult:
     accuracy: float
     agreement: float  # fraction of the images for which it predicts the teacher's class
     attention: str
-    linear: int  # layers
+    replaced: int  # layers whose attention is not the baseline
     steps: int
     seconds: float
     folder: Path = field(compare=False)
@@ -115,7 +115,7 @@ class Context:
             self._predictions[split] = self.evaluate(self.folder / "teacher", split).predictions
         agreement = float(np.mean(found.predictions == self._predictions[split]))
         tags: dict[str, Tag] = {"model": name, "split": split, "attention": attention}
-        tags |= {"linear": linear_layers(self.specs(attention)), **sizes(self.config)}
+        tags |= {"replaced": replaced_layers(self.specs(attention)), **sizes(self.config)}
         values = {"conversion_accuracy": found.accuracy, "conversion_agreement": agreement}
         return found, [self.record(metric, value, len(found.labels), **tags) for metric, value in values.items()]
 
@@ -131,15 +131,14 @@ class Context:
         tags: dict[str, Tag] = {"model": name, "split": "validation", **sizes(self.config)}
         accuracy, agreement = (self.ledger.last(f"conversion_{what}", **tags) for what in ("accuracy", "agreement"))
         assert accuracy is not None and agreement is not None  # noqa: PT018 (written together)
-        attention, linear = str(accuracy.tags["attention"]), int(accuracy.tags["linear"] or 0)
+        attention, replaced = str(accuracy.tags["attention"]), int(accuracy.tags["replaced"] or 0)
         reached, agreed = float(accuracy.value or 0), float(agreement.value or 0)
-        result = StageResult(name, reached, agreed, attention, linear, steps, spent, folder)
+        result = StageResult(name, reached, agreed, attention, replaced, steps, spent, folder)
         self.results.append(result)
         text = f"{name}: {metrics.percent(reached)} on validation images"
         if name != "teacher":
-            text += (
-                f", {metrics.percent(agreed)} agreement with the teacher, {linear} of {self.config.depth} layers linear"
-            )
+            layers = f"{replaced} of {self.config.depth} layers replaced"
+            text += f", {metrics.percent(agreed)} agreement with the teacher, {layers}"
         self.on_event(Noted(text))
         return result
 

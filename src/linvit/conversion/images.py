@@ -1,4 +1,4 @@
-"""The images of a conversion: which of them train, which guide the search for linear layers and which decide it."""
+"""The images of a conversion: which of them train, which guide the search for layers to replace and which decide it."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from linvit.conversion.context import Context, sizes
-from linvit.conversion.student import linear_layers
+from linvit.conversion.student import replaced_layers
 from linvit.conversion.teacher import fit_model
 from linvit.data import normalise
 from linvit.data.splits import thin
@@ -34,18 +34,24 @@ GROWTH = "growth"  # the split that they form
 
 def measure_speeds(c: Context, student: str) -> None:
     """Images per second of the teacher, the student and a few mixes of the search, timed together. If images have the
-    teacher's own size, those of the first two at twice that size as well, where linear attention gains more."""
+    teacher's own size, those of the first two at twice that size as well, where less work per token gains more."""
     if not sizes_between(c.stored.config, c.config):
         doubled = c.config.model_copy(update={"image_size": 2 * c.config.image_size})
         if doubled.image_tokens + doubled.prefix_tokens <= MAX_DOUBLED_TOKENS:
             _time_once(c, doubled, [c.config.attention, student])
     best = {
-        record.tags["linear"]: str(record.tags["model"])
+        record.tags["replaced"]: str(record.tags["model"])
         for record in sorted(c.ledger.find("conversion_accuracy", split="search"), key=lambda r: r.value or 0.0)
     }
-    by_count = [best[linear] for linear in sorted(best, key=lambda linear: int(linear or 0))]
+    by_count = [best[count] for count in sorted(best, key=lambda count: int(count or 0))]
     places = np.linspace(0, len(by_count) - 1, TIMED_MIXES).round().astype(int) if by_count else []
     _time_once(c, c.config, [c.config.attention, student, *(by_count[i] for i in places)])
+
+
+def speed_of(c: Context, student: str) -> float:
+    """How many times faster than the teacher it was measured to be."""
+    record = c.ledger.done(key_of("conversion_vs_teacher", model=student, **sizes(c.config)))
+    return float(record.value or 0.0) if record else 1.0
 
 
 def _time_once(c: Context, config: ModelConfig, specs: Sequence[str]) -> None:
@@ -64,7 +70,7 @@ def _timed(c: Context, config: ModelConfig, specs: Sequence[str]) -> list[Record
     found, where = [], provenance(c.device, c.dtype)
     for spec in specs:
         tags: dict[str, Tag] = {**c.base.tags, **sizes(config), "model": spec, "batch": batch, "clock": times.clock}
-        tags |= {"linear": linear_layers(c.specs(spec)), "tokens": tokens}
+        tags |= {"replaced": replaced_layers(c.specs(spec)), "tokens": tokens}
         ratios = times.ratios(c.config.attention, spec)
         found.append(over_rounds("conversion_speed", [batch / t for t in times.of(spec)], "images/s", where, tags))
         found.append(over_rounds("conversion_vs_teacher", ratios, "×", where, tags))

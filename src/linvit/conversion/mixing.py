@@ -1,7 +1,7 @@
-"""max_drop: mixes of the teacher's and the student's blocks, the search among them, and the decision.
+"""max_drop: mixes of the teacher's and of students' blocks, the search among them, and the decision.
 
 Two sets of images are used, on neither of which anything was trained. The images of the search find the best mix for
-each number of linear layers, and the one of them that is trained further. The images of the decision are read once, at
+each time that may be saved, and the one of them that is trained further. The images of the decision are read once, at
 the end, for these mixes and for the stages trained from one of them, in an order that does not depend on them. So all
 candidates share one risk.
 """
@@ -17,19 +17,25 @@ from pathlib import Path
 import numpy as np
 
 from linvit.conversion.context import Context, StageResult, sizes
-from linvit.conversion.search import Blocks, Drop, Mix, MixScore, evaluations, greedy, passing
-from linvit.conversion.student import linear_layers, make_student
+from linvit.conversion.search import Blocks, Drop, Mix, MixScore, evaluations, greedy, passing, saved
+from linvit.conversion.student import make_student, replaced_layers, zero_shot
 from linvit.ledger import key_of
 from linvit.models import VisionTransformer
 from linvit.records import Record, Tag
-from linvit.registry import Spec, join_layers, parse_layers
+from linvit.registry import Spec, join_layers
 from linvit.training.checkpoint import load
 
-LOCAL = Spec("window", {"size": 7})  # local softmax: a linear kind that the search tries as well
-KEPT_OPTIONS = ("dwc", "qk_norm", "rope", "gate", "cpe")  # of the teacher's attention, which has weights for them
-MAX_LOCAL_COST = 0.98  # of the teacher's multiply–accumulates; above, local softmax is not worth trying
 DISCORDANT = 0.1  # fraction of the images, roughly, on which teacher and a mix may differ by chance
 FIRST_MIX, OTHER_MIX = "mix", "mix, decided"  # the mix that is trained further, and another one that was chosen
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What may take the place of the teacher's blocks."""
+
+    layers: str  # the spec of every layer
+    saving: float = 1.0  # time that it saves in a layer; 1 of the fastest kind
+    folder: Path | None = None  # of the model that its blocks come from; None: the teacher's weights, nothing trained
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,7 @@ class Candidate:
 
     name: str
     mix: Mix
-    linear: int  # layers
+    saved: float  # time, in layers of the fastest kind
     result: StageResult | None = None  # None: a mix that is not stored as a model yet
 
 
@@ -48,87 +54,99 @@ def mix_tag(mix: Mix) -> str:
 
 
 class LayerSearch:
-    """The search of one conversion, and its decision."""
+    """The search of one conversion, and its decision. least: the time that a mix must save to be a candidate; most: the
+    number of mixes that may be decided on."""
 
-    def __init__(self, c: Context, layers: str, student: Path):
-        self.c, self.layers, self.student = c, layers, student
+    def __init__(self, c: Context, kinds: Sequence[Kind], least: float = 0.0, most: int | None = None):
+        self.c, self.kinds, self.least, self.most = c, list(kinds), least, most
         self.exact: Mix = (0,) * c.config.depth
         self.share = c.conversion.max_drop or 0.0
-
-    @cached_property
-    def local(self) -> VisionTransformer | None:
-        """The teacher with local softmax, if that fits the grid and is cheaper."""
-        c = self.c
-        if any(spec.name == LOCAL.name for spec in parse_layers(c.conversion.to, c.config.depth)):
-            return None
-        try:
-            model = make_student(c.teacher, join_layers(self.local_specs), "all", c.conversion.seed).to(c.device)
-        except ValueError:
-            return None
-        return model if model.macs() < c.teacher.macs() * MAX_LOCAL_COST else None
-
-    @property
-    def local_specs(self) -> list[Spec]:
-        old = [spec.options for spec in self.c.specs(self.c.config.attention)]
-        kept = [{name: options[name] for name in KEPT_OPTIONS if name in options} for options in old]
-        return [Spec(LOCAL.name, {**LOCAL.options, **options}) for options in kept]
+        self.savings = [0.0, *(kind.saving for kind in kinds)]
 
     @cached_property
     def specs(self) -> list[list[Spec]]:
         """Of each kind, the spec of every layer; the teacher is the first kind."""
-        found = [self.c.specs(self.c.config.attention), self.c.specs(self.layers)]
-        return found if self.local is None else [*found, self.local_specs]
+        return [self.c.specs(text) for text in (self.c.config.attention, *(kind.layers for kind in self.kinds))]
 
     @cached_property
     def models(self) -> list[VisionTransformer]:
-        found = [self.c.teacher, load(self.student).to(self.c.device)]
-        return found if self.local is None else [*found, self.local]
+        c = self.c
+        students = (load(kind.folder) if kind.folder else zero_shot(c, kind.layers) for kind in self.kinds)
+        return [c.teacher, *(model.to(c.device) for model in students)]
 
     def name(self, mix: Mix) -> str:
         return join_layers([self.specs[kind][i] for i, kind in enumerate(mix)])
 
-    def linear(self, mix: Mix) -> int:
-        return linear_layers([self.specs[kind][i] for i, kind in enumerate(mix)])
+    def replaced(self, mix: Mix) -> int:
+        return replaced_layers([self.specs[kind][i] for i, kind in enumerate(mix)])
+
+    def saved(self, mix: Mix) -> float:
+        return saved(mix, self.savings)
 
     def blocks(self, split: str) -> Blocks:
         data = self.c.images.dataset
         return Blocks(self.models, self.c.images.split(split), data.mean, data.std)
 
     @cached_property
+    def teacher_accuracy(self) -> float:
+        """On the images of the search."""
+        return self.scores(self.exact, [self.exact])[0].accuracy
+
+    @cached_property
     def candidates(self) -> dict[int, tuple[Mix, MixScore]]:
-        """The number of linear layers → the best mix that the search found, and its score."""
-        best = self.scores(self.exact, [self.exact])[0].accuracy
-        slack = 2 * math.sqrt(DISCORDANT / len(self.c.images.search))
-        return greedy(*self._shape, self.scores, enough=best, useless=best * (1 - self.share) - slack)
+        """The time saved, in whole layers → the best mix that the search found, and its score."""
+        enough, useless = self.teacher_accuracy, self.teacher_accuracy * (1 - self.share) - 2 * self.slack
+        layers = len(self.exact)
+        return greedy(layers, self.savings, self.scores, enough=enough, useless=useless, least=self.least)
 
     def scores(self, base: Mix, mixes: Sequence[Mix]) -> list[MixScore]:
         """Of mixes that differ from the base in one layer; each mix is scored once."""
         ledger, keys = self.c.ledger, {mix: key_of("conversion_accuracy", **self._score_tags(mix)) for mix in mixes}
         new = [mix for mix, key in keys.items() if ledger.done(key) is None]
         if new:
-            done, total = len(ledger.find("conversion_accuracy", split="search")), evaluations(*self._shape)
+            done = len(ledger.find("conversion_accuracy", split="search"))
+            total = evaluations(len(self.exact), len(self.kinds))
             self.c.progress(done, max(total, done + 1), f"search: {self.name(base)}")
             found = self.blocks("search").scores(base, new)
             ledger.append([self._score_record(mix, score) for mix, score in zip(new, found, strict=True)])
         records = [ledger.done(keys[mix]) for mix in mixes]
         return [MixScore(-float(r.tags["loss"] or 0), float(r.value or 0)) for r in records if r is not None]
 
-    @property
-    def _shape(self) -> tuple[int, int]:
-        return len(self.exact), len(self.specs) - 1  # layers, linear kinds
-
     def _score_tags(self, mix: Mix) -> dict[str, Tag]:
         return {"model": self.name(mix), "mix": mix_tag(mix), "split": "search", **sizes(self.c.config)}
 
     def _score_record(self, mix: Mix, score: MixScore) -> Record:
-        tags = self._score_tags(mix) | {"linear": self.linear(mix), "loss": -score.likelihood}
+        tags = self._score_tags(mix) | {"replaced": self.replaced(mix), "loss": -score.likelihood}
         return self.c.record("conversion_accuracy", score.accuracy, len(self.c.images.search), **tags)
+
+    @property
+    def slack(self) -> float:
+        """How far accuracies on the search's images are apart by chance."""
+        return math.sqrt(DISCORDANT / len(self.c.images.search))
+
+    def within(self, slack: float = 0.0) -> list[Mix]:
+        """Those that lose at most the allowed share on the search's images; the fastest is the last."""
+        least = (1 - self.share) * self.teacher_accuracy - slack
+        return [mix for mix, score in self.candidates.values() if score.accuracy >= least]
 
     @cached_property
     def first(self) -> Mix:
-        """The most linear mix that loses at most the allowed share on the search's images; it is trained further."""
-        least = (1 - self.share) * self.candidates[0][1].accuracy  # without a linear layer it is the teacher
-        return [mix for mix, score in self.candidates.values() if score.accuracy >= least][-1]
+        """The fastest of them, or the best mix where there is none; it is trained further."""
+        within = self.within()
+        return within[-1] if within else max(self.candidates.values(), key=lambda pair: pair[1])[0]
+
+    @cached_property
+    def decided(self) -> list[Mix]:
+        """The mixes to decide on, the best on the search's images first: all; or the first and, of those that may be
+        within the drop, `most`, evenly from the fastest."""
+        scores = dict(self.candidates.values())
+        mixes = list(scores)
+        if self.most is not None:
+            mixes = self.within(self.slack)
+            if len(mixes) > self.most:
+                mixes = [mixes[i] for i in np.linspace(len(mixes) - 1, 0, self.most).round().astype(int)]
+            mixes = list(dict.fromkeys([*mixes, self.first]))
+        return sorted((mix for mix in mixes if mix != self.exact), key=lambda mix: scores[mix], reverse=True)
 
     def result(self, name: str, mix: Mix) -> StageResult:
         """The mix as a model in a folder of its own."""
@@ -145,29 +163,26 @@ class LayerSearch:
                 value.copy_(state[key if key in state else shared[0]])  # what layers share may be in another layer
         return model
 
-    def decide(self, results: Sequence[StageResult]) -> StageResult:
-        """Of the mixes and of `results`, the first mix and the stages trained from it: the most linear one that is
-        proved to stay within max_drop; of several, the most accurate on validation images. The teacher if none is."""
+    def decide(self, results: Sequence[StageResult]) -> StageResult | None:
+        """Of the mixes and of `results`, the first mix and the stages trained from it: the fastest one that is proved
+        to stay within max_drop; of several, the most accurate on validation images. None if there is none."""
         passed = passing(self.order(results), self.share, self._drop)
-        most = max((one.linear for one in passed), default=0)
-        best = [one for one in passed if one.linear == most]
+        most = max((one.saved for one in passed), default=0.0)
+        best = [one for one in passed if one.saved == most]
         if stored := [one.result for one in best if one.result]:
             return max(stored, key=lambda result: (result.accuracy, result.agreement))
-        mix = best[0].mix if best else self.exact
-        return results[0] if mix == self.first else self.result(OTHER_MIX, mix)
+        return self.result(OTHER_MIX, best[0].mix) if best else None
 
     def order(self, results: Sequence[StageResult]) -> list[Candidate]:
         """By score on the search's images, the best first. Stages trained from the first mix, the last one first, come
         before that mix, since they should be better."""
         found = []
-        for mix, _ in sorted(self.candidates.values(), key=lambda pair: pair[1], reverse=True):
-            if mix == self.exact:
-                continue
+        for mix in self.decided:
             if mix == self.first:
                 trained = reversed(results[1:])
-                found += [Candidate(f"{one.name}: {one.attention}", mix, one.linear, one) for one in trained]
+                found += [Candidate(f"{one.name}: {one.attention}", mix, self.saved(mix), one) for one in trained]
             stored = results[0] if mix == self.first else None
-            found.append(Candidate(self.name(mix), mix, self.linear(mix), stored))
+            found.append(Candidate(self.name(mix), mix, self.saved(mix), stored))
         return found
 
     def _drop(self, candidate: Candidate, risk: float) -> Drop:
@@ -186,9 +201,9 @@ class LayerSearch:
 
     @cached_property
     def correct(self) -> dict[Mix, np.ndarray]:
-        """The teacher and every mix that the search found → whether it is right, for each image that decides. One pass
-        over the images computes all of them."""
-        mixes = list(dict.fromkeys([self.exact, *(mix for mix, _ in self.candidates.values())]))
+        """The teacher and every mix to decide on → whether it is right, for each image that decides. One pass over the
+        images computes all of them."""
+        mixes = [self.exact, *self.decided]
         found: list[list[np.ndarray]] = [[] for _ in mixes]
         blocks = self.blocks("decide")
         for i, (labels, outputs) in enumerate(blocks.logits(self.exact, mixes)):

@@ -1,8 +1,8 @@
-"""Which layers can be linear: a greedy search in both directions on the task itself; then an upper bound of the drop
+"""Which layers can be replaced: a greedy search in both directions on the task itself; then an upper bound of the drop
 decides, on other images.
 
-A mix names for every layer the model that its block comes from: 0 is the teacher, the others are kinds of linear
-students. All models share stem, positions, final norm and head.
+A mix names for every layer the model that its block comes from: 0 is the teacher, the others are kinds of students. All
+models share stem, positions, final norm and head.
 """
 
 from __future__ import annotations
@@ -39,68 +39,111 @@ RISK = 0.05  # that any accepted candidate loses more than is allowed
 
 
 def greedy(
-    layers: int, kinds: int, scores: Scores, enough: float = math.inf, useless: float = -math.inf
+    layers: int,
+    savings: Sequence[float],
+    scores: Scores,
+    *,
+    enough: float = math.inf,
+    useless: float = -math.inf,
+    least: float = 0.0,
 ) -> dict[int, tuple[Mix, MixScore]]:
-    """The number of linear layers → the better of two mixes, and its score: one from all-linear by restoring softmax
-    where it helps most, one from softmax by making the layer linear that hurts least. With several linear kinds, the
-    first is replaced by others where that helps, before softmax is restored. The first direction stops at an accuracy
-    that is `enough`, the second below one that is `useless`."""
+    """The time saved, in whole layers → the better mix of two directions, and its score: one starts with the
+    fastest kind everywhere and goes to slower kinds or back to softmax where that gains most for the time it takes, the
+    other starts with softmax and goes to faster kinds where that hurts least for the time it saves.
+
+    savings: of each kind, the time that it saves in a layer; 0 of the teacher, 1 of the fastest. The first direction
+    stops at an accuracy that is `enough`, the second below one that is `useless`. A mix that saves less than `least` is
+    not returned, and with one the second direction, which begins there, is left out.
+    """
     found: dict[int, tuple[Mix, MixScore]] = {}
-    for mix, score in [*_backward(layers, kinds, scores, enough), *_forward(layers, kinds, scores, useless)]:
-        linear = layers - mix.count(0)
-        if linear not in found or score > found[linear][1]:
-            found[linear] = mix, score
+    forward = () if least > 0 else _forward(layers, savings, scores, useless)
+    for mix, score in [*_backward(layers, savings, scores, enough, least), *forward]:
+        whole = whole_layers(mix, savings)
+        if whole not in found or score > found[whole][1]:
+            found[whole] = mix, score
     return dict(sorted(found.items()))
 
 
-def _backward(layers: int, kinds: int, scores: Scores, enough: float) -> Iterator[tuple[Mix, MixScore]]:
-    mix: Mix = (1,) * layers
+def saved(mix: Mix, savings: Sequence[float]) -> float:
+    """Time, in layers of the fastest kind."""
+    return math.fsum(savings[kind] for kind in mix)
+
+
+def whole_layers(mix: Mix, savings: Sequence[float]) -> int:
+    """The same without a fraction; only the teacher saves none."""
+    return max(math.floor(saved(mix, savings) + 1e-6), int(any(mix)))
+
+
+def _backward(
+    layers: int, savings: Sequence[float], scores: Scores, enough: float, least: float
+) -> Iterator[tuple[Mix, MixScore]]:
+    fastest = max(range(1, len(savings)), key=lambda kind: (savings[kind], -kind))
+    mix: Mix = (fastest,) * layers
     (score,) = scores(mix, [mix])
+    alike = [kind for kind, saving in enumerate(savings) if kind != fastest and saving == savings[fastest]]
     gains: dict[Move, float] = {}
-    while others := [(i, kind) for i in range(layers) for kind in range(2, kinds + 1) if mix[i] == 1]:
-        best, changed = _best(mix, score, others, gains, scores)
+    while moves := [(i, kind) for i in range(layers) for kind in alike if mix[i] == fastest]:
+        best, changed = _best(mix, score, moves, savings, gains, scores)
         if best <= score:
             break
         mix, score = changed, best
-    yield mix, score
     gains = {}
-    while score.accuracy < enough and (linear := [(i, 0) for i in range(layers) if mix[i]]):
-        score, mix = _best(mix, score, linear, gains, scores)
+    while saved(mix, savings) >= least:
         yield mix, score
+        moves = [(i, kind) for i in range(layers) for kind, saving in enumerate(savings) if saving < savings[mix[i]]]
+        if score.accuracy >= enough or not moves:
+            break
+        score, mix = _best(mix, score, moves, savings, gains, scores)
 
 
-def _forward(layers: int, kinds: int, scores: Scores, useless: float) -> Iterator[tuple[Mix, MixScore]]:
+def _forward(layers: int, savings: Sequence[float], scores: Scores, useless: float) -> Iterator[tuple[Mix, MixScore]]:
     mix: Mix = (0,) * layers
     (score,) = scores(mix, [mix])
     yield mix, score
     gains: dict[Move, float] = {}
-    while score.accuracy >= useless and (exact := [i for i in range(layers) if not mix[i]]):
-        moves = [(i, kind) for i in exact for kind in range(1, kinds + 1)]
-        score, mix = _best(mix, score, moves, gains, scores)
+    while score.accuracy >= useless:
+        moves = [(i, kind) for i in range(layers) for kind, saving in enumerate(savings) if saving > savings[mix[i]]]
+        if not moves:
+            break
+        score, changed = _best(mix, score, moves, savings, gains, scores)
+        layer = next(i for i in range(layers) if mix[i] != changed[i])
+        gains = {move: gain for move, gain in gains.items() if move[0] != layer}  # they were relative to softmax
+        mix = changed
         yield mix, score
 
 
 def _best(
-    mix: Mix, score: MixScore, moves: Sequence[Move], gains: dict[Move, float], scores: Scores
+    mix: Mix,
+    score: MixScore,
+    moves: Sequence[Move],
+    savings: Sequence[float],
+    gains: dict[Move, float],
+    scores: Scores,
 ) -> tuple[MixScore, Mix]:
-    """The best of the moves; of equal ones the last, since late layers tolerate a change best.
+    """The best of the moves for the time that it takes or saves; of equal ones the last, since late layers tolerate a
+    change best.
 
-    `gains` are those of earlier steps. A linear layer hurts more the more of them there are, and restoring softmax
+    `gains` are those of earlier steps. A replaced layer hurts more the more of them there are, and restoring softmax
     helps less the more of it there is. So a move's earlier gain bounds its gain now, and a move whose bound is below
     another's gain is not tried (lazy greedy search). Where the bound does not hold, a step may be slightly worse.
     """
     tried: dict[Move, MixScore] = {}
+
+    def worth(move: Move) -> float:
+        difference = abs(savings[move[1]] - savings[mix[move[0]]])
+        return gains[move] / (difference or 1.0) if move in gains else math.inf
+
     while True:
-        most = max((gains[move] for move in tried), default=-math.inf)
-        left = sorted((move for move in moves if move not in tried), key=lambda move: -gains.get(move, math.inf))
-        promising = [move for move in left[:MOVES_AT_ONCE] if gains.get(move, math.inf) >= most]
+        most = max((worth(move) for move in tried), default=-math.inf)
+        left = sorted((move for move in moves if move not in tried), key=lambda move: -worth(move))
+        promising = [move for move in left[:MOVES_AT_ONCE] if worth(move) >= most]
         batch = [move for move in left if move not in gains] or promising
         if not batch:
             break
         new = scores(mix, [_moved(mix, *move) for move in batch])
         tried |= dict(zip(batch, new, strict=True))
         gains |= {move: one.likelihood - score.likelihood for move, one in zip(batch, new, strict=True)}
-    move = max(tried, key=lambda move: (tried[move], move))
+    move = max(tried, key=lambda move: (worth(move), tried[move].accuracy, move))
     return tried[move], _moved(mix, *move)
 
 

@@ -17,6 +17,7 @@ from linvit.training.recipe import create_recipe
 from linvit.training.run import run
 from linvit.training.start import start_from, stored_of
 
+FIND_SECONDS = 300.0  # at most, to find a target that is not named; a longer budget is for training
 DEFAULT_EPOCHS, DEFAULT_STEPS = 4.0, 300  # of all stages together: the longer of the two
 TIMED_SECONDS = 2.0  # of training, from which a budget is turned into steps
 
@@ -36,8 +37,12 @@ STAGES = {
 }
 
 
-def stage_shares(stages: Sequence[int], search: bool) -> dict[str, float]:
-    """Each training's share of all steps."""
+def stage_shares(stages: Sequence[int], search: bool = False, auto: bool = False) -> dict[str, float]:
+    """Each training's share of all steps. auto: only a mix is trained."""
+    if auto:
+        names = [name for stage, name in ((2, "mix, stage 2"), (3, "stage 3")) if stage in stages]
+        total = sum(STAGES[name].share for name in names)
+        return {name: STAGES[name].share / total for name in names}
     shares = {f"stage {stage}": STAGES[f"stage {stage}"].share for stage in stages}
     total = sum(shares.values())
     shares = {name: share / total for name, share in shares.items()}
@@ -56,6 +61,16 @@ def stage_steps(shares: dict[str, float], per_epoch: int, epochs: float | None, 
     return {name: max(1, round(share * total)) for name, share in shares.items()}
 
 
+def find_seconds(budget: str | None) -> float:
+    """What there is to find the target."""
+    return min(FIND_SECONDS, seconds(budget)) if budget else FIND_SECONDS
+
+
+def training_seconds(budget: str | None) -> float:
+    """What a budget leaves for training once the target is found."""
+    return max(0.0, seconds(budget) - FIND_SECONDS) if budget else 0.0
+
+
 def learning_rate(name: str, dim: int, batch: int) -> float:
     """Of a stage; small batches take a lower rate."""
     return STAGES[name].rate / dim * min(1.0, math.sqrt(batch / FULL_BATCH))
@@ -63,10 +78,12 @@ def learning_rate(name: str, dim: int, batch: int) -> float:
 
 def plan_steps(c: Context, layers: str, student: Path) -> None:
     """Store the steps that fit the budget, from the time of a few real steps of each stage."""
-    shares, budget = stage_shares(c.conversion.stages, c.conversion.max_drop is not None), c.conversion.budget
+    auto, budget = c.conversion.auto, c.conversion.budget
+    shares = stage_shares(c.conversion.stages, c.conversion.max_drop is not None, auto)
     if c.conversion.steps or not budget or not shares:
         return
-    total, steps, data = seconds(budget), {}, c.images.dataset
+    total: float = training_seconds(budget) if auto else seconds(budget)
+    steps, data = {}, c.images.dataset
     # whatever the length: teacher and student on both splits, and each stage before its first and after its last step
     evaluated = len(data.validation) * (2 + 3 * len(shares)) + 2 * len(data.test)
     for name, share in shares.items():

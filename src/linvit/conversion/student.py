@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from linvit.attention import is_linear
+from linvit.attention import role_of
+from linvit.conversion.images import few_images
+from linvit.conversion.kernels import FIT_IMAGES, fit_kernels
 from linvit.models import ModelConfig, VisionTransformer, model_config
-from linvit.registry import Spec, parse_layers
+from linvit.registry import Spec, parse, parse_layers
 from linvit.schemas.conversion import Inherit
+
+if TYPE_CHECKING:
+    from linvit.conversion.context import Context
+
+KEPT_OPTIONS = ("dwc", "qk_norm", "rope", "gate", "cpe")  # of the teacher's attention, which has weights for them
 
 
 def make_student(teacher: VisionTransformer, attention: str, inherit: Inherit, seed: int) -> VisionTransformer:
@@ -36,11 +43,30 @@ def make_student(teacher: VisionTransformer, attention: str, inherit: Inherit, s
     return model
 
 
+def zero_shot(c: Context, layers: str, inherit: Inherit = "all") -> VisionTransformer:
+    """The student before any stage."""
+    model = make_student(c.teacher, layers, inherit, c.conversion.seed).to(c.device)
+    if inherit == "all":  # otherwise its q and k are not the teacher's
+        x = few_images(c.images.dataset.train, c.stored.about, FIT_IMAGES).to(c.device)
+        fit_kernels(model, c.teacher, x, c.progress)
+    return model
+
+
+def in_place_of_softmax(spec: str | Spec, old: Sequence[Spec]) -> list[Spec]:
+    """The teacher's layers with this attention where they have softmax, and the options that come with weights."""
+    new = parse(spec)
+    kept = [{name: one.options[name] for name in KEPT_OPTIONS if name in one.options} for one in old]
+    return [
+        Spec(new.name, {**new.options, **options}) if role_of(one) == "baseline" else one
+        for one, options in zip(old, kept, strict=True)
+    ]
+
+
 def changed_config(config: ModelConfig, **changes: Any) -> ModelConfig:
     """The configuration with these changes, checked."""
     return model_config(**config.model_dump(exclude_defaults=True) | changes)
 
 
-def linear_layers(specs: Sequence[Spec]) -> int:
-    """How many take time in proportion to the number of tokens."""
-    return sum(is_linear(spec) for spec in specs)
+def replaced_layers(specs: Sequence[Spec]) -> int:
+    """How many have another attention than the baseline."""
+    return sum(role_of(spec) != "baseline" for spec in specs)

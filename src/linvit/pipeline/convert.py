@@ -1,24 +1,27 @@
-"""`convert`: a trained vision transformer becomes the same model with linear attention, from a request to a result."""
+"""`convert`: a trained vision transformer becomes the same model with another attention, from a request to a result."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from linvit.attention import is_linear
+from linvit.attention import role_of
+from linvit.conversion.budget import MAX_DECIDED
+from linvit.conversion.candidates import TABLE
 from linvit.conversion.context import Context
 from linvit.conversion.images import ConversionImages, divide_images
 from linvit.conversion.run import Converted
 from linvit.conversion.run import run as run_steps
 from linvit.conversion.search import images_needed
-from linvit.conversion.stages import stage_shares, stage_steps
+from linvit.conversion.stages import find_seconds, stage_shares, stage_steps, training_seconds
 from linvit.conversion.student import make_student
 from linvit.conversion.teacher import fit_model, held_out_fold, stage_recipe, trained_on
 from linvit.data import Dataset, folded
 from linvit.devices import amp_dtype, pick_device
+from linvit.durations import duration
 from linvit.files import remove_parts
 from linvit.ledger import key_of
 from linvit.locks import claim_folder, locked
@@ -27,7 +30,7 @@ from linvit.pipeline.prepare import check_given, result_folder
 from linvit.progress import Progress, ignore
 from linvit.registry import parse_layers
 from linvit.requests import ConvertRequest
-from linvit.schemas.conversion import Conversion
+from linvit.schemas.conversion import AUTO, MAX_DROP, Conversion
 from linvit.schemas.experiment import DatasetRef, Source
 from linvit.schemas.recipe import Recipe
 from linvit.toml import to_toml
@@ -40,7 +43,7 @@ from linvit.training.trackers import tracking
 if TYPE_CHECKING:
     from linvit import report
 
-DECIDING = ("to", "stages", "inherit", "max_drop", "patch_size", "seed", "budget")  # fields that a conversion stores
+DECIDING = ("to", "stages", "inherit", "patch_size", "seed", "budget")  # fields that a conversion stores
 OWN_FILES = ("experiment.json", "study.json", "records.jsonl", "report.html", "best")
 
 Log = Callable[[str], None]
@@ -49,18 +52,19 @@ Log = Callable[[str], None]
 def convert(
     model: str | Path,
     *,
-    to: str,
     data: str | Path | Dataset,
+    to: str | Sequence[str] = AUTO,
     on_event: Listener = lambda event: None,
     progress: Progress = ignore,
     **keywords: Any,
 ) -> Converted:
     """Turn a trained model into the same one with the attention `to`; the same call resumes an interrupted conversion.
 
+    to: a spec; several that max_drop mixes; or nothing: what is faster on this machine and loses at most max_drop.
     keywords: the fields of `linvit.requests.ConvertRequest` (max_drop, stages, inherit, budget, image_size, out, seed,
     …) and any option of Recipe, e.g. epochs=2 or steps=600 of all stages together, lr=1e-4.
     stages: 1, each attention matches the teacher's outputs; 2, all blocks match its features and classes; 3, labels.
-    max_drop: share of the teacher's accuracy that may be lost, e.g. 0.01: as many layers become linear as that allows.
+    max_drop: share of the teacher's accuracy that may be lost, e.g. 0.01: as many layers are replaced as that allows.
     on_event: called with every event of the stages. progress: called for everything else.
     """
     dataset = data if isinstance(data, Dataset) else None
@@ -113,13 +117,15 @@ class ConversionRun:
         stored = stored_of(start)
         if request.out is not None and request.out.resolve() == stored.folder.resolve():
             raise ValueError(f"--out {request.out} is the folder of the model: choose another --out")
-        if request.max_drop is not None:
-            check_linear(request.to, stored.config.depth, request.max_drop)
+        auto, depth = request.to == (AUTO,), stored.config.depth
+        max_drop = MAX_DROP if auto and request.max_drop is None else request.max_drop
+        check_target(request.to, stored, max_drop)
         dataset, source, seen = self.open_images(stored)
-        images = divide_images(dataset, stored.about, request.max_drop is not None, seen, request.seed)
-        check_counts(images, request.max_drop, stored.config.depth, seen)
+        images = divide_images(dataset, stored.about, max_drop is not None, seen, request.seed)
+        check_counts(images, max_drop, MAX_DECIDED + 2 if auto else depth + 2, seen)
         teacher = fit_model(stored, dataset, patch_size=request.patch_size)
-        make_student(teacher, request.to, request.inherit, request.seed)  # what cannot be built is an error here
+        for spec in () if auto else request.to:  # what cannot be built is an error here
+            make_student(teacher, spec, request.inherit, request.seed)
         options = {name: value for name, value in sorted(request.options.items()) if name not in ("epochs", "steps")}
         recipe = stage_recipe(stored, images.dataset, teacher.tokens, options)
         conversion = Conversion(
@@ -128,10 +134,11 @@ class ConversionRun:
             teacher=start,
             image_size=dataset.image_size,
             **{name: getattr(request, name) for name in DECIDING},
-            steps={} if request.budget else planned_steps(request, recipe, images.dataset),
+            max_drop=max_drop,
+            steps=planned_steps(request, recipe, images.dataset),
             options=options,
             trained_on="" if stored.foreign else stored.about["name"],
-            decided_on="" if request.max_drop is None else "validation" if seen else "training",
+            decided_on="" if max_drop is None else "validation" if seen else "training",
             request=request.stored(),
             started=time.time(),
         )
@@ -166,18 +173,26 @@ class ConversionRun:
         return dataset, source, seen
 
 
-def check_linear(to: str, depth: int, max_drop: float) -> None:
-    if not all(is_linear(spec) for spec in parse_layers(to, depth)):
-        raise ValueError(f"max_drop={max_drop:g} finds the layers that stay softmax: name linear attentions, not {to}")
+def check_target(to: Sequence[str], stored: Stored, max_drop: float | None) -> None:
+    depth, attention = stored.config.depth, stored.config.attention
+    if to == (AUTO,):
+        if not any(role_of(spec) == "baseline" for spec in parse_layers(attention, depth)):
+            raise ValueError(f"{stored.folder} has {attention} and no softmax to replace: name an attention with --to")
+        return
+    for one in to:
+        if max_drop is not None and any(role_of(spec) == "baseline" for spec in parse_layers(one, depth)):
+            raise ValueError(
+                f"max_drop={max_drop:g} finds the layers that stay softmax: name other attentions, not {one}"
+            )
 
 
-def check_counts(images: ConversionImages, max_drop: float | None, depth: int, seen: bool) -> None:
-    """Every split needs images, and a decision as many as a small drop takes to prove."""
+def check_counts(images: ConversionImages, max_drop: float | None, candidates: int, seen: bool) -> None:
+    """Every split needs images, and a decision between so many as many as a small drop takes to prove."""
     name = images.dataset.name
     for split in ("train", "validation", "test"):
         if not len(images.split(split)):
             raise ValueError(f"{name} has no {split} images, and a conversion needs some")
-    needed = 0 if max_drop is None else images_needed(max_drop, depth + 2)
+    needed = 0 if max_drop is None else images_needed(max_drop, candidates)
     if len(images.decide) < needed:
         part = "validation images, since the teacher was trained on the others," if seen else "training images"
         raise ValueError(
@@ -187,8 +202,11 @@ def check_counts(images: ConversionImages, max_drop: float | None, depth: int, s
 
 
 def planned_steps(request: ConvertRequest, recipe: Recipe, dataset: Dataset) -> dict[str, int]:
-    """Of each training, without a budget."""
-    shares = stage_shares(request.stages, request.max_drop is not None)
+    """Of each training; none with a budget, or where nothing is trained."""
+    auto, options = request.to == (AUTO,), request.options
+    shares = stage_shares(request.stages, request.max_drop is not None, auto)
+    if request.budget or not shares or (auto and not {"epochs", "steps"} & set(options)):
+        return {}
     per_epoch = max(1, len(dataset.train) // recipe.batch_size)
     return stage_steps(shares, per_epoch, request.options.get("epochs"), request.options.get("steps"))
 
@@ -206,8 +224,12 @@ def claim(context: Context) -> None:
 def outlook(context: Context) -> str:
     """What would be trained, and what is finished."""
     c, steps = context.conversion, context.conversion.steps
-    shares = stage_shares(c.stages, c.max_drop is not None)
-    lines = [f"{context.folder}: {context.config.attention} to {c.to}, {context.config.depth} layers"]
+    shares = stage_shares(c.stages, c.max_drop is not None, c.auto)
+    to = "what a race chooses" if c.auto else " and ".join(c.to)
+    lines = [f"{context.folder}: {context.config.attention} to {to}, {context.config.depth} layers"]
+    if c.auto:
+        lines.append(f"candidates: {', '.join(TABLE)}; about {duration(find_seconds(c.budget))}, announced once timed")
+        shares = shares if steps or training_seconds(c.budget) else {}
     for name in shares:
         done = context.ledger.done(key_of("conversion_seconds", model=name)) is not None
         length = f"{steps[name]:,} steps" if name in steps else f"{shares[name]:.0%} of {c.budget}"

@@ -1,8 +1,8 @@
-"""The result of a conversion: what making attention linear costs in accuracy, and what it gains in speed."""
+"""The result of a conversion: what another attention costs in accuracy, and what it gains in speed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from linvit.durations import duration
 from linvit.metrics import METRICS, percent
 from linvit.records import Record
 from linvit.registry import parse_layers
+from linvit.report import target
 from linvit.report.evidence import Evidence, read
 from linvit.report.result import NOTHING, Cell, Facts, Result, Section, Table, commands, facts
 from linvit.requests import EvaluateRequest
@@ -28,7 +29,7 @@ class Step:
 
     model: str
     attention: str
-    linear_layers: int
+    replaced_layers: int
     validation_accuracy: float | None
     agreement: float | None  # with the teacher
     steps: int
@@ -79,7 +80,7 @@ class ConversionEvidence(Evidence[Conversion]):
         return Step(
             name,
             attention,
-            int(accuracy.tags["linear"] or 0),
+            int(accuracy.tags["replaced"] or 0),
             accuracy.value,
             self.value("conversion_agreement", model=name, split="validation", **self.here),
             int(trained.value or 0),
@@ -112,7 +113,7 @@ class ConversionResult(Result):
         return conversion_charts.build(self.evidence)
 
     def context(self) -> dict[str, Any]:
-        kinds = dict.fromkeys(self.evidence.layers)
+        kinds = {} if target.kept(self.evidence) else dict.fromkeys(self.evidence.layers)
         return {"kinds": {spec: i for i, spec in enumerate(kinds)}}
 
 
@@ -126,16 +127,22 @@ def conversion_result(folder: Path | str, out: Path | None = None) -> Conversion
     conversion = evidence.document
     source = conversion.source
     images = {"data": source.data, "data_root": source.root, "limit": source.limit} if source else {}
+    kept = bool(target.kept(evidence))
+    sentences = [f"The layers are {evidence.student.tags['attention']}.", _lost(evidence), _chosen_on(evidence)]
+    tables = [_table(evidence), *target.table(evidence)]
+    if kept:  # of the stages, which are shown folded if there were any
+        stages = [replace(tables[0], title="Stages")] if len(evidence.steps) > 1 else []
+        tables = [replace(tables[1], title=""), *stages]
     return ConversionResult(
         title=f"{conversion.data.name} converted",
-        headline=_headline(evidence),
-        sentences=[f"The layers are {evidence.student.tags['attention']}.", _lost(evidence), _chosen_on(evidence)],
+        headline=target.headline(evidence) if kept else _headline(evidence),
+        sentences=target.sentences(evidence) if kept else sentences,
         limitations=[*found.warnings, *_limitations(evidence)],
-        table=_table(evidence),
-        details=_decision(evidence),
+        table=tables[0],
+        details=[*tables[1:], *_decision(evidence)],
         facts=_facts(evidence),
         commands=commands([conversion.request] if conversion.request else []),
-        suggested=[EvaluateRequest.of(model=folder, **images).command()],
+        suggested=target.suggested(evidence) if kept else [EvaluateRequest.of(model=folder, **images).command()],
         page=(out or folder) / "report.html",
         evidence=evidence,
     )
@@ -151,8 +158,8 @@ def _headline(evidence: ConversionEvidence) -> str:
         for side in (size, 2 * size)
     }
     speeds = ", ".join(f"{value:.1f}\N{NO-BREAK SPACE}× at {side} px" for side, value in fast.items() if value)
-    linear = f"{evidence.student.tags['linear']} of {len(evidence.layers)} layers linear"
-    return f"{linear}, {kept}, {speeds.replace(' at', ' as fast at', 1)}".rstrip(", ")
+    replaced = f"{evidence.student.tags['replaced']} of {len(evidence.layers)} layers replaced"
+    return f"{replaced}, {kept}, {speeds.replace(' at', ' as fast at', 1)}".rstrip(", ")
 
 
 def _lost(evidence: ConversionEvidence) -> str:
@@ -194,7 +201,7 @@ def _limitations(evidence: ConversionEvidence) -> list[str]:
     speeds = evidence.of("conversion_vs_teacher", model=evidence.student.tags["attention"], **evidence.here)
     if speeds and float(speeds[-1].tags.get("high") or 1) < 1:  # in three of four rounds
         found.append(
-            f"At {evidence.document.image_size} px the student is slower than the teacher: linear attention needs more "
+            f"At {evidence.document.image_size} px the student is slower than the teacher: this attention needs more "
             "tokens (larger images or smaller patches; `linvit advise` shows how many)."
         )
     return found
@@ -204,7 +211,7 @@ def _table(evidence: ConversionEvidence) -> Table:
     rows = [
         {
             "Model": step.model,
-            "Linear layers": str(step.linear_layers),
+            "Replaced layers": str(step.replaced_layers),
             "Validation": show(step.validation_accuracy),
             "Agreement": show(step.agreement),
             "Steps": _steps(step),
@@ -246,7 +253,7 @@ def _decision(evidence: ConversionEvidence) -> list[Table]:
     note = (
         f"On {count:,} {split} images, {UNTOUCHED} and which did not guide the search. A mix passes if the upper bound "
         f"of its drop is within {allowed} of the teacher's accuracy. All share the risk: in at most 5 % of conversions "
-        "one passes that loses more. The most linear one that passed was chosen."
+        "one passes that loses more. The fastest that passed was chosen."
     )
     return [Table.of(rows, ["Verdict"], title="Choice of the layers", note=note)]
 
@@ -261,7 +268,7 @@ def _facts(evidence: ConversionEvidence) -> Facts:
         "Teacher": f"{Path(conversion.teacher.folder).name}, weights {conversion.teacher.sha256[:12]}",
         "Data": f"{conversion.data.name}, {conversion.image_size} px",
         "Patches": f"{conversion.patch_size} px" if conversion.patch_size else "",
-        "Requested": conversion.to,
+        "Requested": "" if conversion.auto else ", ".join(conversion.to),
         "Stages": ", ".join(map(str, conversion.stages)) or "none",
         "Inherited": INHERITED[conversion.inherit],
         "Drop allowed": f"{100 * drop:g} % of the teacher's accuracy" if drop else "",

@@ -6,10 +6,12 @@ from typing import Any
 
 from linvit.metrics import METRICS
 from linvit.records import Record
-from linvit.report import vega
+from linvit.report import target, vega
 from linvit.report.conversion import ConversionEvidence, show
 from linvit.report.result import Section
+from linvit.schemas.conversion import MIN_SPEED
 
+VERDICTS = vega.Series(["teacher", "chosen", "loses too much", "too slow", "not shown", "not needed"], "kind")
 KINDS = vega.Series(["teacher", "student"], "kind")
 
 
@@ -18,8 +20,8 @@ def build(evidence: ConversionEvidence) -> dict[str, Section]:
     scaled = "Validation images scaled to each size, or cut into smaller patches, with interpolated positions."
     timed = "Speed only: no model was trained or tested on larger images, as --image-size does."
     return {
-        "front": Section("", [_stages(evidence)]),
-        "mixes": Section("Linear layers: accuracy and speed", [_by_layers(evidence), _by_speed(evidence)]),
+        "front": Section("", [_candidates(evidence) or _stages(evidence)]),
+        "mixes": Section("Replaced layers: accuracy and speed", [_by_layers(evidence), _by_speed(evidence)]),
         "growth": Section("More tokens", [accuracy, speed], scaled if accuracy else timed),
     }
 
@@ -40,29 +42,60 @@ def _stages(evidence: ConversionEvidence) -> vega.Chart:
     return vega.Chart("stages", "Validation accuracy of each stage", vega.ROW * len(rows), layers, series=KINDS)
 
 
+def _candidates(evidence: ConversionEvidence) -> vega.Chart | None:
+    """Speed and accuracy of the candidates, and what both must be."""
+    every = [one for one in target.tried(evidence) if one.speed is not None and one.accuracy is not None]
+    had = evidence.value("conversion_accuracy", split="candidates", model=target.teacher_layers(evidence))
+    if not every or had is None:
+        return None
+    points = [("teacher", "teacher", 1.0, had)]
+    points += [(one.name, target.verdict(evidence, one).text, one.speed or 0.0, one.accuracy or 0.0) for one in every]
+    rows: vega.Rows = [
+        {"name": name, "kind": kind, "speed": speed, "accuracy": accuracy, "shown": show(accuracy)}
+        for name, kind, speed, accuracy in points
+    ]
+    speeds = vega.padded([*(row["speed"] for row in rows), MIN_SPEED], 0.25)
+    heights = vega.padded((row["accuracy"] for row in rows), 0.15)
+    x = vega.x_axis("speed", "Speed relative to the teacher (faster →)", domain=speeds, format=".2f", tickCount=6)
+    y = vega.y_axis(
+        "accuracy", "Accuracy, untrained", domain=[max(0, heights[0]), min(1, heights[1])], format="~%", tickCount=6
+    )
+    tips = vega.tooltips("name", ("kind", "verdict"), ("speed", "speed", ".2f"), ("shown", "accuracy"))
+    base = vega.data(rows).encode(x=x, y=y)
+    least = (1 - (evidence.document.max_drop or 0.0)) * had
+    layers = [
+        vega.threshold(MIN_SPEED, x),
+        vega.threshold(least, y),
+        base.mark_point(filled=True, size=130).encode(tooltip=tips, **VERDICTS("color", "shape")),
+        base.mark_text(dy=-14, style="quiet").encode(text="name:N"),
+    ]
+    note = "Dashed: the least speed, and the least accuracy without training. Both must be reached."
+    return vega.Chart("candidates", "Candidates: speed and accuracy", 300, layers, note, VERDICTS)
+
+
 def _by_layers(evidence: ConversionEvidence) -> vega.Chart | None:
     picked, best = evidence.student.tags["attention"], dict[int, float]()
     rows = []
     for r in evidence.of("conversion_accuracy", split="search"):
-        linear, accuracy = int(r.tags["linear"] or 0), float(r.value or 0)
-        best[linear] = max(accuracy, best.get(linear, 0.0))
+        count, accuracy = int(r.tags["replaced"] or 0), float(r.value or 0)
+        best[count] = max(accuracy, best.get(count, 0.0))
         about = {"shown": show(accuracy), "layers": r.tags["model"], "chosen": r.tags["model"] == picked}
-        rows.append({"linear": linear, "accuracy": accuracy} | about)
+        rows.append({"replaced": count, "accuracy": accuracy} | about)
     if not rows:
         return None
     counts = sorted(best)
     domain = [counts[0] - 0.4, counts[-1] + 0.4]
-    x = vega.x_axis("linear", "Linear layers", domain=domain, values=counts, format="d", grid=False)
+    x = vega.x_axis("replaced", "Replaced layers", domain=domain, values=counts, format="d", grid=False)
     y = vega.y_axis("accuracy", "Accuracy on the images of the search", format="~%", tickCount=6)
     base = vega.data(rows).encode(x=x, y=y, tooltip=vega.tooltips("layers", ("shown", "accuracy")))
-    top = vega.data({"linear": count, "accuracy": best[count]} for count in counts)
+    top = vega.data({"replaced": count, "accuracy": best[count]} for count in counts)
     layers = [
         top.mark_line(strokeWidth=2, color=vega.BLUE).encode(x=x, y=y),
         base.mark_point(filled=True, size=50, opacity=0.45, color=vega.BLUE),
         base.transform_filter("datum.chosen").mark_point(filled=False, size=260, strokeWidth=2, color=vega.ORANGE),
     ]
     note = "Every mix of layers that the search tried. Line: the best of each number. Ring: the chosen one."
-    return vega.Chart("layers", "Accuracy and the number of linear layers", 320, layers, note)
+    return vega.Chart("layers", "Accuracy and the number of replaced layers", 320, layers, note)
 
 
 def _by_speed(evidence: ConversionEvidence) -> vega.Chart | None:

@@ -40,6 +40,7 @@ class Table:
     chosen: int | None = None  # the row that is emphasised
     title: str = ""
     note: str = ""  # how to read it
+    open: bool = False  # with a title: whether it is shown at once
 
     @classmethod
     def of(cls, rows: Sequence[Mapping[str, Cell | str]], words: Sequence[str] = (), **more: Any) -> Table:

@@ -85,6 +85,7 @@ def _parts(value: Any) -> Any:
 Text = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)]
 Duration = Annotated[str, AfterValidator(_check_duration)]  # 90s, 10m, 2h
 Share = Annotated[float, BeforeValidator(_share)]  # 0.01 or 1%
+Several = BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)  # one, or several
 Listed = BeforeValidator(_parts)  # 1,2 or none
 
 

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import model_validator
 
-from linvit.requests.base import Duration, Listed, Share, Text, option
+from linvit.requests.base import Duration, Listed, Several, Share, Text, option
 from linvit.requests.groups import DATA, Data, Jobs, Options, Output, Resumed, Started, specs
-from linvit.schemas.conversion import Inherit
+from linvit.schemas.conversion import AUTO, Inherit
 from linvit.schemas.recipe import Recipe
 from linvit.schemas.search import Pruner, Sampler
 from linvit.schemas.study import MAX_MARGIN
@@ -168,16 +168,23 @@ class TuneRequest(Output, Jobs, Started, Data):
 
 
 class ConvertRequest(Output, Resumed, Options, Data):
-    """Make the attention of a trained model linear, and show what that costs and gains.
+    """Replace the attention of a trained model, and show what that costs and gains.
+
+    Without --to, several attentions are raced on this machine at this image size. What is at least 5 % faster and loses
+    no more than --max-drop (1 % if not given) replaces softmax in as many layers as that allows; if nothing does, the
+    answer is to keep softmax. Nothing is trained unless --budget is more than 5m.
 
     Each stage reports its accuracy, agreement with the teacher, steps and time. The same command resumes an interrupted
     conversion. DIR/best holds the model for `linvit evaluate`, `predict` and `train`, DIR/report.html the results.
 
     Examples:
 
+        linvit convert runs/teacher --data photos/
+        linvit convert org/name --data photos/ --image-size 448 --budget 30m --out runs/fast
         linvit convert runs/teacher --to performer-relu:m=64,dwc=3 --data cifar10
         linvit convert runs/teacher --to linformer:k=64 --data photos/ --budget 10m --out runs/linear
         linvit convert runs/teacher --to performer-hyp --data cifar10 --max-drop 1% --stages none
+        linvit convert runs/teacher --to agent:n=49 --to linformer:k=64 --data photos/ --max-drop 2%
         linvit convert runs/teacher --to performer-relu:m=64 --data photos/ --image-size 448
         linvit convert org/name --to linformer:k=64 --data photos/ --patch-size 8
     """
@@ -194,10 +201,17 @@ class ConvertRequest(Output, Resumed, Options, Data):
         metavar="MODEL",
     )
     data: Text = option(..., f"Images like those the model is for. {DATA}", metavar="DATA")
-    to: str = option(..., "The attention it gets, or one per layer: a@2+b@4.", metavar="SPEC")
+    to: Annotated[tuple[str, ...], Several] = option(
+        (AUTO,),
+        "The attention it gets, or one per layer: a@2+b@4. Repeatable with --max-drop, which then mixes them. "
+        "[default: chosen by a race]",
+        metavar="SPEC",
+        min_length=1,
+    )
     max_drop: Share | None = option(
         None,
-        "Share of the teacher's accuracy that may be lost, e.g. 1%: as many layers become linear as that allows.",
+        "Share of the teacher's accuracy that may be lost, e.g. 1%: as many layers are replaced as that allows. "
+        "[default without --to: 1%]",
         metavar="SHARE",
         gt=0,
         lt=1,
@@ -208,9 +222,26 @@ class ConvertRequest(Output, Resumed, Options, Data):
     inherit: Inherit = option(
         "all", "What converted layers keep: all weights, all but q and k (not-qk), or the MLP (mlp)."
     )
-    budget: Duration | None = option(None, "Time to train, instead of epochs, e.g. 10m.", metavar="TIME")
+    budget: Duration | None = option(
+        None,
+        "Time to train, instead of epochs, e.g. 10m. Without --to, the first 5m find the attention. [default without "
+        "--to: 5m]",
+        metavar="TIME",
+    )
     patch_size: int | None = option(None, "Side of a patch, other than the model's.", metavar="PIXELS", ge=1)
     options: dict[str, Any] = option(
         {}, "Any other option of the recipe; repeatable.", flag="--set", metavar="KEY=VALUE"
     )
     report: bool = option(True, hidden=True)
+
+    @model_validator(mode="after")
+    def _check_target(self) -> Self:
+        if self.to == (AUTO,):
+            if self.inherit != "all":
+                raise ValueError(f"inherit={self.inherit} needs --to: without it, what is chosen keeps all weights")
+            return self
+        if AUTO in self.to or len(set(self.to)) < len(self.to):
+            raise ValueError(f"--to {' --to '.join(self.to)}: name different attentions, or leave --to out")
+        if len(self.to) > 1 and self.max_drop is None:
+            raise ValueError(f"{len(self.to)} attentions in --to are mixed by --max-drop: give it, or one attention")
+        return self

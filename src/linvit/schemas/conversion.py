@@ -12,18 +12,26 @@ from linvit.schemas.base import Document, Frozen
 from linvit.schemas.experiment import DatasetRef, Source, Start
 
 Inherit = Literal["all", "not-qk", "mlp"]
+AUTO = "auto"  # in place of a spec: the conversion chooses it
+MAX_DROP = 0.01  # of such a conversion, if none is given
+MIN_SPEED = 1.05  # relative to the teacher: what it may choose is at least as fast
+
+
+def fast_enough(speed: float) -> bool:
+    """As a reader sees it, with two decimals."""
+    return round(speed, 2) >= MIN_SPEED
 
 
 class Conversion(Document):
     model_config = Frozen.model_config
     kind = "convert"
-    current_format: ClassVar[int] = 3
+    current_format: ClassVar[int] = 4
 
-    format: int = 3
+    format: int = 4
     data: DatasetRef
     source: Source | None = None
     teacher: Start
-    to: str  # the spec asked for
+    to: tuple[str, ...]  # the specs asked for
     stages: tuple[int, ...]
     inherit: Inherit = "all"
     max_drop: float | None = Field(None, gt=0, lt=1)  # share of the teacher's accuracy
@@ -37,6 +45,11 @@ class Conversion(Document):
     decided_on: str | None = None  # the split whose images guide and decide the search
     request: dict[str, Any] = Field(default_factory=dict)  # what was asked (linvit.requests)
     started: float = 0.0
+
+    @property
+    def auto(self) -> bool:
+        """Whether the conversion chooses the attention."""
+        return self.to == (AUTO,)
 
     def settings(self) -> dict[str, Any]:
         """Steps that follow from a budget are not among them."""

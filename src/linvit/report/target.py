@@ -1,0 +1,235 @@
+"""How a conversion that names no target chose it: what its candidates showed, and why softmax was kept if it was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from linvit.durations import duration
+from linvit.metrics import METRICS, percent
+from linvit.registry import parse_layers
+from linvit.report.result import Cell, Table, last_request
+from linvit.requests import ConvertRequest
+from linvit.schemas.conversion import MIN_SPEED, fast_enough
+
+if TYPE_CHECKING:
+    from linvit.report.conversion import ConversionEvidence
+
+GAIN = f"{100 * (MIN_SPEED - 1):.0f}\N{NO-BREAK SPACE}%"  # that it must be faster
+show_speed, show_accuracy = METRICS["conversion_candidate"].show, METRICS["conversion_accuracy"].show
+
+
+@dataclass(frozen=True)
+class Tried:
+    """An attention in all layers that have softmax."""
+
+    name: str
+    layers: str
+    speed: float | None  # relative to the teacher
+    low: float | None
+    high: float | None
+    accuracy: float | None  # on the images of the search, nothing trained
+    agreement: float | None
+    images: int
+    refused: str  # why it cannot be here
+    pays_from: int | None  # side of images from which on it is fast enough, by forecast
+    doubled: float | None  # its speed at twice the size, by forecast
+    seconds: float | None  # of finding the target there
+    limit: bool  # no attention at all
+
+
+def tried(evidence: ConversionEvidence) -> list[Tried]:
+    """The fastest first."""
+    found = []
+    for r in evidence.of("conversion_candidate"):
+        layers = str(r.tags["model"])
+        here = {"split": "candidates", "model": layers}
+        pays = evidence.of("conversion_pays", model=layers)
+        later: dict[str, Any] = pays[-1].tags if pays else {}
+        accuracy = evidence.of("conversion_accuracy", **here)
+        found.append(
+            Tried(
+                short(layers),
+                layers,
+                None if r.value is None else float(r.value),
+                r.tags.get("low"),  # type: ignore[arg-type]
+                r.tags.get("high"),  # type: ignore[arg-type]
+                accuracy[-1].value if accuracy else None,
+                evidence.value("conversion_agreement", **here),
+                accuracy[-1].n if accuracy else 0,
+                str(r.tags.get("refused") or ""),
+                int(pays[-1].value or 0) if pays else None,
+                later.get("doubled"),
+                later.get("seconds"),
+                bool(r.tags.get("limit")),
+            )
+        )
+    return sorted(found, key=lambda one: -(one.speed or 0.0))
+
+
+def short(layers: str) -> str:
+    """The spec of one layer, if all layers have the same."""
+    parts = {part.partition("@")[0] for part in layers.split("+")}
+    return parts.pop() if len(parts) == 1 else layers
+
+
+def kept(evidence: ConversionEvidence) -> str:
+    """Why the answer is the teacher; empty: it is not."""
+    found = evidence.of("conversion_kept")
+    return str(found[-1].tags.get("why") or "") if found else ""
+
+
+def mixed(evidence: ConversionEvidence) -> list[str]:
+    """The attentions that were mixed with softmax."""
+    found = evidence.of("conversion_target")
+    return str(found[-1].tags.get("kinds") or "").split() if found else []
+
+
+def headline(evidence: ConversionEvidence) -> str:
+    """If softmax was kept."""
+    side, drop = evidence.document.image_size, 100 * (evidence.document.max_drop or 0)
+    if kept(evidence) == "speed":
+        return f"Keep softmax: at {side} px no other attention makes this model {GAIN} faster"
+    within = f"within {drop:g}\N{NO-BREAK SPACE}% of the accuracy"
+    return f"Keep softmax: at {side} px no other attention is {GAIN} faster and {within}"
+
+
+def sentences(evidence: ConversionEvidence) -> list[str]:
+    """If softmax was kept: the figures, and where that would change."""
+    every = tried(evidence)
+    real = [one for one in every if one.speed is not None and not one.limit]
+    found = []
+    if kept(evidence) == "speed":
+        if real:
+            found.append(f"The fastest of {len(real)}, {real[0].name}, is {show_speed(real[0].speed)} as fast.")
+        found += [f"Without any attention it would be {show_speed(one.speed)} as fast." for one in every if one.limit]
+    else:
+        found += _lost(evidence)
+    if at := where(evidence):
+        text = f"By forecast, {at.name} is {GAIN} faster from {at.pays_from} px"
+        text += f", and {at.doubled:.1f}× as fast at {2 * evidence.document.image_size} px" if at.doubled else ""
+        takes = f"finding the target at {at.pays_from} px takes at most about {duration(at.seconds or 0.0)}"
+        found.append(f"{text}; {takes}.")
+    elif kept(evidence) == "speed":
+        found.append("By forecast none would be at up to 4 times the image size.")
+    reached = evidence.teacher
+    found.append(
+        f"The result, best/, is the teacher: right on {show_accuracy(reached.value)} of {reached.n:,} test images."
+    )
+    return found
+
+
+def most_accurate(evidence: ConversionEvidence) -> Tried | None:
+    """Of those that are fast enough."""
+    fast = [one for one in tried(evidence) if fast_enough(one.speed or 0.0) and one.accuracy is not None]
+    return max(fast, key=lambda one: one.accuracy or 0.0, default=None)
+
+
+def _lost(evidence: ConversionEvidence) -> list[str]:
+    """What those lose that are fast enough, and the best mix of them if it was decided on."""
+    had = evidence.value("conversion_accuracy", split="candidates", model=teacher_layers(evidence)) or 0.0
+    best, found = most_accurate(evidence), []
+    if best and had:
+        found.append(
+            f"In all layers, with nothing trained, {best.name} is {show_speed(best.speed)} as fast and keeps "
+            f"{percent((best.accuracy or 0.0) / had)} of the accuracy ({best.images:,} images); training may help."
+        )
+    decided = evidence.of("conversion_drop")
+    if decided:
+        r = min(decided, key=lambda one: float(one.tags["bound"] or 0.0))
+        drop, bound, allowed = (
+            100 * x
+            for x in (
+                float(r.value or 0),
+                float(r.tags["bound"] or 0),
+                (evidence.document.max_drop or 0.0) * float(r.tags["of"] or 0),
+            )
+        )
+        found.append(
+            f"The best mix with softmax lost {drop:.2f} points on {r.n:,} images, at most {bound:.2f} by its upper "
+            f"bound; {allowed:.2f} are allowed."
+        )
+    return found
+
+
+def teacher_layers(evidence: ConversionEvidence) -> str:
+    return str(evidence.teacher.tags["attention"])
+
+
+def where(evidence: ConversionEvidence) -> Tried | None:
+    """Which of them is fast enough at the smallest size, of those that keep half of the accuracy if any does."""
+    later = [one for one in tried(evidence) if one.pays_from]
+    had = evidence.value("conversion_accuracy", split="candidates", model=teacher_layers(evidence)) or 0.0
+    usable = [one for one in later if one.accuracy is None or one.accuracy >= had / 2]
+    return min(usable or later, key=lambda one: (one.pays_from, -(one.doubled or 0.0)), default=None)
+
+
+def suggested(evidence: ConversionEvidence) -> list[str]:
+    """If softmax was kept: the most accurate of those that are fast enough, with training; and the same at the size
+    where another attention is fast enough."""
+    request = last_request([evidence.document.request])
+    if not isinstance(request, ConvertRequest):
+        return []
+    found, at = [], where(evidence)
+    if best := most_accurate(evidence):
+        trained = {"to": (best.name,), "max_drop": evidence.document.max_drop, "stages": (1, 2), "budget": "30m"}
+        found.append(request.replaced(out=None, **trained).command())
+    if at is not None:
+        found.append(request.replaced(image_size=at.pays_from, out=None).command())
+    return found
+
+
+def verdict(evidence: ConversionEvidence, one: Tried) -> Cell:
+    if one.limit:
+        return Cell("limit", look="open")
+    if one.refused:
+        return Cell("not here", (one.refused,), "open")
+    if not fast_enough(one.speed or 0.0):
+        return Cell("too slow", look="warn")
+    chosen = {str(spec) for spec in evidence.layers}
+    if not kept(evidence) and chosen & {str(spec) for spec in parse_layers(one.layers, len(evidence.layers))}:
+        return Cell("chosen", look="good")
+    had = evidence.value("conversion_accuracy", split="candidates", model=teacher_layers(evidence)) or 0.0
+    least = (1 - (evidence.document.max_drop or 0.0)) * had
+    if one.layers in mixed(evidence) and kept(evidence):
+        return Cell("not shown", look="bad")
+    return Cell("not needed", look="open") if (one.accuracy or 0.0) >= least else Cell("loses too much", look="bad")
+
+
+def table(evidence: ConversionEvidence) -> list[Table]:
+    """Of the candidates; none if the target was named."""
+    every = tried(evidence)
+    if not evidence.document.auto or not every:
+        return []
+    teacher = teacher_layers(evidence)
+    base = {"split": "candidates", "model": teacher}
+    accuracy, agreement = (evidence.value(f"conversion_{what}", **base) for what in ("accuracy", "agreement"))
+    rows = [_row("teacher: " + short(teacher), "1.00×", "", accuracy, agreement, None, Cell())]
+    for one in every:
+        name = "no attention" if one.limit else one.name
+        spread = "" if one.low is None or one.high is None else f"{one.low:.2f} to {one.high:.2f}"
+        speed = show_speed(one.speed)
+        rows.append(_row(name, speed, spread, one.accuracy, one.agreement, one.pays_from, verdict(evidence, one)))
+    count = next((one.images for one in every if one.images), 0)
+    note = (
+        "Each attention in all layers that have softmax, with the teacher's weights and nothing trained. Speed: "
+        f"inference of the whole model relative to the teacher, in one race on this machine; {GAIN} faster is required."
+    )
+    if count:
+        note += f" Accuracy and agreement with the teacher: on {count:,} images that guide the search."
+    if any(one.pays_from for one in every):
+        note += f" Fast from: the image size from which on it is {GAIN} faster, by forecast."
+    return [Table.of(rows, ["Verdict"], title="How the target was chosen", note=note, open=True)]
+
+
+def _row(
+    name: str, speed: str, spread: str, accuracy: float | None, agreement: float | None, side: int | None, said: Cell
+) -> dict[str, Cell | str]:
+    return {
+        "Attention": name,
+        "Speed": Cell(speed, (spread,) if spread else ()),
+        "Accuracy, untrained": show_accuracy(accuracy),
+        "Agreement": show_accuracy(agreement),
+        "Fast from": f"{side} px" if side else "",
+        "Verdict": said,
+    }
