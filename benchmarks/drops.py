@@ -92,7 +92,7 @@ def search(best: Path, seed: int, options: argparse.Namespace) -> tuple[int, int
         return [known[mix] for mix in mixes]
 
     least = (1 - WITHIN) * known[(0,) * DEPTH].accuracy
-    mine = [mix for mix, _ in greedy(DEPTH, 1, scores).values()]
+    mine = [mix for mix, _ in greedy(DEPTH, (0, 1), scores).values()]
     return tuple(max(sum(mix) for mix in some if known[mix].accuracy >= least) for some in (mine, every))  # type: ignore[return-value]
 
 
