@@ -25,7 +25,7 @@ FUNCTIONS = {
 def test_it_is_the_algorithm_as_printed(options):
     attention = create_attention(f"literal:m=11,{options}", **SITE).double()
     q, k, v = inputs()
-    matrix = attention.omega
+    matrix = attention.omega.rows
     q_, k_ = (FUNCTIONS[options](torch.einsum("bhsd,fd->bhsf", x / 7**0.5, matrix)) + 1e-6 for x in (q, k))
     z = 1 / (torch.einsum("bhsf,bhf->bhs", q_, k_.sum(2)) + 1e-6)
     out = torch.einsum("bhsf,bhfd->bhsd", q_, torch.einsum("bhsf,bhsd->bhfd", k_, v)) * z[..., None]
@@ -38,7 +38,7 @@ def test_rounded_everywhere_it_is_float16(f):
     """Step by step in real float16, whose products are summed in float32 by the CPU."""
     attention = create_attention(f"literal:f={f},m=11,half=everywhere", **SITE)
     q, k, v = (x.float() for x in inputs())
-    matrix = attention.omega.half()
+    matrix = attention.omega.rows.half()
     half = [FUNCTIONS.get(f"f={f}", F.elu)((x.half() / 7**0.5) @ matrix.t()) + 1e-6 for x in (q, k)]
     total = half[1].float().sum(2, keepdim=True).half()
     z = 1 / (half[0] @ total.mT + 1e-6)

@@ -337,7 +337,7 @@ def test_from_a_folder_of_hugging_face_to_an_export(tmp_path, capsys):
     assert cli.main(["convert", vit, *words, "--out", linear, "--device", "cpu"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["teacher_accuracy"] == before
-    assert result["headline"].startswith("3 of 3 layers linear, ")
+    assert result["headline"].startswith("3 of 3 layers replaced, ")
     assert [row["model"] for row in result["rows"]] == ["teacher", "zero-shot", "stage 1", "stage 2"]
     assert (tmp_path / "linear/report.html").exists()
     assert cli.main(["evaluate", linear, "--json"]) == 0

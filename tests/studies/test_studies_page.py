@@ -164,8 +164,8 @@ def test_the_command_writes_it(home, capsys):
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])
 def test_in_a_browser(home, opened, width, scheme):
     shown = opened(home, width, scheme)
-    shown.locator('.tile[href="#claim-000.1"]').click()
-    assert shown.locator('[id="claim-000.1"]').is_visible()  # one click opens its evidence
+    shown.locator('.tile[href="#claim-000.2"]').click()
+    assert shown.locator('[id="claim-000.2"]').is_visible()  # one click opens its evidence
     shown.evaluate("document.querySelectorAll('details').forEach(each => each.open = true); scrollTo(0, 0)")
     assert shown.evaluate("document.documentElement.scrollWidth") <= width
     assert shown.locator("[data-chart=dots-000-mnist] svg").bounding_box()["width"] > 200

@@ -170,7 +170,7 @@ def test_optimizers_lower_the_loss(name):
         ({"betas": (0.9, 1.0)}, "betas.1=1.0"),
         ({"optimizer": "lion"}, "unknown optimizer 'lion'"),
         ({"learning_rate": 1}, "has no option 'learning_rate'"),
-        ({"steps": 0}, "steps=0"),
+        ({"steps": -1}, "steps=-1"),
     ],
     ids=str,
 )

@@ -20,11 +20,22 @@ from linvit.attention.base import Attention, Switches, register
 from linvit.devices import to_device
 from linvit.kernels.base import positive
 from linvit.kernels.learned import ThetaMixture, ThetaMlp
+from linvit.kernels.projections import Omega
 from linvit.randomness import generator
 from linvit.site import Cost, Site
 
 EPS = 1e-6
 LEARNED = {"mixture": ThetaMixture, "mlp": ThetaMlp}
+
+
+class Orthogonal(Omega):
+    """Rows as `torch.nn.init.orthogonal_` draws them, all of length one."""
+
+    @torch.no_grad()
+    def redraw(self, step: int) -> None:
+        source = generator("literal", *self.key, int(step))
+        rows = nn.init.orthogonal_(torch.empty(self.rows.shape, dtype=torch.float64), generator=source)
+        self.rows.copy_(to_device(rows.to(self.rows.dtype), self.rows.device))
 
 
 @register("literal")
@@ -42,7 +53,6 @@ class AsReported(Attention):
     size_option = "m"
     can_be_causal = False
     why_not_causal = "report 002 has no causal form of it"
-    omega: Tensor
 
     @dataclass(frozen=True, kw_only=True)
     class Options:
@@ -68,12 +78,12 @@ class AsReported(Attention):
         self.options = self.Options(**options)
         self.options.check()
         self.kernel: ThetaMixture | ThetaMlp | None = None
+        self.omega: Orthogonal | None = None
         if self.options.f in LEARNED:
             own = {"eps": EPS} if self.options.f == "mixture" else {"m": self.options.m}
             self.kernel = LEARNED[self.options.f](site, **own)
         else:
-            self.register_buffer("omega", torch.empty(self.options.m, site.head_dim))
-            self.redraw(0)
+            self.omega = Orthogonal(self.options.m, site.head_dim, "orthogonal", "chi", site.seed, site.layer)
         if self.options.half:
             self.precision = "input"
 
@@ -89,12 +99,9 @@ class AsReported(Attention):
         total = 2 * site.heads * site.tokens * (macs + width * d)
         return Cost(parameters, total, 2 * parameters, drawn, drawn, features=width)
 
-    @torch.no_grad()
     def redraw(self, step: int) -> None:
-        if self.kernel is None:
-            source = generator("literal", self.site.seed, self.site.layer, int(step))
-            rows = nn.init.orthogonal_(torch.empty(self.omega.shape, dtype=torch.float64), generator=source)
-            self.omega.copy_(to_device(rows.to(self.omega.dtype), self.omega.device))
+        if self.omega is not None:
+            self.omega.redraw(step)
 
     def kernel_parameters(self) -> list[nn.Parameter]:
         return [] if self.kernel is None else list(self.kernel.parameters())
@@ -110,7 +117,8 @@ class AsReported(Attention):
         x = self.rounded(x / math.sqrt(self.site.head_dim))
         if self.kernel is not None:
             return self.rounded(self.kernel.phi(x))
-        u = self.rounded(x @ self.rounded(self.omega.to(x)).t())
+        assert self.omega is not None
+        u = self.rounded(x @ self.rounded(self.omega.rows.to(x)).t())
         return self.rounded(self.rounded(self._f(u)) + EPS)
 
     def _f(self, u: Tensor) -> Tensor:
