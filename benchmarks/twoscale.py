@@ -25,7 +25,8 @@ from linvit.attention import BASELINE, build_attention
 from linvit.conversion.search import Drop
 from linvit.conversion.student import make_student
 from linvit.conversion.teacher import fit_model
-from linvit.data import normalise
+from linvit.data import Dataset, normalise
+from linvit.data.decode import resized
 from linvit.files import write_atomically
 from linvit.measure.models import model_calls
 from linvit.measure.provenance import cpu_name
@@ -36,7 +37,7 @@ from linvit.site import Site
 from linvit.training.source import open_data
 from linvit.training.start import start_from, stored_of
 
-DATA, LIMIT = "tiny-imagenet:names=wnid", 5000
+DATA = "tiny-imagenet:names=wnid"
 CELLS = {224: 2, 448: 4}  # for accuracy
 SPECS = ("twoscale:cell={}", "twoscale:cell={},far=bands", "twoscale:cell={},far=mean", "twoscale:cell={},reach=1")
 SPEED = ("twoscale", "twoscale:far=bands")
@@ -47,25 +48,27 @@ Row = dict[str, Any]
 
 
 @torch.inference_mode()
-def predictions(model: VisionTransformer, images: Any, mean: Any, std: Any) -> np.ndarray:
+def predictions(model: VisionTransformer, data: Dataset, chosen: np.ndarray) -> np.ndarray:
+    """Classes of these test images, enlarged to the model's size batch by batch."""
     found = []
-    for start in range(0, len(images), 10):
-        pixels, _ = images.batch(slice(start, start + 10))
-        found.append(model(normalise(pixels, mean, std)).argmax(-1).numpy())
-        print(f"\r{start}/{len(images)}", end="", flush=True)
+    for start in range(0, len(chosen), 10):
+        pixels, _ = data.test.batch(chosen[start : start + 10])
+        pixels = torch.from_numpy(resized(pixels.numpy(), model.config.image_size, 3))
+        found.append(model(normalise(pixels, data.mean, data.std)).argmax(-1).numpy())
+        print(f"\r{start}/{len(chosen)}", end="", flush=True)
     return np.concatenate(found)
 
 
 def accuracy(asked: argparse.Namespace) -> list[Row]:
-    limit = None if asked.images >= LIMIT else asked.images
-    data, _ = open_data(DATA, root=asked.data_root, image_size=asked.size, limit=limit, channels=3)
-    teacher = fit_model(stored_of(start_from(asked.model)), data)
+    data, _ = open_data(DATA, root=asked.data_root)
+    teacher = fit_model(stored_of(start_from(asked.model)), data, asked.size)
+    chosen = np.linspace(0, len(data.test) - 1, asked.images).astype(int)
     rows, right, baseline = [], {}, np.empty(0)
     for template in (BASELINE, *SPECS):
         spec = template.format(CELLS[asked.size])
         model = make_student(teacher, spec, "all", 0).eval()
-        guesses = predictions(model, data.test, data.mean, data.std)
-        right[spec] = guesses == data.test.labels
+        guesses = predictions(model, data, chosen)
+        right[spec] = guesses == data.test.labels[chosen]
         baseline = guesses if spec == BASELINE else baseline
         drop, attention = Drop.between(right[BASELINE], right[spec]), model.attentions()[0]
         low, high = drop.interval()
@@ -167,7 +170,7 @@ def main() -> None:
     parser.add_argument("--model", help="a folder or a name of the hub")
     parser.add_argument("--data-root")
     parser.add_argument("--size", type=int, default=224, choices=CELLS)
-    parser.add_argument("--images", type=int, default=LIMIT)
+    parser.add_argument("--images", type=int, default=5000)
     parser.add_argument("--rounds", type=int, default=9)
     asked = parser.parse_args()
     found = {"accuracy": accuracy, "speed": speed}[asked.what](asked)
