@@ -111,7 +111,7 @@ def test_squeezing_keeps_the_whole_image():
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_cropping_keeps_the_shape_of_the_centre(turned):
-    """A disc in the middle stays one, whatever is beside it."""
+    """A disc in the middle stays one, whatever surrounds it."""
     y, x = np.mgrid[:29, :53]
     disc = Image.fromarray(np.where((x - 26) ** 2 + (y - 14) ** 2 < 100, 255, 0).astype(np.uint8))
     pixels = read_image(encoded(disc.transpose(Image.Transpose.TRANSPOSE) if turned else disc, "PNG"), 29, 1)[0]

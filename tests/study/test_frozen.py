@@ -112,7 +112,7 @@ def test_the_images_fit_what_is_left_of_the_budget(budget: float, spent: float) 
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Three kinds of pictures that are told apart by their colour, not squares."""
+    """Three kinds of pictures that differ in colour; they are not square."""
     rng = np.random.default_rng(0)
     for kind in range(3):
         (tmp_path / "photos" / f"kind {kind}").mkdir(parents=True)

@@ -113,7 +113,7 @@ GATED = {"silu": "swiglu", "gelu": "geglu"}
 
 
 class Kind(NamedTuple):
-    """What a Hugging Face model_type says beside its configuration."""
+    """What a Hugging Face model_type implies in addition to its configuration."""
 
     norm_eps: float
     mean_std: tuple
