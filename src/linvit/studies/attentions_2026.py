@@ -59,7 +59,7 @@ def table(suffix: str, what: str, rows: list[Row], rerun: Rerun, data: str = "ci
     )
 
 
-SMALL = Rerun(PATCHES | {"epochs": 100}, cpu=Scale(limit=20_000, options={"epochs": 4}))
+SMALL = Rerun(PATCHES | {"epochs": 100}, cpu=Scale(limit=15_000, options={"epochs": 4}))
 LONGER = Rerun(PATCHES | {"patch_size": 2, "epochs": 100}, cpu=Scale(limit=10_000, options={"epochs": 5}))
 PHOTOS = Rerun(PATCHES | {"epochs": 100}, cpu=Scale(limit=20_000, options={"epochs": 5}))
 
