@@ -148,7 +148,7 @@ def test_findings_come_from_the_data(book):
     assert second.startswith("13 of the 68 published numbers are of models that see an image as one token")
     assert third.startswith("1 of 3 linear attentions train faster than softmax")
     assert "linformer, at 1.20 times" in third
-    assert page.headline(book).startswith("Of 40 claims ")
+    assert page.headline(book).startswith("Of 49 claims ")
     drawn = [found for sheet in book.sheets if (found := page.chart(sheet))]
     assert [found.name for found in drawn] == ["dots-000-mnist"]
     alt.LayerChart.from_dict(drawn[0].page())

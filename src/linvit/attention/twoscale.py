@@ -149,8 +149,10 @@ class TwoScale(Attention):
         kept = _kept(mask, q, missing) if missing or mask is not None else None
         if missing:
             q, k, v = (F.pad(x, (0, 0, 0, missing)) for x in (q, k, v))
-        (first_q, q), *keys_and_values = (x.split([first, x.shape[2] - first], 2) for x in (q, k, v))
-        out = self._image(q, *keys_and_values, kept)
+        (first_q, image_q), first_and_image_k, first_and_image_v = (
+            x.split([first, x.shape[2] - first], 2) for x in (q, k, v)
+        )
+        out = self._image(image_q, first_and_image_k, first_and_image_v, kept)
         if first:
             out = torch.cat([softmax_attention(first_q, k, v, kept), out], 2)
         out = out[:, :, :n]

@@ -8,11 +8,13 @@ all rows; `bare` has the attention alone, `extras` gives every row the same conv
 from __future__ import annotations
 
 from linvit.studies.declaration import Published, PublishedStudy, Rerun, Row, Scale, register
+from linvit.studies.hypotheses import Claim, better
+from linvit.studies.results import Ref
 
 EXTRAS = "dwc=3,gate=silu,cpe=3"
 PATCHES = {"stem": "patch", "patch_size": 4, "dim": 64, "depth": 4, "heads": 4, "mlp_dim": 128}
 
-# name → its spec here, and what its authors report of it: ImageNet-1k, and what else is in that model
+# name → its spec here, and what its authors report of it: top-1 on ImageNet-1k, and what else is in that model
 ATTENTIONS = {
     "softmax": ("softmax", "DeiT-T 72.2 %, DeiT-S 79.8 %."),
     "window": ("window:size=3", ""),
@@ -68,4 +70,23 @@ register(
     table("extras", f"each with {EXTRAS}, CIFAR-10, 64 tokens", rows(tuple(ATTENTIONS), EXTRAS), SMALL),
     table("256", f"each with {EXTRAS}, CIFAR-10, 256 tokens", rows(BEST, EXTRAS), LONGER),
     table("tiny", f"each with {EXTRAS}, Tiny ImageNet, 256 tokens", rows(BEST, EXTRAS), PHOTOS, "tiny-imagenet"),
+)
+
+
+def claim(name: str, than: str = "softmax") -> Claim:
+    """That an attention is more accurate than another, alone and where both have the same extras."""
+    columns = {"bare": "alone", "extras": f"with {EXTRAS} in both"}
+    return Claim(
+        f"2026.{name}",
+        f"{name} is more accurate than {than}.",
+        f"CIFAR-10, 64 tokens, the same model and number of parameters: {' and '.join(columns.values())}.",
+        [better(Ref(f"attentions-2026-{suffix}", name), Ref(f"attentions-2026-{suffix}", than)) for suffix in columns],
+        own=ATTENTIONS[name][1].rstrip("."),
+    )
+
+
+MADE_FOR_VISION = ("inline", "mala", "agent", "mhla", "rala", "vit3")  # said to be more accurate than softmax
+CLAIMS = (
+    *(claim(name) for name in MADE_FOR_VISION),
+    *(claim(name, "performer-relu") for name in ("focused", "pola", "nala")),
 )

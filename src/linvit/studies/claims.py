@@ -13,6 +13,7 @@ import torch
 from linvit.attention import CONTROL, create_attention
 from linvit.measure.angle import ratio
 from linvit.records import Record
+from linvit.studies import attentions_2026
 from linvit.studies.hypotheses import (
     Claim,
     Part,
@@ -509,4 +510,5 @@ CLAIMS = (
         "With 36 layers and without clipping, as in the paper: some of three seeds or more diverges.",
         [explodes(Ref("paper-fig18", "Linear Transformer"))],
     ),
+    *attentions_2026.CLAIMS,
 )

@@ -129,9 +129,11 @@ class Declaration:
 
     @property
     def report(self) -> str:
-        """The report it is from, 004 for the paper; empty for a study of another origin."""
+        """The report it is from: 000 to 003, 004 for the paper, 2026 for the attentions made for vision; empty for a
+        study of another origin."""
         start = self.name.partition("-")[0]
-        return "004" if start == "paper" else start if re.fullmatch(r"00\d", start) else ""
+        named = {"paper": "004", "attentions": "2026"}
+        return named.get(start, start if re.fullmatch(r"00\d", start) else "")
 
     def reduction(self, scale: str) -> str:
         """What is smaller than at scale full, or in the report."""
