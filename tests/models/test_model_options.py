@@ -22,6 +22,7 @@ from linvit.models import (
     model_config,
     without_effect,
 )
+from linvit.requests import CompareRequest
 
 SMALL = {"image_size": 12, "classes": 5, "dim": 12, "depth": 2, "heads": 3, "mlp_dim": 7}
 IMAGES = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))
@@ -205,6 +206,7 @@ def test_a_size_gives_way_to_the_stem():
 def test_a_trunk_of_one_width_needs_no_comma():
     small = {"stem": "conv", "pools": 0, "image_size": 8, "classes": 3}
     assert model_config(**small, trunk="5").trunk == model_config(**small, trunk=5).trunk == (5,)
+    assert CompareRequest.of(data="digits", options={"trunk": "5"}).options["trunk"] == (5,)
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from linvit.errors import choices
 from linvit.registry import parse, parse_layers
@@ -38,6 +38,11 @@ BLOCK_OPTIONS = (
 DATA_OPTIONS = ("image_size", "channels", "classes")  # taken from the data, never set by a user
 
 
+def _several(value: Any) -> Any:
+    """A single width is a list of one."""
+    return [value] if isinstance(value, (int, str)) else value
+
+
 class ModelConfig(Frozen):
     """A vision transformer. Whether its attention exists and fits is checked by `linvit.models.model_config`."""
 
@@ -51,7 +56,9 @@ class ModelConfig(Frozen):
     crop: bool | None = Field(
         None, description="Leave out the last rows and columns that fill no patch, of stem=patch."
     )
-    trunk: tuple[PositiveInt, ...] | None = Field(None, min_length=1, description="Widths of a convolutional stem.")
+    trunk: Annotated[tuple[PositiveInt, ...] | None, BeforeValidator(_several)] = Field(
+        None, min_length=1, description="Widths of a convolutional stem."
+    )
     pools: int | None = Field(None, ge=0, description="Max-pools of a conv or length-one stem.")
     activation: str = Field("relu", description="Of a convolutional stem: relu, gelu, elu or elu:alpha=0.5.")
     levels: int | None = Field(None, ge=2, le=256, description="Values per channel of a next-pixel model.")
@@ -88,11 +95,6 @@ class ModelConfig(Frozen):
     drop_path: float = Field(0.0, ge=0, lt=1, description="Stochastic depth of the last block.")
     head: Literal["linear", "wide"] = Field("linear", description="The classifier: linear, or an MLP 2048-1024.")
     seed: int = Field(0, ge=0, description="Seed of the initial weights and random features.")
-
-    @field_validator("trunk", mode="before")
-    @classmethod
-    def _of_one_width(cls, value: Any) -> Any:
-        return [value] if isinstance(value, (int, str)) else value
 
     @property
     def widths(self) -> tuple[int, ...]:
