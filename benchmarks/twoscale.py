@@ -3,11 +3,13 @@
     python benchmarks/twoscale.py accuracy --model deit-tiny --out docs/benchmarks             # 15 minutes of one core
     python benchmarks/twoscale.py accuracy --model deit-tiny --size 448 --images 1000 --out docs/benchmarks
     python benchmarks/twoscale.py speed --out docs/benchmarks                                  # some minutes, two cores
+    python benchmarks/twoscale.py cells                                                        # a minute, one thread
 
 accuracy: test images of Tiny ImageNet (64 pixels, enlarged), of which the model's head keeps the rows of the classes
 that are there; nothing is trained, all layers have the attention. speed: DeiT-Tiny's shape with random weights, and the
-attention alone, each against PyTorch's fused softmax in one race. Writes twoscale.md, and what it is made of,
-twoscale.json, to which every call adds.
+attention alone, each against PyTorch's fused softmax in one race. Both write twoscale.md, and what it is made of,
+twoscale.json, to which every call adds. cells: the time beyond that of the scores, for each side of a cell, in keys of
+fused softmax; the constants of `cell=auto` are chosen from it.
 """
 
 from __future__ import annotations
@@ -116,6 +118,20 @@ def speed(asked: argparse.Namespace) -> list[Row]:
     return rows
 
 
+def cells(asked: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    for side in (20, 24, 28, 32, 42, 64):
+        site, x = Site(3, 64, side**2 + 1, (side, side), 1), [torch.randn(2, 3, side**2 + 1, 64) for _ in "qkv"]
+        specs = [BASELINE, *(f"twoscale:cell={cell}" for cell in range(3, 9))]
+        made = {spec: build_attention(spec, site) for spec in specs}
+        calls = {(spec, "inference"): partial(forward, attention, x) for spec, attention in made.items()}
+        times = race(calls, device=torch.device("cpu"), rounds=asked.rounds)
+        for spec in specs[1:]:
+            faster = quartiles(times.ratios((BASELINE, "inference"), (spec, "inference"), by="wall"))[1]
+            extra = side**2 / faster - made[spec].cut.scores()
+            print(f"{side} × {side} tokens, {spec}: {faster:.2f} times as fast, {extra:.0f} keys beyond its scores")
+
+
 def forward(attention: torch.nn.Module, x: list[torch.Tensor]) -> None:
     with torch.inference_mode():
         attention(*x)
@@ -165,7 +181,7 @@ def page(rows: list[Row]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["accuracy", "speed"])
+    parser.add_argument("what", choices=["accuracy", "speed", "cells"])
     parser.add_argument("--out", type=Path, default=Path("."))
     parser.add_argument("--model", help="a folder or a name of the hub")
     parser.add_argument("--data-root")
@@ -173,6 +189,8 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=5000)
     parser.add_argument("--rounds", type=int, default=9)
     asked = parser.parse_args()
+    if asked.what == "cells":
+        return cells(asked)
     found = {"accuracy": accuracy, "speed": speed}[asked.what](asked)
     where = {"cpu": cpu_name(), "torch": torch.__version__, "commit": commit()}
     asked.out.mkdir(parents=True, exist_ok=True)

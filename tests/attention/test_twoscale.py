@@ -71,23 +71,23 @@ def oracle(attention: TwoScale, q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -
     for j, (row, column) in place.items():
         if keep[j]:
             cells.setdefault((row // side, column // side), []).append(j)
-    bands: dict[range, list[int]] = {}  # rows seen → kept queries that see them
+    bands: dict[int, list[int]] = {}  # band → its kept queries
     for i, (row, _) in place.items():
-        bands.setdefault(rows_seen(row, rows, side, reach), []).extend([i] * bool(keep[i]))
+        bands.setdefault(row // side, []).extend([i] * bool(keep[i]))
     none = torch.zeros(1, HEAD_DIM).double()
     if attention.far != "bands":
         every = [i for own in bands.values() for i in own]
         bands = dict.fromkeys(bands, every)
     far = {
-        seen: {c: summary(k[at], v[at], q[own] if own else none, attention.far != "mean") for c, at in cells.items()}
-        for seen, own in bands.items()
+        band: {c: summary(k[at], v[at], q[own] if own else none, attention.far != "mean") for c, at in cells.items()}
+        for band, own in bands.items()
     }
     out = []
     for i in range(len(q)):
         seen = rows_seen(place[i][0], rows, side, reach) if i >= first else range(rows)
         exact = [j for j in range(len(q)) if keep[j] and (j < first or place[j][0] in seen)]
         scores, values = [k[exact] @ q[i]], [v[exact]]
-        for (down, _), (key, value, bias) in far[seen].items() if i >= first else ():
+        for (down, _), (key, value, bias) in far[place[i][0] // side].items() if i >= first else ():
             if down * side not in seen:
                 scores.append((key @ q[i] + bias)[None])
                 values.append(value[None])
@@ -166,7 +166,8 @@ def test_cells_are_chosen_from_the_grid():
     """Softmax on a small grid; larger cells on a larger one, by which keys grow more slowly than tokens."""
     cuts = [made("twoscale", (n, n)).cut for n in (8, 14, 28, 42, 64, 128)]
     assert [cut.exact for cut in cuts] == [True, True, False, False, False, False]
-    assert [cut.side for cut in cuts] == sorted(cut.side for cut in cuts)
+    shares = [cut.keys() / (cut.rows * cut.columns) for cut in cuts[1:]]
+    assert shares == sorted(shares, reverse=True)
     assert cuts[-1].keys() < 128**2 / 12
     assert Cut(14, 14, 2, 0).keys() == 2 * 14 + 6 * 7
     assert Cut(28, 28, 4, 0).keys() == 4 * 28 + 6 * 7

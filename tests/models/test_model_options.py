@@ -202,6 +202,11 @@ def test_a_size_gives_way_to_the_stem():
     assert config.mlp_dim == SIZES["000-torch-mnist"]["mlp_dim"]
 
 
+def test_a_trunk_of_one_width_needs_no_comma():
+    small = {"stem": "conv", "pools": 0, "image_size": 8, "classes": 3}
+    assert model_config(**small, trunk="5").trunk == model_config(**small, trunk=5).trunk == (5,)
+
+
 @pytest.mark.parametrize(
     "options", [{"stem": "conv", "trunk": (3, 4)}, {"stem": "pixel"}, {"depth": 0}, {"depth": 1}], ids=str
 )

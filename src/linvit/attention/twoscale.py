@@ -15,15 +15,15 @@ and `far=tangent` replaces it by its tangent at the mean query q̄ plus the mean
 the log of the number of tokens. Each is exact where all keys of a cell are equal, does not change when one vector is
 added to all keys, and has rows that sum to one.
 
-A band is a run of tokens, so that its keys are joined with those of the cells above and below by copying, and each band
-is one call of fused softmax attention with a bias for each key.
+A band is a run of tokens, so that its keys are joined with those of the cells by copying, and all bands are one call of
+fused softmax attention with a bias for each key.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -35,21 +35,11 @@ from linvit.kernels.base import positive, tracing
 from linvit.site import Cost, Site
 
 LOWEST = -1e30  # bias of a dropped key: its weight is zero, and differences are not NaN
-# The time of a band, and the fixed time of an image, in keys of fused softmax: fitted to forward passes on 14 × 14 to
-# 42 × 42 tokens (AMD EPYC, one thread). `cell=auto` minimises this forecast; softmax has neither cost.
-BAND_KEYS, FIXED_KEYS = 10, 180
+# The time of what softmax does not have to do, in keys of fused softmax: of summaries and copies, and of padding if a
+# side does not divide the grid. `cell=auto` minimises this forecast. `benchmarks/twoscale.py cells` measures them: 240
+# to 480, and 200 to 300 more with padding, from 20 × 20 to 64 × 64 tokens on an Intel Xeon, one thread.
+SUMMARY_KEYS, PADDING_KEYS = 300, 200
 SIDES = range(2, 33)  # of a cell, that cell=auto chooses from
-
-
-class Band(NamedTuple):
-    """Queries of rows [first, last) see rows [start, end) exactly, which are those of the cells [above, below)."""
-
-    first: int
-    last: int
-    start: int
-    end: int
-    above: int
-    below: int
 
 
 class Cut(NamedTuple):
@@ -73,23 +63,31 @@ class Cut(NamedTuple):
         """Whether no cell is summarised, or each is a single token."""
         return self.side == 1 or self.down <= 2 * self.reach + 1
 
-    def bands(self) -> Iterator[Band]:
-        """At the edges of the grid, several bands of queries see the same rows."""
-        c, first = self.side, 0
-        for above in range(self.down - 2 * self.reach):
-            below, last = above + 2 * self.reach + 1, above + self.reach + 1
-            last = self.rows if below == self.down else last * c
-            yield Band(first, last, above * c, min(below * c, self.rows), above, below)
-            first = last
+    def seen(self, band: int) -> range:
+        """The bands that the queries of a band see exactly: at an edge as many as elsewhere."""
+        first = min(max(band - self.reach, 0), self.down - 2 * self.reach - 1)
+        return range(first, first + 2 * self.reach + 1)
 
     def keys(self) -> float:
         """Of an image token, on average, without the prefix."""
-        found = ((b.last - b.first) * self._keys(b) for b in self.bands())
-        return self.rows * self.columns if self.exact else sum(found) / self.rows
+        if self.exact:
+            return self.rows * self.columns
+        far, found = (self.down - 2 * self.reach - 1) * self.across, 0
+        for band in range(self.down):
+            near = sum(self._height(other) for other in self.seen(band)) * self.columns
+            found += self._height(band) * (near + far)
+        return found / self.rows
 
-    def _keys(self, band: Band) -> int:
-        cells = self.down - (band.below - band.above)
-        return (band.end - band.start) * self.columns + cells * self.across
+    def _height(self, band: int) -> int:
+        return min(self.side, self.rows - band * self.side)
+
+    def scores(self) -> float:
+        """Of an image token, those that are computed: for its keys, for the summaries of what it sees exactly, which
+        are dropped, and for tokens beyond the edge of the grid."""
+        if self.exact:
+            return self.rows * self.columns
+        keys = (2 * self.reach + 1) * self.side * self.columns + self.down * self.across
+        return keys * self.down * self.side / self.rows
 
 
 @register("twoscale")
@@ -106,6 +104,7 @@ class TwoScale(Attention):
     linear = False
     can_be_causal = False
     why_not_causal = "a cell has later tokens in it"
+    near: Tensor
     without_effect = {"exact_cls": "prefix tokens see all tokens already"}  # noqa: RUF012
 
     def __init__(
@@ -121,6 +120,11 @@ class TwoScale(Attention):
         if site.grid is None:
             raise ValueError("cells are squares of image tokens: give grid=(rows, columns)")
         self.cut, self.far = _cut(site.grid, cell, reach), far
+        if not self.cut.exact:
+            bands = range(self.cut.down)
+            near = torch.tensor([[band in self.cut.seen(own) for band in bands] for own in bands])
+            # (bands, cells, 1): whether the queries of a band see the tokens of a cell
+            self.register_buffer("near", near.repeat_interleave(self.cut.across, 1)[..., None], persistent=False)
 
     @classmethod
     def own_cost(
@@ -130,90 +134,96 @@ class TwoScale(Attention):
         image, d = site.tokens - site.prefix, site.head_dim
         side = max(1, round(math.sqrt(image)))
         cut = _cut(site.grid or (side, side), cell, reach)
-        keys = image * cut.keys() / (cut.rows * cut.columns)
-        pairs = image * (keys + site.prefix) + site.prefix * site.tokens
-        for_bands = cut.down - 2 * reach if far == "bands" else 1
-        summaries = 0 if cut.exact else 4 * image * for_bands
+        scores = image * cut.scores() / (cut.rows * cut.columns)
+        pairs = image * (scores + site.prefix) + site.prefix * site.tokens
+        summaries = 0 if cut.exact else 4 * image * (cut.down if far == "bands" else 1)
         return Cost(macs=round((2 * pairs + summaries) * d * site.heads))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         cut, first, n = self.cut, self.site.prefix, q.shape[2]
-        places = cut.rows * cut.columns
-        if n - first > places:
+        if n - first > cut.rows * cut.columns:
             raise ValueError(f"{n} tokens do not fit grid={self.site.grid} with prefix={first}")
         if cut.exact:
             return softmax_attention(q, k, v, mask)
-        kept = None if mask is None and n - first == places else _kept(mask, q, first + places - n)
-        own = [softmax_attention(q[:, :, :first], k, v, mask)] if first else []
-        if missing := first + places - n:
+        missing = first + cut.down * cut.side * cut.columns - n
+        kept = _kept(mask, q, missing) if missing or mask is not None else None
+        if missing:
             q, k, v = (F.pad(x, (0, 0, 0, missing)) for x in (q, k, v))
-        out = torch.cat([*own, *self._image(q, k, v, kept)], 2)[:, :, :n]
+        (first_q, q), *keys_and_values = (x.split([first, x.shape[2] - first], 2) for x in (q, k, v))
+        out = self._image(q, *keys_and_values, kept)
+        if first:
+            out = torch.cat([softmax_attention(first_q, k, v, kept), out], 2)
+        out = out[:, :, :n]
         return out if mask is None else torch.where(mask.any(1)[:, None, None, None], out, 0.0)
 
-    def _image(self, q: Tensor, k: Tensor, v: Tensor, kept: Tensor | None) -> Iterator[Tensor]:
-        """The outputs of each band of queries."""
-        cut, prefix = self.cut, self.site.prefix
-        q, (first_k, k), (first_v, v) = q[:, :, prefix:], *((x[:, :, :prefix], x[:, :, prefix:]) for x in (k, v))
-        bias = None if kept is None else torch.where(kept, 0.0, LOWEST)[:, None]  # (B, 1, prefix + tokens)
-        keys, values, far_bias = self._far(q, k, v, None if kept is None else kept[:, None, prefix:, None])
-        near = q.new_zeros(1, 1, 1, dtype=far_bias.dtype) if bias is None else bias.to(far_bias)
-        near = near.expand(*q.shape[:2], prefix + k.shape[2])
-        for i, band in enumerate(cut.bands()):
-            far_k, far_v, far = (x[:, :, min(i, x.shape[2] - 1)] for x in (keys, values, far_bias))
-            above, below = slice(0, band.above * cut.across), slice(band.below * cut.across, None)
-            rows, queries = (slice(a * cut.columns, b * cut.columns) for a, b in (band[2:4], band[:2]))
-            joined_k = torch.cat([first_k, far_k[:, :, above], k[:, :, rows], far_k[:, :, below]], 2)
-            joined_v = torch.cat([first_v, far_v[:, :, above], v[:, :, rows], far_v[:, :, below]], 2)
-            parts = near[..., :prefix], far[..., above], near[..., prefix:][..., rows], far[..., below]
-            yield _biased(q[:, :, queries], joined_k, joined_v, torch.cat(parts, -1)[:, :, None])
+    def _image(self, q: Tensor, k: Sequence[Tensor], v: Sequence[Tensor], kept: Tensor | None) -> Tensor:
+        """The outputs of the image's tokens: bands are heads of one call of fused attention. k and v: of the prefix,
+        and of the image."""
+        far_k, far_v, bias = self._far(q, k[1], v[1], kept)
+        tokens = [bias.new_zeros(1, 1, x.shape[2], 1) for x in k]
+        if kept is not None:
+            of_kept = torch.where(kept, 0.0, LOWEST).to(bias)[:, None, :, None]
+            tokens = of_kept.split([x.shape[2] for x in k], 2)
+        bias = self._joined(tokens, torch.where(self.near, LOWEST, bias)).squeeze(-1)
+        keys, values = self._joined(k, far_k).flatten(1, 2), self._joined(v, far_v).flatten(1, 2)
+        q = q.unflatten(2, (self.cut.down, -1)).flatten(1, 2)
+        learned = slice(k[0].shape[2], k[0].shape[2] + far_k.shape[3])
+        out = _biased(q, keys, values, bias.flatten(1, 2)[:, :, None], learned)
+        return out.unflatten(1, (-1, self.cut.down)).flatten(2, 3)
+
+    def _joined(self, tokens: Sequence[Tensor], far: Tensor) -> Tensor:
+        """What the queries of each band see: the prefix (B, H, prefix, e), all cells (B, H, bands or 1, cells, e) and
+        the image's tokens near (B, H, tokens, e) → (B, H, bands, keys, e)."""
+        prefix, image = tokens
+        bands = image.unflatten(2, (self.cut.down, -1))
+        if self.cut.reach:
+            seen = [self.cut.seen(band) for band in range(self.cut.down)]
+            bands = torch.stack([bands[:, :, s.start : s.stop].flatten(2, 3) for s in seen], 2)
+        each = *far.shape[:2], self.cut.down, -1, -1
+        return torch.cat([x.expand(each) for x in (prefix[:, :, None], far, bands)], 3)
 
     def _far(self, q: Tensor, k: Tensor, v: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys and values of the cells, (B, H, bands, cells, d), and biases, (B, H, bands, cells), for each band or one
-        for all. kept: (B, 1, tokens, 1)."""
-        dtype, wide, d = v.dtype, k.dtype if k.dtype in PRECISE else torch.float32, k.shape[-1]
-        kept = torch.ones(1, 1, k.shape[2], 1, device=k.device, dtype=wide) if kept is None else kept.to(wide)
+        """Keys and values of the cells, (B, H, bands, cells, d), and biases, (B, H, bands, cells, 1), for each band or
+        one for all, from the image's tokens. kept: (B, prefix + tokens)."""
+        dtype, wide = v.dtype, k.dtype if k.dtype in PRECISE else torch.float32
+        if kept is None:
+            kept = torch.ones(1, 1, k.shape[2], 1, device=k.device, dtype=wide)
+        else:
+            kept = kept[:, None, self.site.prefix :, None].to(wide)
         dropped = torch.where(self._cells(kept) > 0, 0.0, LOWEST).to(wide)
-        cells = self._cells(k, v).to(wide)  # (B, H, cells, c², d + d)
+        keys, values = (self._cells(x).to(wide) for x in (k, v))
         mean, spread = self._queries(q.to(wide), kept)
 
         def products(x: Tensor, of_bands: Tensor) -> Tensor:  # (B, H, cells, c², bands)
             return (x.flatten(2, 3) @ of_bands.transpose(2, 3)).unflatten(2, x.shape[2:4])
 
-        keys = cells[..., :d]
         scores = products(keys, mean)
         total = (scores + dropped).logsumexp(3, keepdim=True)
         share = (scores + dropped - total).exp()
-        far = share.transpose(3, 4) @ cells  # (B, H, cells, bands, d + d)
+        far_k, far_v = (share.transpose(3, 4) @ x for x in (keys, values))  # (B, H, cells, bands, d)
         second = (share * (products(keys * keys, spread) / 2 - scores)).sum(3)
-        bias = total.squeeze(3) + second - (far[..., :d].square() * (spread / 2)[:, :, None]).sum(-1)
-        far, bias = far.to(dtype).transpose(2, 3), bias.clamp_min(LOWEST).transpose(2, 3)
-        return far[..., :d], far[..., d:], bias
+        bias = total.squeeze(3) + second - (far_k.square() * (spread / 2)[:, :, None]).sum(-1)
+        far_k, far_v, bias = (x.transpose(2, 3) for x in (far_k, far_v, bias.clamp_min(LOWEST)[..., None]))
+        return far_k.to(dtype), far_v.to(dtype), bias
 
     def _queries(self, q: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of q/√d, of all queries or in each band, (B, H, bands, d); dropped queries are zero."""
         if self.far == "mean":
             zero = q.new_zeros(*q.shape[:2], 1, q.shape[3])
             return zero, zero
-        bands = self.cut.bands() if self.far == "bands" else [Band(0, self.cut.rows, 0, 0, 0, 0)]
-        means, spreads = [], []
-        for band in bands:
-            rows = slice(band.first * self.cut.columns, band.last * self.cut.columns)
-            x, count = q[:, :, rows] * q.shape[-1] ** -0.5, kept[:, :, rows].sum(2, keepdim=True).clamp_min(1)
-            means.append(x.sum(2, keepdim=True) / count)
-            spreads.append((x * x).sum(2, keepdim=True) / count - means[-1].square())
-        return torch.cat(means, 2), torch.cat(spreads, 2)
+        q, kept = (x.unflatten(2, (self.cut.down if self.far == "bands" else 1, -1)) for x in (q, kept))
+        x, count = q * q.shape[-1] ** -0.5, kept.sum(3).clamp_min(1)
+        mean = x.sum(3) / count
+        return mean, (x * x).sum(3) / count - mean.square()
 
-    def _cells(self, *tensors: Tensor) -> Tensor:
-        """Image tokens (B, H, rows·columns, e) of each → side by side, (B, H, cells, tokens of one, sum of e), zero
-        where there is none."""
-        rows, columns, side, _ = cut = self.cut
-        found = []
-        for x in tensors:
-            x = x.unflatten(2, (rows, columns))
-            if (cut.down * side, cut.across * side) != (rows, columns):
-                x = F.pad(x, (0, 0, 0, cut.across * side - columns, 0, cut.down * side - rows))
-            found.append(x.unflatten(3, (-1, side)).unflatten(2, (-1, side)).transpose(3, 4))
-        return torch.cat(found, -1).flatten(4, 5).flatten(2, 3)
+    def _cells(self, x: Tensor) -> Tensor:
+        """Image tokens (B, H, tokens, e) → (B, H, cells, tokens of one, e), zero where there is none."""
+        cut = self.cut
+        x = x.unflatten(2, (-1, cut.columns))
+        if missing := -cut.columns % cut.side:
+            x = F.pad(x, (0, 0, 0, missing))
+        cells = x.unflatten(3, (-1, cut.side)).unflatten(2, (-1, cut.side)).transpose(3, 4)
+        return cells.flatten(4, 5).flatten(2, 3)
 
 
 def _cut(grid: tuple[int, int], cell: int | Literal["auto"], reach: int) -> Cut:
@@ -223,7 +233,8 @@ def _cut(grid: tuple[int, int], cell: int | Literal["auto"], reach: int) -> Cut:
         return Cut(*grid, cell, reach)
 
     def time(cut: Cut) -> float:
-        return cut.keys() + (0 if cut.exact else BAND_KEYS * cut.down + FIXED_KEYS)
+        padded = cut.rows % cut.side or cut.columns % cut.side
+        return cut.scores() + (0 if cut.exact else SUMMARY_KEYS + (PADDING_KEYS if padded else 0))
 
     return min((Cut(*grid, side, reach) for side in (1, *SIDES)), key=time)
 
@@ -234,12 +245,35 @@ def _kept(mask: Tensor | None, q: Tensor, missing: int) -> Tensor:
     return F.pad(kept, (0, missing), value=False)
 
 
-def _biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    """softmax(q kᵀ/√d + bias) v with a bias for each key, (B, H, 1, keys)."""
-    if bias.requires_grad and q.device.type == "cpu" and not (tracing() or transformed()):
-        # The fused kernel has no gradient of a mask: one more channel of k holds the bias, where q has √d.
-        scale = q.shape[-1] ** -0.5
-        q = torch.cat([q, q.new_full((), 1 / scale).expand(*q.shape[:-1], 1)], -1)
-        k = torch.cat([k, bias.to(k).transpose(2, 3)], -1)
-        return F.scaled_dot_product_attention(q, k, F.pad(v, (0, 1)), scale=scale)[..., :-1]
+def _biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, learned: slice) -> Tensor:
+    """softmax(q kᵀ/√d + bias) v with a bias for each key, (B, H, 1, keys), of which only `learned` has a gradient."""
+    fused = q.device.type == "cpu" and v.shape[-1] == q.shape[-1] and not (tracing() or transformed())
+    if bias.requires_grad and fused:
+        return _BiasedAttention.apply(q, k, v, bias, learned)  # type: ignore[return-value]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q).expand(-1, -1, q.shape[2], -1))
+
+
+class _BiasedAttention(torch.autograd.Function):
+    """Fused attention on a CPU, whose own backward pass has no gradient of a bias."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, learned: slice) -> Tensor:  # type: ignore[override]
+        mask = bias.expand(-1, -1, q.shape[2], -1)
+        out, total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=mask)
+        ctx.save_for_backward(q, k, v, bias, out, total)
+        ctx.learned = learned
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        q, k, v, bias, out, total = ctx.saved_tensors
+        of_qkv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            gradient, q, k, v, out, total, 0.0, False, attn_mask=bias.expand(-1, -1, q.shape[2], -1)
+        )
+        k, v, bias = k[:, :, ctx.learned], v[:, :, ctx.learned], bias[..., ctx.learned]
+        log_weights = q @ k.mT * q.shape[-1] ** -0.5 + (bias - total[..., None])
+        change = gradient @ v.mT - (gradient * out).sum(-1, keepdim=True)
+        of_bias = torch.zeros_like(ctx.saved_tensors[3])
+        of_bias[..., ctx.learned] = (log_weights.exp_() * change).sum(2, keepdim=True)
+        return *of_qkv, of_bias, None

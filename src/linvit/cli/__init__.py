@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from linvit.errors import choices
+from linvit.machine import keep_freed_memory
 from linvit.signals import REQUEUE, Evicted
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def main(args: Sequence[str] | None = None) -> int:
     interrupted, 75 when evicted."""
     words = [*(sys.argv[1:] if args is None else args)]
     request = None
+    keep_freed_memory()
     try:
         with _heeding_schedulers():
             if not words or words[0] in ("-h", "--help"):

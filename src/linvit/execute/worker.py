@@ -15,6 +15,7 @@ import time
 from typing import Any
 
 from linvit.execute.work import DatasetCache, StopWork, perform, thinned
+from linvit.machine import keep_freed_memory
 from linvit.signals import REQUEUE
 from linvit.training.events import Event, Validated, to_json
 
@@ -62,6 +63,7 @@ class Caller:
 
 def main() -> None:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a scheduler's warning, which the caller handles
+    keep_freed_memory()
     caller, datasets = Caller(), DatasetCache()
     while (line := caller.receive()) is not None:
         caller.busy.set()

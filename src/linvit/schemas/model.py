@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from linvit.errors import choices
 from linvit.registry import parse, parse_layers
@@ -88,6 +88,11 @@ class ModelConfig(Frozen):
     drop_path: float = Field(0.0, ge=0, lt=1, description="Stochastic depth of the last block.")
     head: Literal["linear", "wide"] = Field("linear", description="The classifier: linear, or an MLP 2048-1024.")
     seed: int = Field(0, ge=0, description="Seed of the initial weights and random features.")
+
+    @field_validator("trunk", mode="before")
+    @classmethod
+    def _of_one_width(cls, value: Any) -> Any:
+        return [value] if isinstance(value, (int, str)) else value
 
     @property
     def widths(self) -> tuple[int, ...]:
