@@ -119,7 +119,8 @@ TABLE = (
     *(Metric(f"macro_{name}", "fraction", MODEL, f"{name}, its mean over classes, of folds: each image when held out",
              1, column=f"macro_{name}") for name in ("precision", "recall", "f1")),
     Metric("confusion", "", MODEL, "test images by true (row) and predicted class", artefact='JSON {"matrix": [[…]]}'),
-    Metric("predictions", "", MODEL, "the predicted class of each test image", artefact=".npz: predicted, labels"),
+    Metric("predictions", "", MODEL, "the predicted class of each test image", artefact=".npz: predicted, labels; or, "
+           "published, right in packed bits, labels"),
     Metric("learning_curve", "", RUN, "losses and accuracies by step", artefact="log.jsonl, a line per validation"),
     Metric("learned_parameter", "", (*RUN, "layer", "name"), "a number that an attention learned, after the last step"),
     Metric("diverged", "step", RUN, "the step at which a number was not finite", also=("layer",)),

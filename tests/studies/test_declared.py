@@ -12,6 +12,7 @@ from linvit.pipeline.design import DataShape, resolve
 from linvit.registry import parse
 from linvit.studies import STUDIES, Figure, NotReproducible, PublishedStudy
 from linvit.studies.declaration import COLUMNS, SCALES, all_published, register, studies_in_order
+from linvit.training import defaults
 
 SHIPPED = [study for _, study in STUDIES.items()]
 TABLES = [study for study in SHIPPED if isinstance(study, PublishedStudy)]
@@ -157,7 +158,8 @@ def test_rows_from_a_checkpoint_have_counterparts_from_scratch_with_as_many_step
         assert set(scratch) <= set(started)
         assert study.report == "004" or set(scratch) == set(started)
         for key, options in scratch.items():
-            assert options == started[key] | {"epochs": started[key]["epochs"] + base["epochs"]}
+            assert started[key]["lr"] < base["lr"]  # gentler, with trained weights
+            assert options == started[key] | {"lr": base["lr"], "epochs": started[key]["epochs"] + base["epochs"]}
 
 
 def test_every_system_of_the_reports_is_in_some_study():
@@ -223,7 +225,7 @@ def test_what_a_scale_changes(plugin):
     assert tiny.reduction("cpu") == "epochs 1 (full: 9)"
     assert tiny.reduction("smoke").startswith("one step")
     assert table("000-mnist").reduction("cpu") == (
-        "literal: 3,000 images, epochs 1 (full: 20); fair: 10,000 images, epochs 3 (full: 20), layers 2, width 32"
+        "literal: 3,000 images, epochs 1 (full: 20); fair: 10,000 images, epochs 3 (full: 20), width 32 (full: 64)"
     )
     smoke = tiny.options("fair", "smoke")
     assert (smoke["steps"], smoke["dim"], "epochs" in smoke) == (1, 32, False)
@@ -232,3 +234,34 @@ def test_what_a_scale_changes(plugin):
     assert tiny.row_options("fair", "smoke", tiny.rows[1]) == {}
     assert tiny.row_options("fair", "smoke", tiny.rows[-1]) == {"steps": 2}
     assert tiny.row_options("fair", "cpu", tiny.rows[-1]) == {"epochs": 2}
+
+
+@pytest.mark.parametrize("study", TABLES, ids=lambda study: study.name)
+def test_other_defaults_of_train_change_no_study(study, monkeypatch):
+    """Neither those of the data nor the gentler ones of trained weights, nor those of recipes."""
+    side, channels, classes = SHAPES[study.data]
+
+    def every() -> list[Any]:
+        found = []
+        for column, scale in ((column, scale) for column in study.columns for scale in ("full", "cpu")):
+            shape = DataShape(study.data.partition(":")[0], study.rerun(column).image_size or side, channels, classes)
+            base = study.options(column, scale)
+            like, _ = resolve(shape, "softmax", 0, base, task=study.task)
+            for row in {str(row.options | row.literal_options): row for row in study.rows_of(column)}.values():
+                if row.checkpoint == (row.times > 1):  # not started
+                    options = base | study.row_options(column, scale, row)
+                    found.append(resolve(shape, "softmax", 0, options, task=study.task))
+                elif row.checkpoint and "size" not in base:
+                    options = base | study.row_options(column, scale, row)
+                    found.append(resolve(shape, "softmax", 0, options, like, pretrained=True, task=study.task))
+        return found
+
+    before = every()
+    other = {"epochs": 2, "batch_size": 3, "lr": 0.7, "pad_crop": 1, "flip": "random", "weight_decay": 0.3}
+    other |= {"dim": 24, "depth": 5, "heads": 3, "schedule": "cosine"}
+    for name in defaults.TUNED:
+        monkeypatch.setitem(defaults.TUNED, name, other)
+    pixels = {"stem": "next-pixel", "dim": 24, "heads": 3, "batch_size": 3, "lr": 0.7}
+    monkeypatch.setitem(defaults.OF_TASK, "next-pixel", pixels)
+    monkeypatch.setattr("linvit.pipeline.design.GENTLER", {"lr": 0.7, "epochs": 2})
+    assert every() == before

@@ -127,20 +127,6 @@ def test_smoke_is_said_to_mean_nothing(home):
     assert "47.1" not in re.sub(r"<script.*?</script>", "", text, flags=re.S)
 
 
-def test_a_page_that_can_be_kept(tmp_path):
-    home, into = tmp_path / "runs", tmp_path / "docs"
-    made(home, {"transformer": noisy(0.99)})
-    folder = home / "000-mnist/cpu/fair"
-    (folder / "report.md").write_text("a table")
-    (folder / "figures").mkdir()
-    (folder / "figures/a.svg").write_text("<svg/>")
-    (folder / "figures/a.png").write_text("the same")
-    assert main(["reproduce", "--publish", str(into), "--out", str(home)]) == 0
-    assert 'href="reports/000-mnist/cpu/fair/report.md"' in (into / "reports.html").read_text()
-    kept = sorted(path.relative_to(into).as_posix() for path in into.rglob("*") if path.is_file())
-    assert kept == ["reports.html", "reports/000-mnist/cpu/fair/figures/a.svg", "reports/000-mnist/cpu/fair/report.md"]
-
-
 def test_findings_come_from_the_data(book):
     first, second, third = page.findings(book)
     assert first.startswith("Under a fair protocol, at scale cpu")

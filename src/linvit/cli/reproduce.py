@@ -17,7 +17,8 @@ SHOWN = ("Row", "Published", "Literal", "Fair", "Training speed here")  # column
 def run(request: ReproduceRequest) -> None:
     skipped = _run(request, _studies(request)) if request.names else ""
     if request.report or request.publish:
-        from linvit.studies.page import publish, write
+        from linvit.studies.page import write
+        from linvit.studies.publishing import publish
 
         page = publish(request.out, request.publish) if request.publish else write(request.out)
         print_json({"report": str(page)}) if request.as_json else print(f"Report: {page}")
@@ -102,7 +103,7 @@ def _list(request: ReproduceRequest) -> None:
     from linvit.studies.declaration import SCALES, studies_in_order
     from linvit.studies.run import state
 
-    for flag, _ in _given(request, "seeds", "jobs", "threads", "runner"):
+    for flag, _ in _given(request, "seeds", "jobs", "threads", "runner", "restore"):
         raise ValueError(f"{flag} has no effect without the name of a study: `linvit reproduce` lists them")
     notes = [
         f"Durations are for two cores; “done” and “started” refer to {request.out}. `linvit reproduce NAME` runs a "

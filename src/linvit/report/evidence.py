@@ -113,10 +113,19 @@ class StudyEvidence(Evidence[Study]):
                 found[str(r.tags.get("variant"))][run_of(r)] = -bits.astype(float)
         for r in self.of("predictions") if not self.folds else ():
             file = self.artefact(r) if r.tags.get("selection", "best") == "best" else {}
-            predicted, labels = (file.get(name, np.zeros(0)) for name in ("predicted", "labels"))
-            if len(labels) > 1 and np.array_equal(labels, self.labels) and predicted.shape == labels.shape:
-                found[str(r.tags.get("variant"))][run_of(r)] = predicted == labels
+            labels = file.get("labels", np.zeros(0))
+            right = _right(file, labels) if len(labels) > 1 and np.array_equal(labels, self.labels) else None
+            if right is not None:
+                found[str(r.tags.get("variant"))][run_of(r)] = right
         return dict(found)
+
+
+def _right(file: dict[str, np.ndarray], labels: np.ndarray) -> np.ndarray | None:
+    """From predicted classes, or from packed bits, which is what published records have."""
+    if (bits := file.get("right")) is not None and bits.dtype == np.uint8 and bits.shape == (-(-len(labels) // 8),):
+        return np.unpackbits(bits, count=len(labels)).astype(bool)
+    predicted = file.get("predicted", np.zeros(0))
+    return predicted == labels if predicted.shape == labels.shape else None
 
 
 def provenance(records: Iterable[Record], *names: str) -> dict[str, str]:

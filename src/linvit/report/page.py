@@ -41,9 +41,20 @@ def draw_files(specs: dict[str, Any], folder: Path) -> None:
     import vl_convert
 
     for name, spec in specs.items():
-        svg = vl_convert.vegalite_to_svg(spec)
+        svg = renumbered(vl_convert.vegalite_to_svg(spec))
         write_atomically(folder / f"{name}.svg", svg)
         write_atomically(folder / f"{name}.png", vl_convert.svg_to_png(svg, scale=2))
+
+
+def renumbered(svg: str) -> str:
+    """With clip paths and gradients numbered from 0: Vega counts them over all drawings of a process, but the same
+    chart should give the same bytes."""
+    numbers: dict[str, int] = {}
+
+    def renamed(found: re.Match[str]) -> str:
+        return f"{found[1]}{numbers.setdefault(found[2], len(numbers))}"
+
+    return re.sub(r'((?:id="|url\(#)(?:clip|gradient_))(\d+)', renamed, svg)
 
 
 def render(template: str, specs: Mapping[str, Any], **context: Any) -> str:

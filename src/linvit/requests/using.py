@@ -182,6 +182,8 @@ class ReproduceRequest(Show, Jobs, NamedData):
         linvit reproduce 001-I 001-V --scale smoke
         linvit reproduce 001-I --seeds 5
         linvit reproduce --report
+        linvit reproduce --publish docs/results
+        linvit reproduce 001-I --restore docs/results
     """
 
     verb = "reproduce"
@@ -193,7 +195,13 @@ class ReproduceRequest(Show, Jobs, NamedData):
     )
     report: bool = option(False, "Write one page of all studies that were run.")
     publish: Path | None = option(
-        None, "Write that page to DIR/reports.html together with the tables it links to.", metavar="DIR"
+        None,
+        "Add all records, also of unfinished studies, to DIR/records; from these write DIR/reports.html and the tables "
+        "that it links to.",
+        metavar="DIR",
+    )
+    restore: Path | None = option(
+        None, "Take over the finished runs of these studies from DIR/records, and train the others.", metavar="DIR"
     )
     out: Path = option(Path("runs/reproduce"), "Folder for the results: DIR/NAME/SCALE.", metavar="DIR")
     seeds: int | None = option(None, "Seeds of each row, instead of the scale's.", ge=1)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from linvit.records import Record
 from linvit.registry import Registry
+from linvit.studies.pinned import STARTED, pinned
 
 if TYPE_CHECKING:
     from linvit.studies.run import Reproduction
@@ -188,7 +189,7 @@ class PublishedStudy(Declaration):
     def options(self, column: Column, scale: str) -> dict[str, Any]:
         """Options of all rows of a column. Where the scale sets steps, there are no epochs."""
         sized = self.size(column, scale).options
-        options = {**self.rerun(column).options, **sized}
+        options = pinned(self.data, self.task, {**self.rerun(column).options, **sized})
         if "steps" in sized:
             options.pop("epochs", None)
         if options.get("block", "standard") != "standard":  # it has no MLP
@@ -201,6 +202,8 @@ class PublishedStudy(Declaration):
         options = {**row.options, **(row.literal_options if column == "literal" else {})}
         if "steps" in sized or "epochs" in sized:
             options.pop("epochs", None)
+        if row.checkpoint and "lr" not in {**self.rerun(column).options, **sized}:
+            options = STARTED | options
         if row.times > 1:
             length = "steps" if "steps" in sized else "epochs"
             options[length] = row.times * base[length]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
-import shutil
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -27,9 +26,8 @@ from linvit.studies.declaration import COLUMNS, studies_in_order
 from linvit.studies.hypotheses import FAILS, HOLDS, MISSING, OPEN, Part, Verdict, judge
 from linvit.studies.mistakes import MISTAKES, Mistake, Shown
 from linvit.studies.results import Results
-from linvit.studies.sheets import Column, Line, Sheet, printed, runs, sheet, table
+from linvit.studies.sheets import Line, Sheet, printed, runs, sheet, table
 
-COPIED = ("report.md", "results.csv", "figures")  # of each study: small, and readable without a server
 LOOKS = {HOLDS: "good", FAILS: "bad", OPEN: "warn", MISSING: ""}
 
 
@@ -59,32 +57,6 @@ def write(home: Path) -> Path:
     """Write the page of a folder of results into that folder."""
     write_atomically(home / "report.html", render(gather(home)))
     return home / "report.html"
-
-
-def publish(home: Path, into: Path) -> Path:
-    """Write the page as `into`/reports.html, and what it links to into `into`/reports, for a repository."""
-    book = gather(home)
-    sheets = [
-        replace(sheet, columns={name: _copied(column, home, into) for name, column in sheet.columns.items()})
-        for sheet in book.sheets
-    ]
-    write_atomically(into / "reports.html", render(replace(book, sheets=sheets)))
-    return into / "reports.html"
-
-
-def _copied(column: Column, home: Path, into: Path) -> Column:
-    """Copy the study's tables and figures; the column then links to the copy."""
-    source = column.folder
-    if not column.link or not (source / "report.md").exists():
-        return replace(column, link="")
-    target = Path("reports") / source.relative_to(home)
-    for name in COPIED:
-        if (source / name).is_dir():
-            larger = shutil.ignore_patterns("*.png")  # the same drawings as the .svg files
-            shutil.copytree(source / name, into / target / name, dirs_exist_ok=True, ignore=larger)
-        elif (source / name).exists():
-            write_atomically(into / target / name, (source / name).read_bytes())
-    return replace(column, link=(target / "report.md").as_posix())
 
 
 def gather(home: Path) -> Book:

@@ -9,11 +9,14 @@ from typing import Any, Literal
 
 from linvit.files import slug
 from linvit.ledger import open_ledger
+from linvit.locks import locked
 from linvit.measure.threads import use_threads
 from linvit.progress import Progress, ignore
 from linvit.report.benchmarks import save
 from linvit.requests import ReproduceRequest
+from linvit.schemas.experiment import Start
 from linvit.schemas.study import Study, Variant
+from linvit.studies.archive import archive_path, restore_study, unpack
 from linvit.studies.declaration import STUDIES, Column, Declaration, Figure, PublishedStudy
 from linvit.study.compare import compare
 from linvit.study.jobs import OnJobEvent
@@ -71,11 +74,22 @@ class Reproduction:
     def _train(self, study: PublishedStudy, column: Column, folder: Path) -> None:
         """Train one column: first the rows from scratch, then those that start from their softmax models."""
         rows = study.rows_of(column)
+        self._restore(study, column, folder)
         self.log(f"{column}: {DESCRIPTION[column]}, {len(rows)} rows")
         two_stages = any(row.checkpoint for row in rows)
         self._compare(study, column, folder, variants(study, column, self.request.scale), last=not two_stages)
         if two_stages and (models := softmax_models(study, folder)):
             self._compare(study, column, folder, variants(study, column, self.request.scale, models), last=True)
+
+    def _restore(self, study: PublishedStudy, column: Column, folder: Path) -> None:
+        """Take over the finished runs that were published."""
+        if self.request.restore is None:
+            return
+        file = archive_path(self.request.restore, study.name, self.request.scale, column)
+        if not file.exists():
+            return self.log(f"{column}: {file} does not exist, so nothing is restored")
+        with locked(folder):
+            self.log(f"{column}: {restore_study(file, folder)} finished runs restored from {file}")
 
     def _compare(self, study: PublishedStudy, column: Column, folder: Path, rows: list[Variant], last: bool) -> None:
         size, fair = study.size(column, self.request.scale), column == "fair"
@@ -85,7 +99,7 @@ class Reproduction:
         compare(
             study.data,
             variants=rows,
-            origin=self.request.replaced(names=(study.name,), report=None, publish=None),
+            origin=self.request.replaced(names=(study.name,), report=None, publish=None, restore=None),
             on_event=self.on_event,
             progress=self.progress,
             task=study.task,
@@ -103,7 +117,12 @@ class Reproduction:
         )
 
     def _measure(self, figure: Figure, folder: Path) -> None:
-        ledger = open_ledger(folder)
+        ledger, published = open_ledger(folder), None
+        if self.request.restore is not None and not len(ledger):
+            published = archive_path(self.request.restore, figure.name, self.request.scale)
+        if published is not None and published.exists():
+            unpack(published, folder)
+            self.log(f"records restored from {published}")
         if not len(ledger):
             folder.mkdir(parents=True, exist_ok=True)
             with use_threads(self.request.threads):
@@ -115,7 +134,7 @@ def variants(
     study: PublishedStudy, column: Column, scale: str, models: Mapping[int, Path] | None = None
 ) -> list[Variant]:
     """The rows of a column that are trained from scratch; with `models` (seed → model), those that start from one."""
-    starts = {seed: start_from(model) for seed, model in (models or {}).items()}
+    starts = {seed: _start(model) for seed, model in (models or {}).items()}
     return [
         Variant(
             id=row.name,
@@ -132,6 +151,17 @@ def variants(
         for row in study.rows_of(column)
         if row.checkpoint == bool(starts)
     ]
+
+
+def _start(model: Path) -> Start:
+    """Of a restored study, whose weights are gone once all that starts from them is trained, as it is stored there."""
+    if (model / "model.safetensors").exists():
+        return start_from(model)
+    rows = Study.read(Study.path(model.parents[1])).variants
+    every = (start for row in rows for start in row.starts.values() if Path(start.folder) == model.resolve())
+    if (found := next(every, None)) is None:
+        raise ValueError(f"{model} holds no weights, and rows start from them: train the study in another --out")
+    return found
 
 
 def softmax_models(study: PublishedStudy, folder: Path) -> dict[int, Path]:

@@ -139,15 +139,15 @@ def on_hub(path: str | Path) -> bool:
     return not there and re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(path)) is not None
 
 
-def read_model(path: str | Path) -> Stored:
+def read_model(path: str | Path, weights: bool = True) -> Stored:
     """The model of a folder, not built yet: linvit's own, or one of Hugging Face's, timm's or torchvision's layout. A
-    model of the hub is named by its id, `org/name`."""
+    model of the hub is named by its id, `org/name`. weights: whether they must be there, to be read later."""
     name = str(path) if on_hub(path) else ""
     folder, about = _opened(download(name) if name else Path(path))
     if is_foreign(about):
         return Stored(folder, *read_foreign(folder, about, name or folder.resolve().name), foreign=True)
     folder, about = read_config(folder)
-    if not (folder / "model.safetensors").exists():
+    if weights and not (folder / "model.safetensors").exists():
         raise ValueError(f"{folder} holds no model yet: its training has not finished an epoch")
     try:
         config = model_config(**about["model"])

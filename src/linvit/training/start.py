@@ -36,7 +36,7 @@ def stored_of(start: Start) -> Stored:
     then if the folder holds other weights by now."""
     stored = _recent.get(start)
     if stored is None:
-        found = read_model(start.folder)
+        found = read_model(start.folder, weights=False)
         stored = replace(found, read=partial(_same_weights, found, start))
     _remember(start, stored)
     return stored
