@@ -300,7 +300,7 @@ def _splits(
     made_by = {"content": pixels.digest, "validation_fraction": validation, "seed": seed, "limit": limit}
     if path.exists():
         try:
-            stored = json.loads(path.read_text())
+            stored = json.loads(path.read_text(encoding="utf-8"))
             if all(stored[key] == value for key, value in made_by.items()):
                 return stored
             why = "was made for other data, another seed, limit or validation fraction"
