@@ -2,9 +2,16 @@
 
 BIN := .venv/bin
 
-.PHONY: setup demo docs test test-kills test-all test-lowest test-gpu lint bench clean
+.PHONY: setup demo dist docs test test-kills test-all test-lowest test-gpu lint bench clean
 
+# uv takes half of pip's time, where it is installed. It chooses PyTorch's build for this machine: UV_TORCH_BACKEND=cpu
+# or cu130 for another one.
+ifneq ($(shell command -v uv),)
+export UV_TORCH_BACKEND ?= auto
+PIP := uv pip install --quiet --compile-bytecode --python $(BIN)/python -c constraints.txt
+else
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+endif
 
 setup: .venv/.done
 
@@ -55,6 +62,11 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+
+# The sdist, and from it the wheel; the version is the tag's.
+dist: setup
+	rm -rf dist
+	$(BIN)/python -m build
 
 docs: setup
 	$(BIN)/python docs/api.py
