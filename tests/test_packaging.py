@@ -27,7 +27,7 @@ def test_the_oldest_versions_admitted_are_those_that_ci_runs():
 
 
 def test_no_range_excludes_a_version_to_come():
-    """A cap makes `uvx linvit` fail on the day of a release; the only pin is that of a peer whose figures are quoted."""
+    """A cap makes `uvx linvit` fail on the day of a release; the one pin is of a peer whose figures are quoted."""
     extras = PROJECT["optional-dependencies"].items()
     named = [("core", PROJECT["dependencies"]), *extras]
     capped = [(name, line) for name, lines in named for line in lines if re.search(r"[<~]|==\s*\d", line)]
@@ -60,7 +60,9 @@ def new_environment(folder: Path) -> Path:
 
 def copied(folder: Path) -> Path:
     """The sources alone, as a repository of their own with a tag."""
-    left_out = shutil.ignore_patterns(".git", ".venv*", "runs", "build", "dist", "*.egg-info", "__pycache__", ".*_cache")
+    left_out = shutil.ignore_patterns(
+        ".git", ".venv*", "runs", "build", "dist", "*.egg-info", "__pycache__", ".*_cache"
+    )
     shutil.copytree(ROOT, folder, ignore=left_out)
     run("git", "init", "--quiet", cwd=folder)
     run("git", "add", "--all", cwd=folder)
