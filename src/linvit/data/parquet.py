@@ -65,7 +65,8 @@ def _several(
     numbers = all(isinstance(label, int) for row in sets for label in row)
     if names is not None and numbers:
         check_labels(folder, np.array([label for row in sets for label in row], np.int64), len(names))
-    found, classes = several(folder, [[names[x] if names and numbers else str(x) for x in row] for row in sets])
+    known = names if numbers else None
+    found, classes = several(folder, [[str(label) if known is None else known[label] for label in row] for row in sets])
     return _pictures(tables, found, classes)
 
 
@@ -107,7 +108,8 @@ class _Table:
             raise ValueError(f"{self.path}: has no column '{kind}'; its columns are {', '.join(self.schema.names)}")
         return found
 
-    def labels(self) -> np.ndarray | list[list[Any]]:
+    def labels(self) -> Any:
+        """An array, or lists of labels."""
         with self.whole():
             column: Any = self.file.read(columns=[self.label]).column(0)
         if column.null_count:
