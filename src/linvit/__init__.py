@@ -8,8 +8,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
-
 _HOMES = {
     "MultiHead": "linvit.attention.multihead",
     "compare": "linvit.study",
@@ -29,6 +27,7 @@ _HOMES = {
 __all__ = ["__version__", *_HOMES]
 
 if TYPE_CHECKING:
+    __version__: str
     from linvit.attention import create_attention as create_attention
     from linvit.attention.multihead import MultiHead as MultiHead
     from linvit.conversion.export import export as export
@@ -46,6 +45,13 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str):
+    if name == "__version__":  # the tag's, as installed
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            return version("linvit")
+        except PackageNotFoundError:
+            return "0+unknown"
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'linvit' has no attribute '{name}'")

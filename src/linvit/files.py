@@ -50,6 +50,9 @@ def remove_parts(*folders: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
+    """A rename in it survives a power cut. Windows cannot open a folder; its file system logs renames by itself."""
+    if os.name == "nt":
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 
 try:
-    MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # bytes
-except (AttributeError, ValueError, OSError):  # not known on this system: only what no machine has is refused
+    if sys.platform == "win32":
+        import psutil
+
+        MEMORY = psutil.virtual_memory().total  # bytes
+    else:
+        MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+except (ImportError, ValueError, OSError):  # not known on this system: only what no machine has is refused
     MEMORY = 2**50
 
 

@@ -109,6 +109,15 @@ TABLE = (
     Metric("start_accuracy", "fraction", RUN, "validation images right before the first step, of a trained start", 1,
            column="start_accuracy", heading="Before training"),
     Metric("validation_accuracy", "fraction", RUN, "of the model chosen on it", 1),
+    Metric("mean_average_precision", "fraction", MODEL, "of test images with several labels: the mean over classes", 1),
+    Metric("half_mean_average_precision", "fraction", RUN, "the same after half of the steps, with a schedule of its "
+           "own", 1),
+    Metric("validation_mean_average_precision", "fraction", RUN, "of the model chosen on it", 1),
+    Metric("average_precision", "fraction", (*MODEL, "class"), "of one class on test images: its precision, the mean "
+           "over images that have it", 1),
+    Metric("threshold", "", (*MODEL, "class"), "probability from which a class is given: best F1 on validation images"),
+    Metric("image_precision", "", MODEL, "of each test image: jackknife pseudo-values of mean average precision",
+           artefact=".npz: values"),
     Metric("bits_per_dim", "bit", MODEL, "of test images, by a next-pixel model: −log₂ p of a value, the mean", -1),
     Metric("half_bits_per_dim", "bit", RUN, "the same after half of the steps, with a schedule of its own", -1),
     Metric("validation_bits_per_dim", "bit", RUN, "of the model chosen on it", -1),

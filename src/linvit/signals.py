@@ -9,7 +9,9 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # by hand, by a shutdown, by a scheduler
+# By a shutdown and by a scheduler; Windows has no SIGUSR1.
+EVICTIONS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
+STOPS = (signal.SIGINT, *EVICTIONS)  # the first by hand
 REQUEUE = 75  # exit code of an evicted process: BSD's "temporary failure", try again
 
 

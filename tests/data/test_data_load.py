@@ -162,9 +162,9 @@ def test_wrong_requests(request_, message):
 
 
 def test_a_file_of_unknown_kind(tmp_path):
-    (tmp_path / "table.csv").write_text("a,b")
-    with pytest.raises(ValueError, match=r"table\.csv: is no known kind of data file; .*\.npz"):
-        data.load_data(tmp_path / "table.csv")
+    (tmp_path / "table.xlsx").write_text("a,b")
+    with pytest.raises(ValueError, match=r"table\.xlsx: is no known kind of data file; .*\.npz"):
+        data.load_data(tmp_path / "table.xlsx")
 
 
 def test_a_cache_that_cannot_be_written(tmp_path):

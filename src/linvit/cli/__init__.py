@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from linvit.errors import choices
 from linvit.machine import keep_freed_memory
-from linvit.signals import REQUEUE, Evicted
+from linvit.signals import EVICTIONS, REQUEUE, Evicted
 
 if TYPE_CHECKING:
     from linvit.requests import Request
@@ -138,7 +138,7 @@ def _heeding_schedulers() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    old = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    old = {number: signal.signal(number, leave) for number in EVICTIONS}
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         old[signal.SIGINT] = signal.signal(signal.SIGINT, _interrupt)
     try:

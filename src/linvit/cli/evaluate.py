@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,13 @@ from linvit.requests import EvaluateRequest
 if TYPE_CHECKING:
     from linvit.measure.accuracy import Evaluation
     from linvit.measure.likelihood import Likelihood
+    from linvit.measure.several import Several
     from linvit.training.evaluate import Evaluated
 
 
 def run(request: EvaluateRequest) -> None:
     from linvit.measure.likelihood import Likelihood
+    from linvit.measure.several import Several
     from linvit.training.evaluate import evaluate_folder
 
     if request.summary:
@@ -32,7 +35,9 @@ def run(request: EvaluateRequest) -> None:
             skip_bad=request.skip_bad,
             progress=display.progress,
         )
-    if isinstance(done.result, Likelihood):
+    if isinstance(done.result, Several):
+        print_several(request, done, done.result)
+    elif isinstance(done.result, Likelihood):
         print_likelihood(request, done, done.result)
     else:
         print_accuracy(request, done, done.result)
@@ -52,6 +57,32 @@ def print_likelihood(request: EvaluateRequest, done: Evaluated, result: Likeliho
     else:
         images = f"the {len(result.bits):,} {done.split} images of {done.data}"
         print(f"{result.bits_per_dim:.4f} bits per dimension of {images}: {done.folder}")
+
+
+def print_several(request: EvaluateRequest, done: Evaluated, result: Several) -> None:
+    score, n = result.mean_average_precision, len(result.labels)
+    names = ("class", "average_precision", "precision", "recall", "f1")
+    images = [int(count) for count in result.labels.sum(0)]
+    classes = [
+        dict(zip(names, row, strict=True)) | {"images": count, "threshold": float(threshold)}
+        for row, count, threshold in zip(result.per_class(), images, result.thresholds, strict=True)
+    ]
+    if request.as_json:
+        scores = {"mean_average_precision": score, "right": result.right, "loss": result.loss}
+        print_json(_facts(done, n) | scores | {"classes": [{k: _finite(v) for k, v in row.items()} for row in classes]})
+    elif request.quiet:
+        print(f"{score:.4f}")
+    else:
+        table = [{key: f"{v:.4f}" if isinstance(v, float) else v for key, v in row.items()} for row in classes]
+        notes = [
+            f"mean average precision {score:.4f}, loss {result.loss:.4f}, n = {n}",
+            f"{done.folder} on the {done.split} images of {done.data}",
+        ]
+        print_table(table, notes=notes, right=[*names[1:], "images", "threshold"])
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def print_accuracy(request: EvaluateRequest, done: Evaluated, result: Evaluation) -> None:

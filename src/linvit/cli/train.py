@@ -9,6 +9,8 @@ from linvit.cli._output import print_json, rows, working
 from linvit.durations import duration
 from linvit.requests import TrainRequest
 
+PRECISION = "mean_average_precision"  # of images with several labels each
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -44,6 +46,12 @@ def summary(trained: Trained) -> dict[str, Any]:
             "bits_per_dim_final": trained.value("bits_per_dim", "final"),
             "validation_bits_per_dim": trained.value("validation_bits_per_dim"),
         }
+    elif trained.find(PRECISION, "best"):
+        scores = {
+            PRECISION: trained.value(PRECISION, "best"),
+            f"{PRECISION}_final": trained.value(PRECISION, "final"),
+            f"validation_{PRECISION}": trained.value(f"validation_{PRECISION}"),
+        }
     elif trained.folds:
         scores = {
             "test_accuracy": trained.test_accuracy,
@@ -72,11 +80,15 @@ def print_summary(trained: Trained, already: bool) -> None:
         print_folds(trained)
         return
     causal = trained.experiment.model.causal
-    best, final = (trained.find("bits_per_dim" if causal else "test_accuracy", which) for which in ("best", "final"))
+    several = trained.find(PRECISION, "best") is not None
+    metric = "bits_per_dim" if causal else PRECISION if several else "test_accuracy"
+    best, final = (trained.find(metric, which) for which in ("best", "final"))
     if best is None or final is None or best.value is None:
         return
     if causal:
         print(f"bits per dim   {best.value:.4f}, {best.n} test images, one seed: selected on validation images")
+    elif several:
+        print(f"mean av. prec. {best.value:.4f}, {best.n} test images, one seed: selected on validation images")
     else:
         low, high = wilson(best.value, best.n)
         interval = f"{best.value:.4f} [{low:.4f}, {high:.4f}], n = {best.n}"

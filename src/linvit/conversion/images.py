@@ -32,6 +32,8 @@ class ConversionImages:
 def divide_images(dataset: Dataset, about: dict[str, Any], search: bool, seen: bool, seed: int) -> ConversionImages:
     """search: whether images are kept for a search. seen: the teacher was trained on the training images, so that they
     must come from the validation images: a student loses less on images that its teacher has memorised."""
+    if dataset.several:
+        raise ValueError(f"{dataset.name}: its images have several labels each: convert needs one class for each image")
     part, share = ("validation", VALIDATION_SHARE) if seen else ("train", TRAIN_SHARE)
     source: Split = getattr(dataset, part)
     kept, guiding, deciding = np.arange(len(source)), *[np.zeros(0, np.int64)] * 2

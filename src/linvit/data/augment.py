@@ -60,7 +60,8 @@ class Augment:
         return self.mixup > 0 or self.cutmix > 0
 
     def __call__(self, images: Tensor, labels: Tensor, indices: Tensor, epoch: int, seed: int) -> tuple[Tensor, Tensor]:
-        """uint8 (B, C, H, W), int64 (B,), int64 (B,) → float32 (B, C, H, W) and labels (B,) or float (B, classes).
+        """uint8 (B, C, H, W), int64 (B,), int64 (B,) → float32 (B, C, H, W) and labels (B,) or float (B, classes);
+        labels may also be (B, classes).
         Indices belong on the host."""
         indices = torch.as_tensor(indices, dtype=torch.int64, device="cpu")
         draw = Draw(seed, epoch, indices, images.device)
@@ -79,7 +80,8 @@ class Augment:
         return self._mixed(x, labels, draw) if self.mixes else (x, labels)
 
     def _mixed(self, x: Tensor, labels: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:
-        other, target = ranks.rolled(x), F.one_hot(labels, self.classes).to(x.dtype)
+        hot = labels if labels.ndim == 2 else F.one_hot(labels, self.classes)
+        other, target = ranks.rolled(x), hot.to(x.dtype)
         weight = torch.ones(len(x), device=x.device)  # of the sample itself
         use_cutmix = draw("which") < self.cutmix / (self.mixup + self.cutmix)
         mixed = x

@@ -114,7 +114,7 @@ def decoded(pictures: Pictures, where: str, folder: Path, wanted: Wanted, progre
 
 def _read(entry: Path) -> Pixels:
     try:
-        meta = json.loads((entry / "meta.json").read_text())
+        meta = json.loads((entry / "meta.json").read_text(encoding="utf-8"))
         images = np.memmap(entry / "images.u8", np.uint8, "r", shape=tuple(meta["shape"]))
         labels = np.load(entry / "labels.npy", allow_pickle=False)
     except (OSError, ValueError, KeyError) as error:

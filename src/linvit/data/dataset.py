@@ -18,6 +18,7 @@ from linvit.data import splits
 from linvit.data.augment import Augment
 from linvit.data.cache import Pixels, Wanted, cache_root, decoded, digest
 from linvit.data.decode import LARGEST, SMALLEST, resized
+from linvit.data.remote import is_remote, local
 from linvit.data.sources import DATASETS, FORMATS, SPLITS, Arrays, Pictures, check_memory
 from linvit.data.splits import Fold
 from linvit.errors import choices
@@ -39,7 +40,7 @@ class Split:
 
     store: np.ndarray = field(repr=False)  # uint8 (N, C, H, W): all images of the set
     rows: np.ndarray = field(repr=False)  # int64 (n,): which of them are ours
-    labels: np.ndarray = field(repr=False)  # int64 (n,)
+    labels: np.ndarray = field(repr=False)  # int64 (n,), or uint8 (n, classes) where images have several
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -50,7 +51,8 @@ class Split:
         return np.asarray(self.store[self.rows])
 
     def batch(self, indices: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """(uint8 (B, C, H, W), int64 (B,)) for positions in this split: an array, tensor, list or slice."""
+        """(uint8 (B, C, H, W), int64 (B,), or (B, classes) of several labels) for positions in this split: an array,
+        tensor, list or slice."""
         chosen = indices if isinstance(indices, slice) else np.asarray(indices)
         images = np.ascontiguousarray(self.store[self.rows[chosen]])
         return torch.from_numpy(images), torch.from_numpy(self.labels[chosen].astype(np.int64))
@@ -85,6 +87,11 @@ class Dataset:
     @property
     def image_size(self) -> int:
         return self.train.store.shape[2]
+
+    @property
+    def several(self) -> bool:
+        """Whether images have several labels each, or none."""
+        return self.train.labels.ndim == 2
 
     def augment(self, **options: Any) -> Augment:
         """Augmentation that knows this set's statistics and classes."""
@@ -161,7 +168,8 @@ def load_data(
     listing: Listing | None = None,
     progress: Progress = ignore,
 ) -> Dataset:
-    """A registered name (with options: `cifar100:labels=coarse`) or the path of a folder, `.npz` or `.parquet`.
+    """A registered name (with options: `cifar100:labels=coarse`) or the path of a folder, `.npz`, `.parquet`, `.csv` or
+    `.tsv`, or an address that fsspec reads (s3://…).
 
     root: where the original files of named sets lie (else LINVIT_DATA, else the cache).
     image_size: images become this square; by default the set's own, for mixed sizes the median rounded to
@@ -254,7 +262,7 @@ def read_source(source: str | Path, root: str | Path | None, store: Path) -> Lis
         place = Path(root or os.environ.get("LINVIT_DATA") or store / "data").expanduser()
         options = check_options(spec, signature_options(reader))
     else:
-        place, options = Path(source).expanduser(), {}
+        place, options = local(source, store) if is_remote(source) else Path(source).expanduser(), {}  # type: ignore[arg-type]
         reader, name = _format(place), place.resolve().name
     try:
         return name, reader(place, **options)
@@ -300,7 +308,7 @@ def _splits(
     made_by = {"content": pixels.digest, "validation_fraction": validation, "seed": seed, "limit": limit}
     if path.exists():
         try:
-            stored = json.loads(path.read_text())
+            stored = json.loads(path.read_text(encoding="utf-8"))
             if all(stored[key] == value for key, value in made_by.items()):
                 return stored
             why = "was made for other data, another seed, limit or validation fraction"

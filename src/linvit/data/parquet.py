@@ -1,4 +1,4 @@
-"""Parquet with Hugging Face's columns: `image` (a struct with `bytes`, or bytes) and `label`.
+"""Parquet with Hugging Face's columns: `image` (a struct with `bytes`, or bytes) and `label`, which may be a list.
 
 A file, or a folder with `train-*.parquet`, `test-*.parquet` and perhaps `validation-*.parquet`, there or in `data/`.
 """
@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from linvit.data.sources import FORMATS, SPLITS, Pictures, check_labels
+from linvit.data.sources import FORMATS, SPLITS, Pictures, check_labels, several
 
 IMAGE, LABEL = ("image", "img"), ("label", "labels", "fine_label")
 
@@ -38,6 +38,8 @@ def pictures(folder: Path, files: Mapping[str, list[Path]]) -> Pictures:
     ordered = [table for part in tables.values() for table in part]
     raw = [table.labels() for table in ordered]
     names = next((found for table in ordered if (found := table.class_names())), None)
+    if any(isinstance(labels, list) for labels in raw):
+        return _several(folder, tables, raw, names)
     train = np.concatenate(raw[: len(tables["train"])])
     if train.dtype.kind in "iu":
         classes = names or [str(i) for i in range(int(train.max(initial=0)) + 1)]
@@ -50,6 +52,26 @@ def pictures(folder: Path, files: Mapping[str, list[Path]]) -> Pictures:
         if strange := sorted({str(label) for part in raw for label in part} - set(classes)):
             raise ValueError(f"{folder}: class '{strange[0]}' is not among the training classes: add it or remove it")
         labels = np.array([index[str(label)] for part in raw for label in part], np.int64)
+    return _pictures(tables, labels, classes)
+
+
+def _several(
+    folder: Path, tables: Mapping[str, list[_Table]], raw: Sequence[Any], names: Sequence[str] | None
+) -> Pictures:
+    """Of lists of labels."""
+    if not all(isinstance(labels, list) for labels in raw):
+        raise ValueError(f"{folder}: some files have lists of labels, others do not")
+    sets = [row for labels in raw for row in labels]
+    numbers = all(isinstance(label, int) for row in sets for label in row)
+    if names is not None and numbers:
+        check_labels(folder, np.array([label for row in sets for label in row], np.int64), len(names))
+    known = names if numbers else None
+    found, classes = several(folder, [[str(label) if known is None else known[label] for label in row] for row in sets])
+    return _pictures(tables, found, classes)
+
+
+def _pictures(tables: Mapping[str, list[_Table]], labels: np.ndarray, classes: Sequence[str]) -> Pictures:
+    ordered = [table for part in tables.values() for table in part]
     counts = {split: sum(table.rows for table in part) for split, part in tables.items()}
     sha = hashlib.sha256()
     for table in ordered:
@@ -86,11 +108,17 @@ class _Table:
             raise ValueError(f"{self.path}: has no column '{kind}'; its columns are {', '.join(self.schema.names)}")
         return found
 
-    def labels(self) -> np.ndarray:
+    def labels(self) -> Any:
+        """An array, or lists of labels."""
         with self.whole():
             column: Any = self.file.read(columns=[self.label]).column(0)
         if column.null_count:
             raise ValueError(f"{self.path}: column '{self.label}' has {column.null_count} empty rows: fill them")
+        if str(column.type).startswith(("list", "large_list", "fixed_size_list")):
+            rows = column.to_pylist()
+            if any(not isinstance(label, (int, str)) for row in rows for label in row):
+                raise ValueError(f"{self.path}: column '{self.label}' must hold lists of whole numbers or names")
+            return rows
         values = column.to_numpy()
         if values.dtype.kind not in "iu" and not all(isinstance(value, str) for value in values):
             raise ValueError(f"{self.path}: column '{self.label}' must hold whole numbers or names")
@@ -100,8 +128,10 @@ class _Table:
         """Hugging Face keeps them as JSON in the schema's metadata."""
         try:
             info = json.loads((self.schema.metadata or {})[b"huggingface"])
-            return [str(name) for name in info["info"]["features"][self.label]["names"]]
-        except (KeyError, TypeError, ValueError):
+            found = info["info"]["features"][self.label]
+            found = found[0] if isinstance(found, list) else found.get("feature", found)  # of lists of labels
+            return [str(name) for name in found["names"]]
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError):
             return None
 
     def read(self) -> Iterator[tuple[str, bytes]]:

@@ -27,7 +27,7 @@ class Arrays:
     """Decoded images, all of one size."""
 
     images: np.ndarray  # uint8 (n, C, H, W)
-    labels: np.ndarray  # int64 (n,)
+    labels: np.ndarray  # int64 (n,), or uint8 (n, classes): 1 for each class that an image has
     classes: Sequence[str]
     counts: Mapping[str, int]
 
@@ -37,7 +37,7 @@ class Pictures:
     """Encoded images, read in order and decoded once into the cache."""
 
     read: Callable[[], Iterable[tuple[str, Path | bytes]]]  # what to call it in a message, and where it is
-    labels: np.ndarray  # int64 (n,)
+    labels: np.ndarray  # as of Arrays
     classes: Sequence[str]
     counts: Mapping[str, int]
     fingerprint: str  # changes when the files do
@@ -51,6 +51,16 @@ def stack(parts: Mapping[str, tuple[np.ndarray, np.ndarray]], classes: Sequence[
     return Arrays(images, labels, classes, {name: len(parts[name][1]) for name in names})
 
 
+def several(where: object, sets: Sequence[Sequence[str]]) -> tuple[np.ndarray, list[str]]:
+    """Labels of images that have several each, and the names of the classes."""
+    classes = sorted({name for names in sets for name in names})
+    check_memory(f"{where}: a table of {len(sets):,} images × {len(classes):,} classes", len(sets) * len(classes))
+    index, labels = {name: i for i, name in enumerate(classes)}, np.zeros((len(sets), len(classes)), np.uint8)
+    for row, names in enumerate(sets):
+        labels[row, [index[name] for name in names]] = 1
+    return labels, classes
+
+
 def check_memory(what: str, size: int) -> None:
     """Refuse what would take more than half of the machine's memory."""
     if size > MEMORY / 2:
@@ -59,6 +69,8 @@ def check_memory(what: str, size: int) -> None:
 
 def check_labels(where: object, labels: np.ndarray, classes: int) -> None:
     """Labels must be 0 … classes−1; anything else would train silently on nonsense."""
+    if labels.ndim == 2:
+        return
     wrong = (labels < 0) | (labels >= classes)
     if wrong.any():
         row = int(np.argmax(wrong))

@@ -22,7 +22,7 @@ def choose(
     labels: np.ndarray, counts: Mapping[str, int], *, validation: float, seed: int, limit: int | None
 ) -> dict[str, np.ndarray]:
     """The rows of each split: the set's own where it has them, else taken from train."""
-    first = counts["train"]
+    labels, first = strata(labels), counts["train"]
     second = first + counts.get("validation", 0)
     train, held, test = np.arange(first), np.arange(first, second), np.arange(second, len(labels))
     if "test" not in counts:
@@ -31,6 +31,15 @@ def choose(
         train, held = stratified(train, labels, validation, "validation", seed)
     rows = {"train": train, "validation": held, "test": test}
     return rows if limit is None else {name: thin(part, labels, limit, name, seed) for name, part in rows.items()}
+
+
+def strata(labels: np.ndarray) -> np.ndarray:
+    """int64 (n,) by which images are drawn evenly: their class; of several, the one that has the fewest images."""
+    if labels.ndim == 1:
+        return labels
+    rank = np.argsort(np.argsort(labels.sum(0, dtype=np.int64), kind="stable"), kind="stable")
+    rarest = np.where(labels > 0, rank, len(rank)).argmin(1)
+    return np.where(labels.any(1), rarest, len(rank)).astype(np.int64)
 
 
 def stratified(rows: np.ndarray, labels: np.ndarray, fraction: float, *key: int | str) -> tuple[np.ndarray, np.ndarray]:
@@ -49,6 +58,8 @@ def fold(labels: np.ndarray, classes: Sequence[str], which: Fold) -> dict[str, n
 
     They are dealt out class by class: folds, and the images of a class in them, differ by at most one in number.
     """
+    if labels.ndim == 2:
+        raise ValueError(f"folds={which.of}: folds are stratified by class, and these images have several labels each")
     counts = np.bincount(labels, minlength=len(classes)).tolist()
     if which.of < 2:
         raise ValueError(f"folds={which.of} must be at least 2")
@@ -86,7 +97,8 @@ def check(
     if len(classes) < 2:
         raise ValueError(f"{where}: there is only one class ('{classes[0]}'), so nothing to tell apart: add a second")
     held_out = ("validation" not in counts and validation > 0) + ("test" not in counts)
-    images = np.bincount(labels[: counts["train"]], minlength=len(classes)).tolist()
+    trained = labels[: counts["train"]]
+    images = (np.bincount(trained, minlength=len(classes)) if labels.ndim == 1 else trained.sum(0, dtype=int)).tolist()
     if (fewest := min(images)) <= held_out:
         raise ValueError(
             f"{where}: class '{classes[images.index(fewest)]}' has {fewest} training image{'s' * (fewest != 1)}, "

@@ -31,12 +31,13 @@ class Survey:
     train: int
     validation: int
     test: int
+    several: bool = False  # labels of each image
     listing: Listing | None = field(default=None, compare=False, repr=False)  # so that nothing is listed twice
 
     @classmethod
     def of(cls, data: Dataset) -> Survey:
         train, validation, test = (len(getattr(data, part)) for part in SPLITS)
-        return cls(data.name, len(data.classes), data.channels, data.image_size, train, validation, test)
+        return cls(data.name, len(data.classes), data.channels, data.image_size, train, validation, test, data.several)
 
     @property
     def total(self) -> int:
@@ -92,4 +93,5 @@ def survey(
         pool = np.concatenate([rows[part] for part in parts])
         rows = splits.fold(found.labels[pool], found.classes, Fold(0, folds))
     counts = {part: len(rows[part]) for part in SPLITS}
-    return Survey(name, len(found.classes), channels, side, **counts, listing=(name, found))
+    multiple = found.labels.ndim == 2
+    return Survey(name, len(found.classes), channels, side, **counts, several=multiple, listing=(name, found))

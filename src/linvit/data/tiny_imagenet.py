@@ -35,14 +35,14 @@ def tiny_imagenet(
         raise ValueError(f"tiny-imagenet: per_class={per_class} must be at least 1")
     places = [place for base in (root, root / "tiny-imagenet") for place in homes(base, *NAMES)]
     folder = next((place for place in places if (place / "wnids.txt").exists()), None) or _unpacked(root)
-    every = sorted((folder / "wnids.txt").read_text().split())
+    every = sorted((folder / "wnids.txt").read_text(encoding="utf-8").split())
     ids = every if part == "all" else [name for i, name in enumerate(every) if (i % 5 == 4) == (part == "fifth")]
     label = {name: i for i, name in enumerate(ids)}
     train = [(str(file), label[name]) for name in ids for file in _class_images(folder / "train" / name)[:per_class]]
     test = []
     notes = folder / "val" / "val_annotations.txt"
     try:
-        for number, line in enumerate(notes.read_text().splitlines(), 1):
+        for number, line in enumerate(notes.read_text(encoding="utf-8").splitlines(), 1):
             file, name, *_ = line.split("\t") + [""]
             if name not in every:
                 raise ValueError(f"{notes}:{number}: class '{name}' is not in wnids.txt: unpack the set again")
@@ -64,7 +64,7 @@ def _class_images(folder: Path) -> list[Path]:
 def _words(folder: Path, ids: list[str]) -> list[str]:
     """The first English name of each class; its id where there is none, or where two share one."""
     words = folder / "words.txt"
-    lines = words.read_text().splitlines() if words.exists() else []
+    lines = words.read_text(encoding="utf-8").splitlines() if words.exists() else []
     first = {key: name.split(",")[0] for key, _, name in (line.partition("\t") for line in lines)}
     names = [first.get(key, key) for key in ids]
     return [name if names.count(name) == 1 else key for key, name in zip(ids, names, strict=True)]

@@ -57,7 +57,7 @@ def connect(address: str) -> Any:
     target = address if "://" in address else os.environ.get("RAY_ADDRESS") or "auto"
     try:
         if target == "auto" and LOCAL_CLUSTER.exists():
-            target = LOCAL_CLUSTER.read_text().strip()
+            target = LOCAL_CLUSTER.read_text(encoding="utf-8").strip()
         if target != "auto":
             where = urlsplit(target if "://" in target else f"//{target}")
             if where.port is None and "://" in target:

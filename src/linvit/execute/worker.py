@@ -16,7 +16,7 @@ from typing import Any
 
 from linvit.execute.work import DatasetCache, StopWork, perform, thinned
 from linvit.machine import keep_freed_memory
-from linvit.signals import REQUEUE
+from linvit.signals import EVICTIONS, REQUEUE
 from linvit.training.events import Event, Validated, to_json
 
 EVENT_SECONDS = 0.2  # between two events that only say how far a training is
@@ -39,7 +39,7 @@ class Caller:
         self.ended.set()
         self.lines.put(None)
         if self.busy.is_set():
-            os.kill(os.getpid(), signal.SIGTERM)  # a training saves itself and stops
+            stop_training()
 
     def receive(self) -> bytes | None:
         line = self.lines.get()
@@ -61,8 +61,17 @@ class Caller:
             raise StopWork
 
 
+def stop_training() -> None:
+    """It saves itself first."""
+    if os.name == "nt":  # where `kill` would end the process at once
+        signal.raise_signal(signal.SIGTERM)
+    else:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 def main() -> None:
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a scheduler's warning, which the caller handles
+    for number in EVICTIONS[1:]:
+        signal.signal(number, signal.SIG_IGN)  # a scheduler's warning, which the caller handles
     keep_freed_memory()
     caller, datasets = Caller(), DatasetCache()
     while (line := caller.receive()) is not None:

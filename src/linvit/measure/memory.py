@@ -10,7 +10,6 @@ import ctypes
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
 import time
@@ -32,6 +31,11 @@ from linvit.metrics import size
 from linvit.progress import Progress, ignore, repeated
 from linvit.records import Record, Tag
 from linvit.site import Site
+
+if sys.platform == "win32":
+    import psutil
+else:
+    import resource
 
 NOISE = 2**16  # bytes: less is the measurement's own
 SLACK = 2**30  # of addresses that a process takes besides what it fills: stacks of threads, pools of libraries
@@ -57,15 +61,24 @@ def extra_memory(call: Callable[[], object], device: torch.device = CPU) -> int:
         before = int(re.findall(r"VmRSS:\s*(\d+)", status.read_text())[0])
         call()
         return 1024 * (int(re.findall(r"VmHWM:\s*(\d+)", status.read_text())[0]) - before)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = _peak()
     call()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * (1 if sys.platform == "darwin" else 1024)
+    return _peak() - before
+
+
+def _peak() -> int:
+    """The most that this process has held so far, where it cannot be reset."""
+    if sys.platform == "win32":
+        return psutil.Process().memory_info().peak_wset
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def free_memory(device: torch.device = CPU) -> int:
     """Bytes that nobody uses now."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
+    if sys.platform == "win32":
+        return psutil.virtual_memory().available
     with suppress(OSError):
         if found := re.search(r"MemAvailable:\s*(\d+)", Path("/proc/meminfo").read_text()):
             return 1024 * int(found[1])
@@ -77,7 +90,7 @@ def bounded(limit: int, device: torch.device) -> Iterator[None]:
     """A call inside that asks for more than this many bytes fails by itself (`is_out_of_memory`), where a process can
     be limited so; other devices do that anyway."""
     status = Path("/proc/self/status")
-    if device.type != "cpu" or not status.exists():
+    if sys.platform == "win32" or device.type != "cpu" or not status.exists():
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)

@@ -68,6 +68,7 @@ def prepare(
     device, slots = locate(request)
     spare_test = isinstance(request, TuneRequest)
     images = survey_images(request, dataset, spare_test)
+    TASKS[task].check_labels(images.several)
     starts = choose_starts(request, variants, images, earlier, searched)
     start = backbones.first(starts)
     check_folds(start, images.name, request.folds)
@@ -137,14 +138,15 @@ def check_names(attention: str) -> None:
 def check_task(request: Trainable, variants: Sequence[Variant]) -> None:
     """What one task measures cannot be compared with what another does."""
     task = variants[0].task
-    causal = TASKS[task].causal
-    if others := [v.task for v in variants if not v.published and TASKS[v.task].causal != causal]:
+    kinds = {v.task: (TASKS[v.task].causal, TASKS[v.task].several) for v in variants if not v.published}
+    kind = TASKS[task].causal, TASKS[task].several
+    if others := [name for name, other in kinds.items() if other != kind]:
         raise ValueError(f"variants of the tasks {task} and {others[0]} cannot be compared: make a study of each")
     for name, why in (
         ("folds", "folds are stratified, and scored, by class"),
         ("budget", "plans are for classification: give epochs or steps"),
     ):
-        if causal and getattr(request, name, None) is not None:
+        if any(kind) and getattr(request, name, None) is not None:
             raise ValueError(f"{name}={getattr(request, name)} cannot be combined with task {task}: {why}")
 
 

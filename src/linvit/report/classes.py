@@ -20,7 +20,11 @@ SCORES = ("precision", "recall", "f1")
 def sections(summary: Summary, chosen: str | None) -> dict[str, Section]:
     matrices = [v for v in summary.variants if len(summary.study.dataset.classes) <= MAX_CLASSES]
     return {
-        "classes": Section("Classes", _score_charts(summary, chosen)),
+        "classes": Section(
+            "Classes",
+            _score_charts(summary, chosen),
+            tables=[table for v in summary.variants if (table := _precisions(summary, v, v.id == chosen))],
+        ),
         "confusion": Section(
             "Confusion",
             [confusion(summary, v) for v in matrices],
@@ -82,6 +86,23 @@ def confused(summary: Summary, variant: VariantResult) -> Table | None:
         {"True": names[i], "Predicted": names[j], "Share": f"{share[i, j]:.0%}"} for i, j in cells if share[i, j] > 0
     ]
     return Table.of(rows, ["Predicted"], title=variant.label)
+
+
+def _precisions(summary: Summary, variant: VariantResult, shown: bool) -> Table | None:
+    """Of images with several labels: each class with its average precision and thresholds, means over seeds."""
+    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    names = {name: name.replace("_", " ").capitalize() for name in ("average_precision", *SCORES, "threshold")}
+    for name in names:
+        for r in summary.evidence.of(name, variant=variant.id, selection="best"):
+            if (value := number(r.value)) is not None:
+                found[str(r.tags.get("class"))][name].append(value)
+    rows = [
+        {"Class": label} | {head: f"{np.mean(of[name]):.1%}" for name, head in names.items() if of[name]}
+        for label, of in found.items()
+        if of["average_precision"]
+    ]
+    note = "An image is given a class from its threshold on, a probability with the best F1 on validation images."
+    return Table.of(rows, title=variant.label, note=note, open=shown) if rows else None
 
 
 def _score_charts(summary: Summary, chosen: str | None) -> list[vega.Chart | None]:

@@ -20,7 +20,7 @@ from linvit import metrics
 from linvit.files import read_lines
 from linvit.ledger import open_ledger
 from linvit.records import Record
-from linvit.report.merit import ACCURACY, BITS, Merit
+from linvit.report.merit import ACCURACY, BITS, PRECISION, Merit
 from linvit.schemas.base import Document
 from linvit.schemas.study import Study, Variant
 
@@ -87,7 +87,7 @@ class StudyEvidence(Evidence[Study]):
     @cached_property
     def merit(self) -> Merit:
         """What its variants are compared by."""
-        return BITS if self.of(BITS.metric) else ACCURACY
+        return next((merit for merit in (BITS, PRECISION) if self.of(merit.metric)), ACCURACY)
 
     @cached_property
     def logs(self) -> dict[str, list[dict[str, Any]]]:
@@ -103,14 +103,15 @@ class StudyEvidence(Evidence[Study]):
 
     @cached_property
     def right(self) -> dict[str, dict[Run, np.ndarray]]:
-        """variant → seed → whether each test image was right, or its score in bits; only of runs that were tested on
-        the same images."""
+        """variant → seed → whether each test image was right, or its score; only of runs that were tested on the same
+        images."""
         found: dict[str, dict[Run, np.ndarray]] = defaultdict(dict)
-        shape = self.first_artefact("image_bits").get("bits", np.zeros(0)).shape
-        for r in self.of("image_bits"):
-            bits = self.artefact(r).get("bits", np.zeros(0))
-            if bits.shape == shape and len(bits) > 1 and r.tags.get("selection", "best") == "best":
-                found[str(r.tags.get("variant"))][run_of(r)] = -bits.astype(float)
+        for metric, name, sign in (("image_bits", "bits", -1), ("image_precision", "values", 1)):
+            shape = self.first_artefact(metric).get(name, np.zeros(0)).shape
+            for r in self.of(metric):
+                values = self.artefact(r).get(name, np.zeros(0))
+                if values.shape == shape and len(values) > 1 and r.tags.get("selection", "best") == "best":
+                    found[str(r.tags.get("variant"))][run_of(r)] = sign * values.astype(float)
         for r in self.of("predictions") if not self.folds else ():
             file = self.artefact(r) if r.tags.get("selection", "best") == "best" else {}
             labels = file.get("labels", np.zeros(0))

@@ -66,6 +66,19 @@ ACCURACY = Merit(
     form="~%",
     curve=("validation_accuracy", "Validation accuracy", "Images right", "~%"),
 )
+PRECISION = Merit(
+    metric="mean_average_precision",
+    half="half_mean_average_precision",
+    title="Mean average precision",
+    best="most precise",
+    more="more precise",
+    unit="points",
+    scale=100,
+    digits=1,
+    says="at {} mean average precision on the test images",
+    form="~%",
+    curve=("validation_mean_average_precision", "Validation mean average precision", "Mean average precision", "~%"),
+)
 BITS = Merit(
     metric="bits_per_dim",
     half="half_bits_per_dim",

@@ -14,7 +14,7 @@ from typing import Any
 from linvit.files import slug
 from linvit.report import statistics
 from linvit.report.growth import GAIN, Growth, growth
-from linvit.report.merit import ACCURACY, Merit
+from linvit.report.merit import ACCURACY, BITS, Merit
 from linvit.report.result import last_request
 from linvit.report.statistics import ENOUGH, MAX_SEEDS
 from linvit.report.summary import Summary, VariantResult
@@ -88,7 +88,7 @@ def _alone(summary: Summary, best: VariantResult) -> Recommendation:
 def _advice(summary: Summary, able: dict[str, VariantResult], best: VariantResult, speed: str | None) -> Recommendation:
     merit = summary.merit
     margin, so_far = merit.amount(summary.margin), f"{merit.best.capitalize()} so far"
-    is_best = f"{'is' if merit is ACCURACY else 'needs'} the {merit.best} so far"
+    is_best = f"{'needs' if merit is BITS else 'is'} the {merit.best} so far"
     lead = f"{best.label} {is_best}, {_right(best, summary)} in {_seeds(best, summary)}{_speed(best)}."
     few = [v for v in able.values() if v.verdict == statistics.UNKNOWN and v.id in summary.verdicts.names]
     if few or len(best.scores) < summary.enough:
@@ -301,7 +301,7 @@ def _what(chosen: VariantResult, best: VariantResult, summary: Summary) -> str:
     behind, merit = chosen.standing.behind, summary.merit
     lead = f"Use {chosen.label}: {_right(chosen, summary, best)}"
     if chosen is best or behind is None:
-        return f"{lead}, {'more' if merit is ACCURACY else 'fewer'} than any other variant{_speed(chosen)}."
+        return f"{lead}, {'fewer' if merit is BITS else 'more'} than any other variant{_speed(chosen)}."
     other = f"the {merit.best}, {best.label} ({_number(best, summary, chosen)})"
     level = round(merit.scale * behind, merit.digits) == 0
     near = f"as many as {other}" if level else f"{merit.plain(-behind)} {merit.unit} behind {other}"

@@ -16,7 +16,7 @@ from linvit.durations import duration
 from linvit.records import Record
 from linvit.report import statistics
 from linvit.report.evidence import Run, StudyEvidence, run_of
-from linvit.report.merit import ACCURACY, BITS, Merit
+from linvit.report.merit import ACCURACY, BITS, PRECISION, Merit
 from linvit.report.statistics import Interval, Standing, Verdicts
 from linvit.schemas.study import MAX_MARGIN, Study, Variant
 
@@ -282,7 +282,7 @@ def _interval(evidence: StudyEvidence, scores: dict[Run, float], mean: float | N
     if found is None or found.low is None or found.high is None:
         return found
     shift = 0.0 if mean is None else mean - found.mean
-    high = min(1.0, found.high + shift) if merit is ACCURACY else found.high
+    high = min(1.0, found.high + shift) if merit in (ACCURACY, PRECISION) else found.high
     return Interval(found.mean + shift, max(0.0, found.low + shift), high, found.n)
 
 

@@ -47,7 +47,9 @@ class TrainRequest(Output, Resumed, Started, Data):
         metavar="SPEC",
     )
     task: str = option(
-        "classification", "What is learned: classification, or next-pixel (a likelihood).", metavar="NAME"
+        "classification",
+        "What is learned: classification, multi-label (several labels per image) or next-pixel (a likelihood).",
+        metavar="NAME",
     )
     test: bool = option(True, hidden=True)
 
@@ -78,7 +80,9 @@ class CompareRequest(Output, Jobs, Started, Data):
     attentions: tuple[str, ...] = specs(
         "A variant; repeatable. [default: softmax, performer-exp, -relu and -theta with m=32, linformer:k=16]"
     )
-    task: str | None = option(None, "What is learned: classification, or next-pixel (a likelihood).", metavar="NAME")
+    task: str | None = option(
+        None, "What is learned: classification, multi-label or next-pixel. [default: classification]", metavar="NAME"
+    )
     with_scratch: bool = option(False, "With --from: train every variant from scratch, too, for as many steps.")
     with_redrawn: int | None = option(
         None,

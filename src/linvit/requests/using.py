@@ -101,6 +101,29 @@ class ExportRequest(Show):
     threads: int | None = option(None, "CPU threads. [default: PyTorch's choice]", ge=1)
 
 
+class PublishRequest(Show):
+    """Upload a trained model, its card and its page to the Hugging Face hub.
+
+    The card has the hub's metadata: library, task, and what was measured on the test images. Nothing else of DIR is
+    uploaded, and what is there already is kept. It needs `pip install 'linvit[hf]'` and `hf auth login`. `linvit.load`,
+    `evaluate`, `predict`, `convert` and `--from` take the name in place of a folder.
+
+    Examples:
+
+        linvit publish runs/photos me/photos
+        linvit publish runs/photos me/photos --private --license mit
+        linvit publish runs/photos me/photos --dry-run
+    """
+
+    verb = "publish"
+
+    model: Text = option(..., "The folder of a run or of a model (…/best).", argument=True, metavar="DIR")
+    name: str = option(..., "Its name on the hub, org/name.", argument=True, metavar="ORG/NAME")
+    private: bool = option(False, "If there is no such model yet: one that only its organisation sees.")
+    license: str | None = option(None, "An identifier of the hub, e.g. apache-2.0 or mit.", metavar="NAME")
+    dry_run: bool = option(False, "Show what would be uploaded, and the card; nothing is sent.", transient=True)
+
+
 class ReportRequest(Show):
     """Rebuild the page of a study, a conversion or a search from its records, or merge studies of the same data.
 

@@ -401,5 +401,6 @@ def warnings(study: Study, prepared: Prepared, jobs: Sequence[StudyJob], limit: 
         found.append(f"{share} repeat training images: {effect}.")
     tested = len(data.test) * (study.folds or 1)
     if not causal and tested < FEW_TEST_IMAGES:
-        found.append(f"Only {tested} test images: one of them is {1 / max(1, tested):.1%} of accuracy.")
+        share = "" if data.several else f": one of them is {1 / max(1, tested):.1%} of accuracy"
+        found.append(f"Only {tested} test images{share}.")
     return found

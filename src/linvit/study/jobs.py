@@ -25,7 +25,11 @@ from linvit.training.events import Event
 from linvit.training.folds import out_of_fold
 
 JOBS_FILE = "jobs.jsonl"
-HALF_METRICS = {"test_accuracy": "half_accuracy", "bits_per_dim": "half_bits_per_dim"}
+HALF_METRICS = {
+    "test_accuracy": "half_accuracy",
+    "mean_average_precision": "half_mean_average_precision",
+    "bits_per_dim": "half_bits_per_dim",
+}
 FROZEN_METRICS = {"test_accuracy": "frozen_accuracy"}
 SIZES = {"half": 0.5, "frozen": 0.25}  # of a run relative to a full one, roughly
 

@@ -79,11 +79,12 @@ def save_model(folder: Path, model: VisionTransformer, **facts: Any) -> None:
 
 
 def save_config(folder: Path, config: ModelConfig, dataset: Dataset) -> None:
-    about = {
-        "format": FORMAT,
-        "model": config.model_dump(mode="json"),
-        "data": {fact: getattr(dataset, fact) for fact in (*FACTS, "resize")},
-    }
+    save_about(folder, config, {fact: getattr(dataset, fact) for fact in (*FACTS, "resize")})
+
+
+def save_about(folder: Path, config: ModelConfig, data: Mapping[str, Any]) -> None:
+    """config.json; data: FACTS, and resize."""
+    about = {"format": FORMAT, "model": config.model_dump(mode="json"), "data": dict(data)}
     write_atomically(folder / "config.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -164,9 +165,11 @@ def load(path: str | Path) -> VisionTransformer:
     return built(read_model(path))
 
 
-def built(stored: Stored, tensors: Mapping[str, Tensor] | None = None) -> VisionTransformer:
-    """The model, with its own weights or with others."""
-    return _filled(VisionTransformer(stored.config), stored, tensors)
+def built(
+    stored: Stored, tensors: Mapping[str, Tensor] | None = None, model: VisionTransformer | None = None
+) -> VisionTransformer:
+    """The model, with its own weights or with others; or one of the same shape, filled with them."""
+    return _filled(model or VisionTransformer(stored.config), stored, tensors)
 
 
 def load_into(model: VisionTransformer, path: str | Path) -> VisionTransformer:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from linvit.data import Dataset
+from linvit.data import Dataset, Split
 from linvit.devices import pick_device
 from linvit.measure.accuracy import Evaluation, evaluate
 from linvit.measure.likelihood import Likelihood, likelihood
+from linvit.measure.several import Several, logits_of
 from linvit.models import VisionTransformer
 from linvit.progress import Progress, ignore
 from linvit.training.checkpoint import built, read_model
@@ -23,7 +25,7 @@ class Evaluated:
     folder: Path  # of the model
     data: str
     split: str
-    result: Evaluation | Likelihood  # the latter of a next-pixel model
+    result: Evaluation | Several | Likelihood  # by what the model was trained for
     changed: bool | None = None  # whether the data differ from those the model was trained on; None: not known
 
 
@@ -61,7 +63,9 @@ def evaluate_folder(
     if not len(images):
         raise ValueError(f"{dataset.name} has no {split} images")
     if config.causal:
-        result: Evaluation | Likelihood = likelihood(model.to(place), config, images, place)
+        result: Evaluation | Several | Likelihood = likelihood(model.to(place), config, images, place)
+    elif dataset.several or "thresholds" in about:
+        result = _of_several(model.to(place), dataset, images, about)
     else:
         images = replace(images, labels=class_numbers(dataset, about["classes"])[images.labels])
         result = evaluate(
@@ -69,6 +73,18 @@ def evaluate_folder(
         )
     changed = dataset.identity != identity if identity and limit is None else None
     return Evaluated(stored.folder, dataset.name, split, result, changed)
+
+
+def _of_several(model: VisionTransformer, dataset: Dataset, images: Split, about: dict[str, Any]) -> Several:
+    """With the model's own thresholds."""
+    if not dataset.several or "thresholds" not in about:
+        has, knows = ("one label", "several") if not dataset.several else ("several labels", "one")
+        raise ValueError(f"the images of {dataset.name} have {has} each, but the model was trained on {knows}")
+    labels = np.zeros((len(images), len(about["classes"])), np.uint8)
+    labels[:, class_numbers(dataset, about["classes"])] = images.labels
+    images = replace(images, labels=labels)
+    logits, loss = logits_of(model, images, about["mean"], about["std"], next(model.parameters()).device)
+    return Several(loss, labels, logits, np.array(about["thresholds"], float), about["classes"])
 
 
 def check_classes(model: VisionTransformer) -> None:

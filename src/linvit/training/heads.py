@@ -87,7 +87,7 @@ def features(
 
 def mean_head(model: VisionTransformer, dataset: Dataset, seed: int, device: torch.device) -> dict[str, Tensor]:
     """A head of class means, from some of the training images: better than chance before the first step."""
-    if not isinstance(model.head, nn.Linear):
+    if not isinstance(model.head, nn.Linear) or dataset.several:
         return {}
     chosen = dataset.train.order(0, seed)[:MEANS_IMAGES]
     f, y = features(model, dataset, chosen, device, torch.float32)
@@ -106,6 +106,8 @@ def fitted_head(
     from the start, is right as often. What was fitted to the same model and images before is read again."""
     if not isinstance(model.head, nn.Linear):
         raise ValueError("start_head=fitted needs head=linear: no other is fitted")
+    if dataset.several:
+        raise ValueError("start_head=fitted needs images of one class each: leave it out")
     own = {name: value for name, value in model.state_dict().items() if kept or not name.startswith("head.")}
     config = model.config.model_dump(mode="json", exclude={"seed"})
     made_by = (VERSION, config, dataset.identity, dataset.mean, dataset.std, kept, str(device), str(dtype))

@@ -19,7 +19,7 @@ from linvit.training.evaluate import check_classes
 @dataclass(frozen=True)
 class Prediction:
     image: str
-    top: list[tuple[str, float]]  # (class, probability), the most probable first
+    top: list[tuple[str, float]]  # (class, probability), the most probable first; of several labels those it has
 
 
 @torch.inference_mode()
@@ -48,8 +48,10 @@ def predict(
                 skip(error)
         if pixels:
             x = normalise(torch.from_numpy(np.stack(pixels)).to(device), about["mean"], about["std"])
-            best = model(x).float().softmax(-1).topk(min(top, len(about["classes"])))
+            logits, limits = model(x).float(), about.get("thresholds")
+            best = (logits.softmax(-1) if limits is None else logits.sigmoid()).topk(min(top, len(about["classes"])))
             for name, values, indices in zip(names, best.values.tolist(), best.indices.tolist(), strict=True):
-                classes = (about["classes"][i] for i in indices)
-                yield Prediction(name, list(zip(classes, values, strict=True)))
+                found = zip(indices, values, strict=True)
+                kept = [(about["classes"][i], x) for i, x in found if limits is None or x >= limits[i]]
+                yield Prediction(name, kept)
         progress(min(start + batch, len(images)), len(images), "images")

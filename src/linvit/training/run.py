@@ -19,6 +19,7 @@ from linvit.locks import claim_folder, locked
 from linvit.records import Record
 from linvit.schemas.experiment import Experiment
 from linvit.training.card import model_card
+from linvit.training.checkpoint import read_config, save_about
 from linvit.training.events import Listener, Tested, tell
 from linvit.training.experiment import OURS, claim, record_of
 from linvit.training.files import load_tensors
@@ -94,7 +95,7 @@ def _fitted(training: Training) -> list[Record]:
     if "accuracy" in tally.first_row:
         value, n = tally.first_row["accuracy"], len(training.dataset.validation)
         found.append(replace(base, metric="start_accuracy", value=value, unit="fraction", n=n))
-    for name, unit in (("accuracy", "fraction"), ("bits_per_dim", "bit")):
+    for name, unit in (("accuracy", "fraction"), ("mean_average_precision", "fraction"), ("bits_per_dim", "bit")):
         if name in tally.best_row:
             value, n = tally.best_row[name], len(training.dataset.validation)
             found.append(replace(base, metric=f"validation_{name}", value=value, unit=unit, n=n))
@@ -116,6 +117,9 @@ def _tested(experiment: Experiment, dataset: Dataset, folder: Path, training: Tr
     base = record_of(experiment, training.device)
     records, files = training.task.records(base, found["best"], found["last"])
     rows = {name: {f"test_{key}": value for key, value in training.task.row(found[name]).items()} for name in facts}
+    if training.first and (about := training.task.about(found["best"])):
+        stored = read_config(folder / "best")[1]["data"]
+        save_about(folder / "best", experiment.model, stored | about)
     for name, content in files.items() if training.first else ():
         write_atomically(folder / name, content)
     for name, (_, about) in facts.items() if training.first else ():

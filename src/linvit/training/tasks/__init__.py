@@ -24,9 +24,11 @@ class Task(ABC):
 
     mean_over_images = True  # the loss is one: processes may then each compute it of a part of the batch
     causal: ClassVar[bool] = False  # it is of the logits of every token, from those before
+    several: ClassVar[bool] = False  # it is of images with several labels each
     refused: ClassVar[Mapping[str, str]] = {}  # options of the recipe that it cannot do with, and why
 
     def __init__(self, experiment: Experiment, dataset: Dataset, device: torch.device):
+        self.check_labels(dataset.several)
         self.experiment, self.dataset, self.device = experiment, dataset, device
         self.augment = dataset.augment(**experiment.recipe.augmentation())
 
@@ -39,6 +41,14 @@ class Task(ABC):
         for option, why in cls.refused.items():
             if value := getattr(recipe, option):
                 raise ValueError(f"{option}={value} does not go with task {name}: {why}: leave it out")
+
+    @classmethod
+    def check_labels(cls, several: bool) -> None:
+        """Refuse images that have another kind of label."""
+        if several and not (cls.several or cls.causal):
+            raise ValueError("these images have several labels each: add --task multi-label")
+        if cls.several and not several:
+            raise ValueError("task multi-label needs images with several labels each: a|b in a CSV, lists in Parquet")
 
     @abstractmethod
     def loss(
@@ -59,6 +69,10 @@ class Task(ABC):
     def select(self, found: Any) -> tuple[float, float]:
         """A score, higher for the better model, and how far two may be apart by chance: within that of the highest, the
         last model is kept."""
+
+    def about(self, found: Any) -> Mapping[str, Any]:
+        """What a user of the chosen model must know besides its weights, from its evaluation on test images."""
+        return {}
 
     @abstractmethod
     def records(self, base: Record, best: Any, final: Any) -> tuple[list[Record], dict[str, str | bytes]]:

@@ -1,0 +1,124 @@
+"""A CSV or TSV of paths and labels: columns `path` and `label`, and `split` (train, val, test) if there is one.
+
+Without a header the first two columns are path and label. Paths are relative to the table; addresses such as s3://… are
+read with fsspec. `a|b` are several labels of one image, and then an empty label is none of them.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from linvit.data.cache import cache_root
+from linvit.data.decode import SUFFIXES
+from linvit.data.folder import SPLIT_NAMES
+from linvit.data.remote import is_remote, local
+from linvit.data.sources import FORMATS, SPLITS, Pictures, several
+
+PATH, LABEL, SPLIT = ("path", "image", "file", "filename"), ("label", "labels", "class", "classes"), ("split", "set")
+MARK = "|"  # between several labels
+
+
+class Row(NamedTuple):
+    number: int
+    path: str
+    label: str
+    split: str
+
+
+@FORMATS.register(".csv")
+def comma_separated(path: Path) -> Pictures:
+    """A CSV of path and label."""
+    return pictures(path, None)
+
+
+@FORMATS.register(".tsv")
+def tab_separated(path: Path) -> Pictures:
+    """A TSV of path and label."""
+    return pictures(path, "\t")
+
+
+def pictures(path: Path, delimiter: str | None) -> Pictures:
+    rows = sorted(_rows(path, delimiter), key=lambda row: SPLITS.index(row.split))  # stable
+    if not rows or rows[0].split != "train":
+        raise ValueError(f"{path}: has no {'training ' if rows else ''}images")
+    sets = [[name.strip() for name in row.label.split(MARK) if name.strip()] for row in rows]
+    if multiple := any(MARK in row.label for row in rows):
+        labels, classes = several(path, sets)
+    else:
+        if empty := next((row for row, names in zip(rows, sets, strict=True) if not names), None):
+            raise ValueError(f"{path}:{empty.number}: has no label")
+        classes = sorted({names[0] for names in sets})
+        index = {name: i for i, name in enumerate(classes)}
+        labels = np.array([index[names[0]] for names in sets], np.int64)
+    counts = {name: count for name in SPLITS if (count := sum(row.split == name for row in rows))}
+    places = [row.path if is_remote(row.path) else str(path.parent / row.path) for row in rows]
+    sha = hashlib.sha256(repr((sorted(counts.items()), classes, multiple)).encode())
+    for row, place in zip(rows, places, strict=True):
+        sha.update(f"{row.path}\0{row.label}\0{_state(place)}\n".encode())
+
+    def read() -> Iterator[tuple[str, Path]]:
+        store = cache_root(None)
+        return ((place, local(place, store) if is_remote(place) else Path(place)) for place in places)
+
+    return Pictures(read, labels, classes, counts, sha.hexdigest())
+
+
+def _state(place: str) -> str:
+    """Changes when the file does; an address that is not read again has none."""
+    if is_remote(place):
+        return "remote"
+    try:
+        status = os.stat(place)
+    except (OSError, ValueError):  # there is none: decoding says so, or skips it
+        return "unreadable"
+    return f"{status.st_size}\0{status.st_mtime_ns}"
+
+
+def _rows(path: Path, delimiter: str | None) -> Iterator[Row]:
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            if delimiter is None:
+                first = file.readline()
+                delimiter = ";" if ";" in first and "," not in first else ","
+                file.seek(0)
+            reader = csv.reader(file, delimiter=delimiter, strict=True)
+            columns: tuple[int, int, int | None] | None = None
+            for cells in reader:
+                if not any(cell.strip() for cell in cells):
+                    continue
+                if columns is None:
+                    columns, header = _columns(path, [cell.strip() for cell in cells])
+                    if header:
+                        continue
+                yield _row(path, reader.line_num, cells, *columns)
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: is not a table in UTF-8 ({error})") from None
+
+
+def _columns(path: Path, cells: Sequence[str]) -> tuple[tuple[int, int, int | None], bool]:
+    """Where path, label and split are, and whether these cells are a header."""
+    names = [cell.lower() for cell in cells]
+    found = [next((names.index(name) for name in known if name in names), None) for known in (PATH, LABEL, SPLIT)]
+    if found[0] is not None and found[1] is not None:
+        return (found[0], found[1], found[2]), True
+    if len(cells) == 2 and Path(cells[0]).suffix.lower() in SUFFIXES:
+        return (0, 1, None), False
+    raise ValueError(f"{path}: needs the columns path and label in its first line, which has {', '.join(cells[:8])}")
+
+
+def _row(path: Path, number: int, cells: Sequence[str], where: int, label: int, split: int | None) -> Row:
+    if len(cells) <= max(where, label, split or 0):
+        raise ValueError(f"{path}:{number}: has {len(cells)} columns, fewer than the first line")
+    part = "train" if split is None else cells[split].strip().lower()
+    if part not in SPLIT_NAMES:
+        raise ValueError(f"{path}:{number}: split '{cells[split or 0]}' is not one of train, val, test")
+    if not cells[where].strip() or "\0" in cells[where]:
+        raise ValueError(f"{path}:{number}: has no path")
+    return Row(number, cells[where].strip(), cells[label], SPLIT_NAMES[part])
