@@ -67,7 +67,7 @@ dist: setup
 	$(BIN)/python -m build
 
 docs: setup
-	$(BIN)/python docs/api.py
+	$(BIN)/python docs/generate/pages.py
 
 bench: setup
 	$(BIN)/python benchmarks/peers.py --out docs/benchmarks
