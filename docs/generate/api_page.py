@@ -31,8 +31,8 @@ linvit.records: Record Records
 linvit.report: build study_result search_result conversion_result Result Table StudyResult Recommendation
 linvit.metrics: Metric"""
 
-INTRODUCTION = """The public names, by module. Keywords of `train`, `compare`, `tune` and `convert` are the options of the
-[command line](cli.md), under the names in its second column."""
+INTRODUCTION = """The public names, by module. Keywords of `train`, `compare`, `tune` and `convert` are the options
+of the [command line](cli.md), under the names in its second column."""
 
 
 def api_page() -> str:
