@@ -1,4 +1,4 @@
-"""The generated pages of the reference, by file name: `make docs` writes them, and tests compare them with the files."""
+"""The generated pages of the reference, by file name: `make docs` writes them, and tests compare them."""
 
 from __future__ import annotations
 
