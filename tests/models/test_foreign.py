@@ -713,7 +713,7 @@ def test_a_configuration_that_says_nothing(said, tmp_path):
         load(tmp_path)
     assert "\n" not in str(caught.value)
     torchvision_folder(tmp_path, **said)
-    with pytest.raises(ValueError, match=r"how many heads this has is not known: write num_heads into config.json"):
+    with pytest.raises(ValueError, match=r"the number of heads is unknown: add num_heads to config.json"):
         load(tmp_path)
 
 
@@ -771,7 +771,7 @@ def test_a_model_of_the_hub(tmp_path, monkeypatch):
 
     monkeypatch.setattr(hub, "snapshot_download", offline)
     with pytest.raises(
-        ValueError, match=r"^org/some-vit does not exist here, and the hub did not give it \(no network\)"
+        ValueError, match=r"^org/some-vit does not exist here, and could not be downloaded from the hub \(no network\)"
     ):
         load("org/some-vit")
     for path in ("tests/nothing", "nothing", "./a/b", "a/b/c"):  # none of these is an id
