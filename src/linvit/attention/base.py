@@ -65,11 +65,13 @@ def _convolution(channels: int, size: int, site: Site) -> Cost:
 
 
 class Attention(nn.Module, ABC):
-    """A subclass gives `formula` and `estimates` for the documentation, implements `attend`, and states `own_cost`, so
-    that its cost is known without building it."""
+    """A subclass gives `formula`, `estimates`, `origin` and `invariants` for the documentation, implements `attend`,
+    and states `own_cost`, so that its cost is known without building it."""
 
     formula: ClassVar[str] = ""
     estimates: ClassVar[str] = ""
+    origin: ClassVar[str] = ""  # where it was published; empty: here
+    invariants: ClassVar[str] = ""  # what holds for its attention matrix; tests check it
     role: ClassVar[Role] = "candidate"
     linear: ClassVar[bool] = True  # in the number of tokens
     size_option: ClassVar[str | None] = None  # sets the number of projected keys; that of features is a kernel's

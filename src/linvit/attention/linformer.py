@@ -30,6 +30,8 @@ class Linformer(Attention):
 
     formula = "softmax(q (E k)ᵀ/√d) (F v)"
     estimates = "softmax of rank k"
+    origin = "Linformer, arXiv:2006.04768"
+    invariants = "rank at most k; rows sum to one only with kind=pool"
     size_option = "k"
     precision = "half"
     shared: Sequence[Linformer] = ()

@@ -43,19 +43,27 @@ def _costs(name: str) -> dict[str, Any]:
 
 
 def macs_formula(name: str) -> str:
-    """MACs per head, found by counting at a few sizes: `4Nmd`. Empty if it is no sum of the terms above."""
+    """MACs per head, found by counting at a few sizes: `4Nmd`. Empty if it is no sum of the terms above, or not
+    on a large grid."""
     import numpy as np
 
     from linvit.attention import attention_cost, size_option, with_size
     from linvit.site import Site
 
     counted = [attention_cost(with_size(name, m), Site(1, d, n)).macs for n, d, m in POINTS]
-    terms = np.prod(np.array(POINTS)[:, None] ** np.array([*TERMS.values()]), axis=-1)  # (points, terms)
+    terms = np.array([_terms(*point) for point in POINTS])
     found = np.linalg.lstsq(terms.astype(float), np.array(counted, float), rcond=None)[0].round().astype(int)
-    if (terms @ found != counted).any():
+    large = attention_cost(with_size(name, 64), Site(1, 64, 1024, (32, 32))).macs
+    if (terms @ found != counted).any() or abs(_terms(1024, 64, 64) @ found - large) > 0.05 * large:
         return ""
     parts = [("" if c == 1 else str(c)) + term for c, term in zip(found, TERMS, strict=True) if c]
     return " + ".join(parts).replace("m", size_option(name) or "m") or "0"
+
+
+def _terms(n: int, d: int, m: int) -> Any:
+    import numpy as np
+
+    return np.prod(np.array([n, d, m]) ** np.array([*TERMS.values()]), axis=-1)
 
 
 def attentions() -> tuple[list[dict[str, Any]], list[str]]:

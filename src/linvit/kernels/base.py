@@ -67,6 +67,7 @@ class FeatureMap(nn.Module, ABC):
 
     formula: ClassVar[str] = ""
     estimates: ClassVar[str] = ""
+    origin: ClassVar[str] = ""  # where it was published; empty: here
     estimates_softmax: ClassVar[bool] = False  # whether it tends to softmax with the number of random features
     size_option: ClassVar[str | None] = None  # the option that sets the number of features
     width: int  # features
@@ -75,7 +76,7 @@ class FeatureMap(nn.Module, ABC):
 
     @dataclass(frozen=True, kw_only=True)
     class Options:
-        scale: float | None = None  # multiplies q and k; d^-¼ without it
+        scale: float | None = None  # factor of q and k; d^-¼ by default
 
     def __init__(self, site: Site, **options):
         super().__init__()
