@@ -7,7 +7,7 @@ that number and looked at again. Accuracies are drawn with a deviation between s
 images: variant i with seed s is right on image x if a_i + 1.5·z_x + 0.7·w_ix + σ_i·u_is + e_isx > 0, all standard
 normal, where a_i and σ_i give the variant's true accuracy and its deviation. The truth is known: a verdict that a
 variant loses less than the margin, one point, is wrong if it truly loses a point or more. The best is right on 97 % of
-the images, and in the last rows, where few images tell variants apart, on 99.9 %. Writes decisions.md.
+the images, and in the last rows, where few images distinguish variants, on 99.9 %. Writes decisions.md.
 """
 
 from __future__ import annotations

@@ -378,7 +378,7 @@ def goals(found: dict) -> list[tuple[str, str, str, bool]]:
 def markdown(found: dict) -> str:
     about = found["about"]
     lines = [
-        "# Beside its peers",
+        "# Compared with other packages",
         "",
         f"Measured on {about['cpu']}, {about['threads']} threads, {about['dtype']}, {about['versions']},",
         f"performer-pytorch {about['performer-pytorch']}, commit {about['commit']}. Made by `{about['command']}`.",
@@ -424,7 +424,7 @@ def markdown(found: dict) -> str:
         "## Latency of one forward call",
         "",
         f"Batch 1, d = 64, m = 32, no gradients, {found['waits']['threads']} threads that wait as by default,",
-        f"wall time, commit {found['waits']['commit']}. Beside it is the direct call, for models the one with softmax:",
+        f"wall time, commit {found['waits']['commit']}. Next to it is the direct call, for models the one with softmax:",
         "less is faster.",
         "",
         "| L | call | µs | µs more | × | goal |",

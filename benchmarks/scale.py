@@ -1,4 +1,4 @@
-"""What the parts cost that grow with a study: records, jobs, images, processes. The arithmetic of docs/scaling.md.
+"""What the parts cost that grow with a study: records, jobs, images, processes. The arithmetic of docs/how-to/slurm.md.
 
     python benchmarks/scale.py --out docs/benchmarks           # about fifteen minutes on two cores, 3 GB of disk
     python benchmarks/scale.py --only records jobs             # some of it
