@@ -3,9 +3,9 @@
     python benchmarks/backbones.py --out runs/backbones
 
 Data: `tiny-imagenet:part=most`, 80 of the first 100 classes of Tiny ImageNet; every fifth class is kept out, to show
-what the start is worth. softmax is trained from scratch, the others begin with its weights and are trained further, or,
-with `--same`, from scratch as well. Killed, the same command resumes. What is finished is written, in half precision with
-its card, to src/linvit/backbones.
+what the start is worth. softmax is trained from scratch, the others start from its weights or, with `--same`, from
+scratch too. The same command resumes. Finished backbones are written, in half precision with their cards, to
+src/linvit/backbones.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CARD = """# A linvit backbone: {attention}
 - **Recipe**: {recipe}, {time} of one core.
 - **Figures**: {accuracy:.1%} of {n:,} test images of these classes right ({low:.1%} to {high:.1%}), one seed.
 - **Use**: `linvit compare PHOTOS` and `linvit train PHOTOS` start from it; `linvit.load` reads this folder.
-- **Limits**: small, for 64 or 128 px; a start for your own images, not a classifier to rely on.
+- **Limits**: small, for 64 or 128 px; a start for one's own images, not a classifier to rely on.
 """
 
 
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("--epochs", type=float, default=5, help="of those that begin with nothing")
     parser.add_argument("--further", type=float, default=1, help="epochs of those that begin with softmax's weights")
-    parser.add_argument("--same", nargs="*", default=[], metavar="SPEC", help="train these from scratch, too")
+    parser.add_argument("--same", nargs="*", default=[], metavar="SPEC", help="train these from nothing, too")
     parser.add_argument("--only", nargs="*", metavar="SPEC", help="these attentions alone")
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
@@ -62,7 +62,7 @@ def main() -> None:
             epochs=given.epochs if scratch else given.further,
             listeners=[_tell],
         )
-        how = f"{given.epochs:g} epochs from scratch" if scratch else f"{given.further:g} epochs from softmax's weights"
+        how = f"{given.epochs:g} epochs from nothing" if scratch else f"{given.further:g} epochs from softmax's weights"
         ship(found, how)
         print(f"{spec:22} {how:36} {found.test_accuracy:.4f} in {duration(found.value('train_seconds') or 0)}")
 
