@@ -10,11 +10,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 GENERATED = "<!-- Written by `make docs`"  # near the top of pages of the reference
-STUDIES = (DOCS / "results", DOCS / "benchmarks")  # written by linvit and by benchmarks/, but for results/README.md
+STUDIES = (DOCS / "results", DOCS / "benchmarks")  # written by linvit and by benchmarks/, but for this one:
+RESULTS = DOCS / "results/README.md"
 
 
 def _is_written(page: Path) -> bool:
-    of_study = any(place in page.parents for place in STUDIES) and page != DOCS / "results/README.md"
+    of_study = any(place in page.parents for place in STUDIES) and page != RESULTS
     return not of_study and GENERATED not in page.read_text(encoding="utf-8")[:300]
 
 
@@ -34,7 +35,7 @@ def count_words(page: Path) -> int:
 def links(page: Path) -> Iterator[tuple[str, str]]:
     """(path, anchor) of every link and image that does not lead elsewhere."""
     text = re.sub(r"`[^`\n]*`", "", without_code(page.read_text(encoding="utf-8")))
-    for target in re.findall(r"\]\(([^)\s]+)[^)]*\)", text):
+    for target in re.findall(r"(?:\]\(|<iframe src=\")([^)\s\"]+)", text):
         if not re.match(r"\w+:", target):
             yield target.partition("#")[::2]
 

@@ -59,19 +59,15 @@ def test_anchors_are_those_of_the_repository_and_of_the_site(tmp_path):
 
 def test_links_of_a_page_are_found(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text("[a](b.md#c) ![d](e.png) [f](#g) [h](https://i) `[j](k)`\n\n```\n[l](m)\n```\n\n    [n](o)\n", encoding="utf-8")
-    assert [*pages.links(page)] == [("b.md", "c"), ("e.png", ""), ("", "g")]
+    page.write_text("[a](b.md#c) ![d](e.png) [f](#g) [h](https://i \"j\") `[k](l)` <iframe src=\"m.html\">\n\n```\n[n](o)\n```\n\n    [p](q)\n", encoding="utf-8")
+    assert [*pages.links(page)] == [("b.md", "c"), ("e.png", ""), ("", "g"), ("m.html", "")]
 
 
 def test_the_site_shows_every_page():
     shown = pages.navigation()
     assert len(shown) == len(set(shown))
-    assert set(shown) == {page for page in pages.PAGES if page.parent.name != "benchmarks"} - _reports()
-
-
-def _reports() -> set:
-    """Pages that linvit wrote with a study, to which the page of results links."""
-    return {page for page in pages.PAGES if pages.DOCS / "results" in page.parents and page.name != "README.md"}
+    of_studies = {page for page in pages.PAGES if pages.DOCS / "results" in page.parents} - {pages.RESULTS}
+    assert set(shown) == set(pages.PAGES) - of_studies  # to which the page of results links
 
 
 def test_llms_txt_lists_every_page():
