@@ -80,6 +80,7 @@ SITE := .venv-site/bin
 
 site: .venv-site/.done
 	$(SITE)/zensical build --clean --strict
+	sed -i.bak 's#/report\.md"#/report/"#g' site/results/reports.html && rm site/results/reports.html.bak  # pages there
 
 bench: setup
 	$(BIN)/python benchmarks/peers.py --out docs/benchmarks
