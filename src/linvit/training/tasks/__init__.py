@@ -55,7 +55,7 @@ class Task(ABC):
         self, model: nn.Module, images: Tensor, labels: Tensor, indices: Tensor, epoch: int
     ) -> tuple[Tensor, Tensor]:
         """uint8 images (B, C, H, W) of the training split → the mean loss, and how many the model got right. Neither
-        may wait for the device. Anything random is a function of (seed, epoch, indices)."""
+        may synchronise with the device. Anything random is a function of (seed, epoch, indices)."""
 
     @abstractmethod
     def evaluate(self, model: nn.Module, split: Split) -> Any:

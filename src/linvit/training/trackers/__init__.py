@@ -45,7 +45,7 @@ class Tracker(ABC):
             warnings.warn(f"{self.package} no longer logs this training ({why})", UserWarning, stacklevel=2)
 
     def give_up(self) -> None:
-        """No event will end this training: it is not tested, or was not worth going on with."""
+        """No event will end this training: it is not tested, or was stopped as unpromising."""
         if self.begun and not self.lost and not self.ended:
             self.ended = True
             with suppress(Exception):
