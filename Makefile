@@ -67,7 +67,7 @@ dist: setup
 	$(BIN)/python -m build
 
 docs: setup
-	$(BIN)/python docs/generate/pages.py
+	$(BIN)/python docs/generate/write_reference.py
 
 # The documentation site, in site/. Its tools have an environment of their own, so that `make setup` is no slower.
 SITE := .venv-site/bin

@@ -130,8 +130,8 @@ def main() -> None:
         "",
         f"The forecast is a fit to {points} points measured in {spent:.0f} s (median leave-one-out error: "
         f"{known.error:.0%}). Whole vision transformers were then drawn at random and timed with softmax and with the "
-        "linear attention, interleaved. *Forecast* and *measured* are times as fast as with softmax (median and quartiles of "
-        f"{asked.rounds} rounds).",
+        "linear attention, interleaved. *Forecast* and *measured* are times as fast as with softmax (median and "
+        f"quartiles of {asked.rounds} rounds).",
         "",
         "| image / patch | tokens | heads × head_dim | depth | task, batch | attention | forecast | measured | |",
         "|---|---|---|---|---|---|---|---|---|",

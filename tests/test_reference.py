@@ -19,8 +19,8 @@ MATRICES = [name for name in ATTENTIONS.names() if name not in ("literal", "pola
 @pytest.mark.parametrize("name", ["api.md", "attentions.md", "cli.md", "metrics.md"])
 def test_generated_pages_are_what_the_code_says(name, monkeypatch):
     monkeypatch.syspath_prepend(str(REFERENCE.parent / "generate"))
-    pages = importlib.import_module("pages")
-    assert (REFERENCE / name).read_text(encoding="utf-8") == pages.PAGES[name](), f"{name} is old: make docs"
+    reference = importlib.import_module("write_reference")
+    assert (REFERENCE / name).read_text(encoding="utf-8") == reference.PAGES[name](), f"{name} is old: make docs"
 
 
 @pytest.mark.parametrize("name", MATRICES)

@@ -23,7 +23,7 @@ class Site:
         for name, least in {"heads": 1, "head_dim": 1, "tokens": 1, "prefix": 0, "layer": 0, "seed": 0}.items():
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"{name}={value!r} must be a whole number of at least {least}")
+                raise ValueError(f"{name}={value!r} must be an integer of at least {least}")
         if self.grid is not None:
             object.__setattr__(self, "grid", tuple(self.grid))
             if len(self.grid) != 2 or min(self.grid) < 1 or self.prefix + math.prod(self.grid) != self.tokens:
@@ -37,7 +37,7 @@ class Site:
         grid if that would be a single row."""
         image = tokens - self.prefix
         if image < 0:
-            raise ValueError(f"prefix={self.prefix} is more than the {tokens} tokens there are")
+            raise ValueError(f"prefix={self.prefix} is more than tokens={tokens}")
         grid = squarest(image) if image else (0, 0)
         return replace(self, tokens=tokens, grid=grid if grid[0] > 1 or image == 1 else None)
 

@@ -157,7 +157,7 @@ def test_a_dinov3_takes_larger_images(tmp_path):
         ("dinov3", {"hidden_act": "silu"}, "hidden_act='silu' is not what linvit computes"),
         ("dinov3", {"use_gated_mlp": True}, "use_gated_mlp=True, but the weights have False"),
         ("dinov3", {"key_bias": True}, r"there is no layer.0.attention.k_proj.bias \(36,\)"),
-        ("dinov3", {"image_size": None}, "image_size=None must be a whole number"),
+        ("dinov3", {"image_size": None}, "image_size=None must be an integer"),
         ("dinov3", {"image_size": [35, 70]}, r"image_size=\[35, 70\]: images that are not square are not read"),
         ("siglip", {"image_size": 42}, "image_size=42, but 25 positions of patches of 7 px are for 35 px"),
         ("siglip", {"num_hidden_layers": 3}, "num_hidden_layers=3, but the weights have 2"),
@@ -553,7 +553,7 @@ def edited(folder: Path, drop: str = "^$", rename: dict[str, str] | None = None,
         ({"architecture": "swin_tiny_patch4"}, "architecture='swin_tiny_patch4' is not a plain vision transformer"),
         ({"architecture": "vit_base_patch16_rope_224"}, "architecture='vit_base_patch16_rope_224' is not"),
         ({"architecture": "vit_base_patch16_rpn_224"}, "architecture='vit_base_patch16_rpn_224' is not a plain"),
-        ({"architecture": "vit_wide_patch7"}, "architecture='vit_wide_patch7': how many heads this has is not known"),
+        ({"architecture": "vit_wide_patch7"}, "architecture='vit_wide_patch7': the number of heads is unknown"),
         ({"model_args": {"num_heads": 4}}, "4 heads do not divide a width of 33"),
         ({"model_args": {"act_layer": "relu"}}, "act_layer='relu' is not what linvit computes"),
         ({"global_pool": "map"}, "global_pool='map' is not read"),
@@ -621,7 +621,7 @@ def test_what_timm_has_and_linvit_has_not(changes, words, tmp_path):
         ({"model_type": "swin"}, "model_type='swin' is not read; .*choose from: vit, deit"),
         ({"hidden_act": "quick_gelu"}, "hidden_act='quick_gelu' is not what linvit computes; .*choose from: gelu, "),
         ({"use_swiglu_ffn": True}, "use_swiglu_ffn=True, but the weights have False"),
-        ({"num_attention_heads": "many"}, "num_attention_heads='many' must be a whole number"),
+        ({"num_attention_heads": "many"}, "num_attention_heads='many' must be an integer"),
         ({"linvit_attention": "performer-nothing"}, "unknown attention 'performer-nothing'"),
         ({"image_size": 42}, "image_size=42, but 26 positions of patches of 7 px are for 35 px"),
         ({"image_size": [35, 70]}, r"image_size=\[35, 70\], but"),
@@ -713,7 +713,7 @@ def test_a_configuration_that_says_nothing(said, tmp_path):
         load(tmp_path)
     assert "\n" not in str(caught.value)
     torchvision_folder(tmp_path, **said)
-    with pytest.raises(ValueError, match=r"how many heads this has is not known: write num_heads into config.json"):
+    with pytest.raises(ValueError, match=r"the number of heads is unknown: add num_heads to config.json"):
         load(tmp_path)
 
 
@@ -771,7 +771,7 @@ def test_a_model_of_the_hub(tmp_path, monkeypatch):
 
     monkeypatch.setattr(hub, "snapshot_download", offline)
     with pytest.raises(
-        ValueError, match=r"^org/some-vit does not exist here, and the hub did not give it \(no network\)"
+        ValueError, match=r"^org/some-vit does not exist here, and could not be downloaded from the hub \(no network\)"
     ):
         load("org/some-vit")
     for path in ("tests/nothing", "nothing", "./a/b", "a/b/c"):  # none of these is an id

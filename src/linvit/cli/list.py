@@ -12,7 +12,7 @@ COSTS = (
     "MACs: all heads, for heads=8, head_dim=64, N=1024 and the default options. break-even: tokens above which it "
     "takes fewer MACs than softmax (for time, see linvit bench speed)."
 )
-AUTOMATIC = "Options in brackets choose for themselves."
+AUTOMATIC = "Options in brackets are chosen automatically."
 # per head, the powers of N tokens, d head_dim, and m features (or k projected keys)
 TERMS = {"N²d": (2, 1, 0), "Nmd": (1, 1, 1), "Nd²": (1, 2, 0), "Nm²": (1, 0, 2), "Nd": (1, 1, 0)}
 POINTS = [(64, 16, 16), (64, 32, 16), (128, 16, 32), (96, 64, 64), (128, 32, 64), (64, 16, 32), (128, 64, 32)]
@@ -167,7 +167,9 @@ def metrics() -> tuple[list[dict[str, Any]], list[str]]:
         }
         for metric in TABLE
     ]
-    return rows, ["per: the tags that tell one measurement from another. column: of results.csv, where it has its own."]
+    return rows, [
+        "per: the tags that distinguish one measurement from another. column: of results.csv, where it has its own."
+    ]
 
 
 KINDS = {

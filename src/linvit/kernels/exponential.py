@@ -106,7 +106,7 @@ class Favor(Exponential):
         if not self.reference:
             self.no_effect("stabilizer=exact needs no ε", "eps")
         elif self.options.center or self.omega is None:
-            raise ValueError("stabilizer=reference goes with neither center=true nor projection=none")
+            raise ValueError("stabilizer=reference cannot be combined with center=true or projection=none")
         elif self.options.shrink:
             raise ValueError("stabilizer=reference is not centred, and shrink=true shortens what centring leaves")
         elif site.causal:

@@ -22,7 +22,7 @@ def check_fits(config: ModelConfig) -> None:
     if cost.memory > MEMORY:
         raise ValueError(
             f"this model takes {cost.memory // 10**9:,} GB with its {cost.parameters:,} parameters and one image, but "
-            f"the machine has {MEMORY // 10**9:,} GB: make image_size, dim, depth, classes or the attention smaller"
+            f"the machine has {MEMORY // 10**9:,} GB: reduce image_size, dim, depth, classes or the attention"
         )
 
 

@@ -128,7 +128,7 @@ def download(name: str) -> Path:
         )
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(f"{name} does not exist here, and the hub did not give it ({why})") from None
+        raise ValueError(f"{name} does not exist here, and could not be downloaded from the hub ({why})") from None
 
 
 def _weights(folder: Path) -> list[Path]:
@@ -344,9 +344,7 @@ def _torchvision(said: Mapping[str, Any]) -> Said:
 def _heads(architecture: str, size: str) -> int:
     found = re.search(size, architecture)
     if found is None or found[1] not in HEADS:
-        raise ValueError(
-            f"architecture={architecture!r}: how many heads this has is not known: write num_heads into config.json"
-        )
+        raise ValueError(f"architecture={architecture!r}: the number of heads is unknown: add num_heads to config.json")
     return HEADS[found[1]]
 
 
@@ -360,7 +358,7 @@ def _object(said: Mapping[str, Any], field: str) -> dict[str, Any]:
 def _whole(said: Mapping[str, Any], field: str) -> int:
     value = said.get(field)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"config.json: {field}={value!r} must be a whole number of at least 1")
+        raise ValueError(f"config.json: {field}={value!r} must be an integer of at least 1")
     return value
 
 

@@ -113,7 +113,9 @@ class Training:
             return
         ranks.agree("the experiment", self.experiment.id)
         if not self.task.mean_over_images:
-            raise ValueError(f"task {self.experiment.task} cannot be shared by processes: its loss is of a whole batch")
+            raise ValueError(
+                f"task {self.experiment.task} cannot be shared by processes: its loss depends on the whole batch"
+            )
         if self.batch < ranks.count():
             raise ValueError(f"batch_size={self.batch} is too few for {ranks.count()} processes: each needs an image")
 

@@ -37,10 +37,10 @@ class Task(ABC):
         """Refuse what this task cannot train."""
         if model.causal != cls.causal:
             wanted = "stem=next-pixel" if cls.causal else "a stem whose model has classes"
-            raise ValueError(f"stem={model.stem} does not go with task {name}, which needs {wanted}")
+            raise ValueError(f"stem={model.stem} cannot be combined with task {name}, which needs {wanted}")
         for option, why in cls.refused.items():
             if value := getattr(recipe, option):
-                raise ValueError(f"{option}={value} does not go with task {name}: {why}: leave it out")
+                raise ValueError(f"{option}={value} cannot be combined with task {name}: {why}: leave it out")
 
     @classmethod
     def check_labels(cls, several: bool) -> None:

@@ -69,5 +69,5 @@ def tracking(names: Sequence[str]) -> list[type[Tracker]]:
     """Those of these names; a ValueError if one is unknown or its package is not there."""
     for name in names:
         if importlib.util.find_spec(TRACKERS[name].package) is None:
-            raise ValueError(f"track={name} needs a package that is not there: pip install 'linvit[track]'")
+            raise ValueError(f"track={name} needs a package that is not installed: pip install 'linvit[track]'")
     return [TRACKERS[name] for name in names]
