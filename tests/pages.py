@@ -42,9 +42,8 @@ def links(page: Path) -> Iterator[tuple[str, str]]:
 
 def anchors(page: Path) -> set[str]:
     """Those of the page's headings that are the same in the repository (GitHub) and on the site (Python-Markdown)."""
-    headings = re.findall(r"^#+ +(.+?) *#*$", re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.M | re.S), re.M)
-    found: set[str] = set()
-    for heading in headings:
+    text, found = page.read_text(encoding="utf-8"), set()
+    for heading in re.findall(r"^#+ +(.+?) *#*$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M):
         text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").lower()
         github = re.sub(r"[^\w\- ]", "", text).replace(" ", "-")
         plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()

@@ -56,7 +56,7 @@ def test_examples_that_register_something_run(plugins, tmp_path, monkeypatch):
         torch.testing.assert_close(out[1:, :, :2], attention(*(x[1:, :, :2] for x in (q, k, v))))
         torch.testing.assert_close(out, matrix @ v, atol=1e-5, rtol=1e-4)
         assert not matrix[1, :, :, 2:].any()
-    with pytest.raises(ValueError, match="a=1.5 must be between 0 and 1"):
+    with pytest.raises(ValueError, match=r"a=1\.5 must be between 0 and 1"):
         create_attention("cosine:a=1.5", heads=3, head_dim=7, tokens=5)
     dataset = data.load_data("brightness:images=90")
     experiment = Designer(dataset, None, 0, SMALL, match=False).experiment(Variant(attention="cosine", task="margin"))

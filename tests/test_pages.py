@@ -53,13 +53,17 @@ def test_links_lead_somewhere(page):
 
 def test_anchors_are_those_of_the_repository_and_of_the_site(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text("# One `two`\n\n## linvit.x: y, [z](w.md)\n\n## Without `--to`\n\n## Größe\n\n```\n# no\n```\n", encoding="utf-8")
+    page.write_text(
+        "# One `two`\n\n## linvit.x: y, [z](w.md)\n\n## Without `--to`\n\n## Größe\n\n```\n# no\n```\n",
+        encoding="utf-8",
+    )
     assert pages.anchors(page) == {"one-two", "linvitx-y-z"}  # without---to or without-to, größe or grosse
 
 
 def test_links_of_a_page_are_found(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text("[a](b.md#c) ![d](e.png) [f](#g) [h](https://i \"j\") `[k](l)` <iframe src=\"m.html\">\n\n```\n[n](o)\n```\n\n    [p](q)\n", encoding="utf-8")
+    inline = '[a](b.md#c) ![d](e.png) [f](#g) [h](https://i "j") `[k](l)` <iframe src="m.html">'
+    page.write_text(f"{inline}\n\n```\n[n](o)\n```\n\n    [p](q)\n", encoding="utf-8")
     assert [*pages.links(page)] == [("b.md", "c"), ("e.png", ""), ("", "g"), ("m.html", "")]
 
 
