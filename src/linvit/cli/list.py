@@ -39,7 +39,8 @@ def _costs(name: str) -> dict[str, Any]:
 
     site = Site(8, 64, 1024, (32, 32))
     macs = attention_cost(name, site).macs
-    return {"MACs/head": macs_formula(name), "MACs": macs, "break-even": break_even(name, site)}
+    per_head = macs_formula(name) or f"{macs / site.heads / 1e6:.1f} M"
+    return {"MACs/head": per_head, "MACs": macs, "break-even": break_even(name, site)}
 
 
 def macs_formula(name: str) -> str:
