@@ -44,7 +44,7 @@ class Metric:
     timed: bool = False  # depends on the machine and what it is doing
 
     def show(self, value: float | None) -> str:
-        """The value with its unit, as a person reads it."""
+        """The value formatted with its unit."""
         return "–" if value is None or not math.isfinite(value) else FORMS.get(self.unit, _plain)(value)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Site:
-    """Where an attention sits in a model; all it may know of its surroundings."""
+    """The place of an attention in a model: shapes, grid, layer and seed."""
 
     heads: int
     head_dim: int
@@ -50,15 +50,15 @@ def squarest(tokens: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a model, or a part of it, takes."""
+    """Cost of a model or a part of it."""
 
     parameters: int = 0
     macs: int = 0  # multiply–accumulates of one image's forward pass
-    alive: int = 0  # the most numbers at once, besides those that stay, while it is built or sees one image
-    kept: int = 0  # numbers that stay and are no parameters
+    alive: int = 0  # peak of temporary numbers while it is built or processes one image
+    kept: int = 0  # numbers in buffers
     drawn: int = 0  # of these, random numbers, which `redraw` changes
-    shared: int = 0  # of the parameters, those that all such layers of a model have in common
-    features: int = 0  # of a token, or projected keys; of several layers the most
+    shared: int = 0  # parameters shared by all such layers of a model
+    features: int = 0  # features per token, or projected keys; the maximum over layers
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(

@@ -64,7 +64,7 @@ class Exported:
 def export(
     folder: str | Path, format: Format = "onnx", out: str | Path | None = None, *, progress: Progress = ignore
 ) -> Exported:
-    """Write the trained model of a folder for use elsewhere, if it gives the same logits."""
+    """Export the trained model of a folder, after checking that the export gives the same logits."""
     if format not in NAMES:
         raise ValueError(f"unknown format '{format}'" + choices(format, NAMES))
     home = Path(slug(str(folder))) if on_hub(folder) else Path(folder)  # a folder org/name would hide the hub's model

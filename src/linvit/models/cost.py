@@ -27,7 +27,7 @@ def check_fits(config: ModelConfig) -> None:
 
 
 def estimate(config: ModelConfig) -> Cost:
-    """Of the whole model: parameters and MACs exactly, memory about."""
+    """Cost of the whole model: exact parameters and MACs, estimated memory."""
     total, site = frame(config), config.site
     for text, count in Counter(map(str, parse_layers(config.attention, config.depth))).items():
         total += attention_cost(text, site, config.dim) * count
