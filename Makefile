@@ -80,7 +80,8 @@ SITE := .venv-site/bin
 
 site: .venv-site/.done
 	$(SITE)/zensical build --clean --strict
-	sed -i.bak 's#/report\.md"#/report/"#g' site/results/reports.html && rm site/results/reports.html.bak  # pages there
+	sed -i.bak 's#/report\.md"#/report/"#g' site/results/reports.html && rm site/results/reports.html.bak  # are pages here
+	cd docs && find . -name '*.md' -not -path './results/*/*' | tar cf - -T - | tar xf - -C ../site  # llms.txt names them
 
 bench: setup
 	$(BIN)/python benchmarks/peers.py --out docs/benchmarks
