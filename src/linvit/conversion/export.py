@@ -177,7 +177,7 @@ def _checked_for_hf(model: VisionTransformer) -> str:
         f"classes={config.classes}, only features": not config.classes,
         f"heads={config.heads} × head_dim={config.head_dim} (dim={config.dim})": inner != config.dim,
         f"attention={config.attention}, which differs between layers": len(specs) > 1,
-        f"attention={config.attention}, whose {own} it has no place for": bool(own),
+        f"attention={config.attention}, whose {own} it cannot store": bool(own),
     }.items():
         if wrong:
             raise ValueError(f"format=hf: a ViT of transformers cannot have {what}; format=onnx or torch can")

@@ -105,7 +105,7 @@ class FeatureMap(nn.Module, ABC):
         """Raise a ValueError for an m whose float64 matrix would take more than 1 GiB."""
         if 8 * numbers > 1 << 30:
             size = f"{8 * numbers / (1 << 30):,.1f} GiB"
-            raise ValueError(f"m={self.options.m} needs {size} for {what} in float64: at most 1 GiB is reasonable")
+            raise ValueError(f"m={self.options.m} needs {size} for {what} in float64: the limit is 1 GiB")
 
     @abstractmethod
     def prepare(self, q: Tensor, k: Tensor, keep: Tensor | None) -> Prepared:
