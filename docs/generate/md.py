@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import inspect
 import re
 import textwrap
@@ -16,14 +17,20 @@ def page(title: str, *parts: str) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """`|` is escaped everywhere, and `<` outside of code, where it would begin HTML."""
+    """Cells may hold any text: `|` and, outside of code, `<` are escaped as GitHub and Python-Markdown both read it."""
     rows = [head, ["---"] * len(head), *([_escaped(cell) for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _escaped(cell: str) -> str:
-    parts = re.split(r"(`[^`]*`)", cell.replace("|", r"\|").replace("\n", " "))
-    return "".join(part if part.startswith("`") else part.replace("<", r"\<") for part in parts)
+    return "".join(map(_part, re.split(r"(`[^`]*`)", cell.replace("\n", " "))))
+
+
+def _part(text: str) -> str:
+    """Of a cell: a text, or a code span; one with a `|` becomes HTML, since the two disagree about `\\|` in code."""
+    if not text.startswith("`"):
+        return text.replace("|", r"\|").replace("<", "&lt;")
+    return f"<code>{html.escape(text[1:-1], quote=False).replace('|', '&#124;')}</code>" if "|" in text else text
 
 
 def words(thing: Any) -> str:
