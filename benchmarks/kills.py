@@ -19,7 +19,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
@@ -50,12 +50,13 @@ COMMANDS = {
     + [*DRAWN, "--epochs", "4", "--save-every", "0", *HERE],
     "compare": ["compare", SYNTHETIC, "-a", "softmax", "-a", "performer-relu:m=8", "--no-controls", *SETS]
     + ["--epochs", "2", "--seeds", "2", "--jobs", "1", *HERE],
-    "convert": ["convert", "INPUTS/teacher/out", "--to", "performer-exp", "--data", SYNTHETIC, "--set", "steps=8"]
-    + ["--max-drop", "20%", "--save-every", "0", *HERE],
+    "convert": ["convert", "INPUTS/teacher/out", "--to", "performer-exp", "--data", "digits", "--limit", "200"]
+    + ["--set", "steps=8", "--max-drop", "20%", "--save-every", "0", *HERE],
     "tune": ["tune", SYNTHETIC, "-a", "softmax", "-a", "performer-relu:m=4", "--space", "INPUTS/space.toml", *SETS]
     + ["--epochs", "4", "--trials", "3", "--jobs", "1", *HERE],
 }
-TEACHER = ["train", SYNTHETIC, "-a", "softmax", *SETS, "--epochs", "4", *HERE]
+TEACHER = ["train", "digits", "-a", "softmax", *SETS, "--epochs", "4", *HERE]
+ROUNDS = 3  # of a race: enough to be killed in
 LIMITS = forked.Limits(seconds=120.0)
 KILLS_OF_A_RUN = 6  # on average
 LONGEST = 60  # kills of one run, after which it is left alone
@@ -84,13 +85,14 @@ class Disturbed:
 def prepare(reports: Path) -> None:
     """In the process that will be killed: every step is saved, memory is measured in a fork instead of a new
     interpreter, and what is stored is listed."""
-    from linvit.study import jobs
+    from linvit.study import jobs, measuring
     from linvit.training import memory
     from linvit.tuning import search
 
     for module, name in ((search, "Job"), (jobs, "StudyJob")):
         setattr(module, name, _saving_every_step(getattr(module, name)))
-    memory.in_fresh_process = _in_fork  # type: ignore[assignment]
+    memory.in_fresh_process = lambda module, told: forked.in_fork(lambda: memory._peak_here(**told))
+    measuring.ROUNDS = ROUNDS
     leftovers.report_to(reports)
 
 
@@ -98,20 +100,6 @@ def _saving_every_step(kind: Any) -> Any:
     kind.model_fields["checkpoint_seconds"].default = 0.0
     kind.model_rebuild(force=True)
     return kind
-
-
-def _in_fork(module: str, told: Mapping[str, Any], timeout: float | None = None) -> Any:
-    from linvit.training import memory
-
-    reader, writer = os.pipe()
-    if not (pid := os.fork()):
-        os.write(writer, json.dumps(memory._peak_here(**told)).encode())
-        os._exit(0)
-    os.close(writer)
-    with open(reader) as answer:
-        text = answer.read()
-    os.waitpid(pid, 0)
-    return json.loads(text)
 
 
 def begin(words: Sequence[str], home: Path) -> int:

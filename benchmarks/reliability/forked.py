@@ -4,6 +4,7 @@ milliseconds instead of seconds. What `inputs.py` and `kills.py` share; Linux an
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
 import signal
@@ -13,6 +14,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 GIB = 2**30
 POLL_SECONDS = 0.002
@@ -54,12 +56,29 @@ def preload() -> None:
     from linvit.cli import _parser, verbs
     from linvit.data import DATASETS, FORMATS
     from linvit.records import commit, versions
+    from linvit.report import page
 
     del altair, vl_convert, sklearn, _parser
     torch.set_num_threads(1)
     for verb in verbs():
         __import__(f"linvit.cli.{verb}")
     attention_names(), DATASETS.names(), FORMATS.names(), commit(), versions()
+    library = in_fork(page._library)  # V8 has threads, which do not survive a fork
+    page._library = lambda: library
+
+
+def in_fork(call: Callable[[], Any]) -> Any:
+    """What a call returns, made in a process of its own, as JSON."""
+    reader, writer = os.pipe()
+    if not (pid := os.fork()):
+        with open(writer, "w") as answer:
+            json.dump(call(), answer)
+        os._exit(0)
+    os.close(writer)
+    with open(reader) as answer:
+        text = answer.read()
+    os.waitpid(pid, 0)
+    return json.loads(text)
 
 
 def start(
