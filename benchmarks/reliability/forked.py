@@ -25,7 +25,8 @@ GRACE_SECONDS = 10.0  # for a process that was asked to end
 class Limits:
     """Of one process."""
 
-    seconds: float
+    seconds: float  # of the wall's clock
+    cpu: float = 600.0  # seconds of CPU time
     memory: int = 4 * GIB  # that it may fill, in addition to what the imports take
     file: int = GIB
 
@@ -34,7 +35,8 @@ class Limits:
 class Outcome:
     code: int  # negative: the signal that ended it
     seconds: float
-    memory: int  # peak, in bytes
+    cpu: float = 0.0  # seconds
+    memory: int = 0  # peak, in bytes
     late: bool = False  # it was asked to end at the limit of time
 
 
@@ -130,19 +132,19 @@ def _limit(limits: Limits) -> None:
     if status.exists():
         held = int(status.read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE")
         resource.setrlimit(resource.RLIMIT_DATA, (held + limits.memory,) * 2)
-    seconds = int(limits.seconds + GRACE_SECONDS)
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    resource.setrlimit(resource.RLIMIT_CPU, (int(limits.cpu),) * 2)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limits.file,) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def ended(pid: int, seconds: float) -> tuple[int, int] | None:
-    """Exit code and peak memory of a process, or None if it is still running after this time."""
+def ended(pid: int, seconds: float) -> tuple[int, float, int] | None:
+    """Exit code, CPU time and peak memory of a process, or None if it is still running after this time."""
     deadline = time.monotonic() + seconds
     while True:
         found, status, used = os.wait4(pid, os.WNOHANG)
         if found:
-            return os.waitstatus_to_exitcode(status), used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+            memory = used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+            return os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime, memory
         if (left := deadline - time.monotonic()) <= 0:
             return None
         time.sleep(min(POLL_SECONDS, left))
@@ -174,5 +176,5 @@ def run(
             found = ended(pid, GRACE_SECONDS)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)  # what it left running
-    code, memory = found or (-signal.SIGKILL, 0)
-    return Outcome(code, time.monotonic() - begun, memory, late)
+    code, cpu, memory = found or (-signal.SIGKILL, 0.0, 0)
+    return Outcome(code, time.monotonic() - begun, cpu, memory, late)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,9 +40,7 @@ def predict(
         names, pixels = [], []
         for path in images[start : start + batch]:
             try:
-                with warnings.catch_warnings():  # Pillow warns about odd metadata; the pixels are what counts
-                    warnings.simplefilter("ignore")
-                    pixels.append(read_image(Path(path), config.image_size, config.channels, resize=about["resize"]))
+                pixels.append(read_image(Path(path), config.image_size, config.channels, resize=about["resize"]))
                 names.append(str(path))
             except BadImage as error:
                 if skip is None:
