@@ -132,11 +132,11 @@ def spoil_lines(dice: Random, text: str) -> bytes:
     if dice.random() < 0.2 or not lines:
         return spoil_text(dice, text)
     at = dice.randrange(len(lines))
-    spoilt = spoil_json(dice, lines[at]).decode("utf-8", "surrogatepass")
-    lines = [*lines[:at], spoilt, *lines[at + 1 :]]
+    spoilt = [line.encode() for line in lines]
+    spoilt[at] = spoil_json(dice, lines[at])
     if dice.random() < 0.2:
-        dice.shuffle(lines)
-    return "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogatepass")
+        dice.shuffle(spoilt)
+    return b"".join(line + b"\n" for line in spoilt)
 
 
 def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
