@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from linvit.files import read_lines
@@ -89,6 +90,15 @@ class Record:
         own = {name: row.pop(name) for name in OWN if name in row}
         return cls(**own, tags=row)
 
+    def check(self) -> None:
+        """A TypeError if a field or a tag holds what no record does."""
+        for name, kinds in KINDS.items():
+            if not isinstance(value := getattr(self, name), kinds) or _is_odd(value):
+                raise TypeError(f"{name}={value!r}")
+        for name, value in self.tags.items():
+            if not isinstance(value, SCALARS) or _is_odd(value):
+                raise TypeError(f"{name}={value!r}")
+
     def tagged(self, **tags: Tag) -> Record:
         return replace(self, tags=self.tags | tags)
 
@@ -101,6 +111,18 @@ class Record:
 
 
 OWN = tuple(f.name for f in fields(Record))
+SCALARS = (str, int, float, NoneType)
+KINDS: dict[str, tuple[type, ...]] = {
+    "value": (int, float, NoneType),
+    "n": (int,),
+    "threads": (int,),
+    "time": (int, float),
+}
+KINDS |= {name: (str,) for name in OWN if name not in (*KINDS, "tags")}
+
+
+def _is_odd(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 class Records:
@@ -123,7 +145,9 @@ class Records:
     def __iter__(self) -> Iterator[Record]:
         for number, row in enumerate(read_lines(self.path), 1):
             try:
-                yield Record.of(row)
+                record = Record.of(row)
+                record.check()
+                yield record
             except TypeError as error:
                 raise ValueError(f"{self.path}:{number}: damaged ({error})") from None
 

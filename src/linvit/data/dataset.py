@@ -22,7 +22,7 @@ from linvit.data.remote import is_remote, local
 from linvit.data.sources import DATASETS, FORMATS, SPLITS, Arrays, Pictures, check_memory
 from linvit.data.splits import Fold
 from linvit.errors import choices
-from linvit.files import slug, write_atomically
+from linvit.files import parse_json, slug, write_atomically
 from linvit.progress import Progress, ignore
 from linvit.randomness import permutation
 from linvit.registry import check_options, parse, signature_options
@@ -308,7 +308,7 @@ def _splits(
     made_by = {"content": pixels.digest, "validation_fraction": validation, "seed": seed, "limit": limit}
     if path.exists():
         try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
+            stored = parse_json(path.read_text(encoding="utf-8"))
             if all(stored[key] == value for key, value in made_by.items()):
                 return stored
             why = "was made for other data, another seed, limit or validation fraction"

@@ -7,7 +7,6 @@ linvit's model cannot compute is refused, never approximated.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from linvit.attention.multihead import fuse
 from linvit.errors import choices
+from linvit.files import parse_json
 from linvit.models import ModelConfig, model_config
 from linvit.models.layouts import (
     CLIP,
@@ -178,7 +178,7 @@ def _finite(key: str, value: Tensor) -> Tensor:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path.name} is not JSON ({error})") from None
     if not isinstance(found, dict):

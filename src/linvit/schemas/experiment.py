@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, PositiveFloat
 
 from linvit.schemas.base import Document, Frozen
 from linvit.schemas.model import ModelConfig
@@ -51,6 +51,19 @@ class DatasetRef(Frozen):
 
     name: str
     identity: str
+
+
+class TrainedOn(Frozen):
+    """What config.json says of the data that a model was trained on, for whoever uses it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    classes: list[str]
+    mean: list[float] = Field(min_length=1)  # per channel, as fractions of white
+    std: list[PositiveFloat] = Field(min_length=1)
+    resize: Resize = "squeeze"  # models that were stored before there was a choice
+    thresholds: list[float] | None = None  # of each class, where images have several
 
 
 class Start(Frozen):
