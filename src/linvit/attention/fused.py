@@ -200,6 +200,21 @@ if importlib.util.find_spec("triton") is not None:
         _write(DK, _places(g, n, d, H, PB, PH, PN), dk, n, d, N, D)
         _write(DV, _places(g, n, e, H, RB, RH, RN), _dot(p, ds, WIDE), n, e, N, E)
 
+    @triton.jit
+    def project(
+        X, W, U, N, H, SB, SH, SN, UG, UN, UM,
+        D: tl.constexpr, M: tl.constexpr, DP: tl.constexpr, MB: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr,
+    ):  # fmt: skip
+        g = tl.program_id(0).to(tl.int64)
+        n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        d, m = tl.arange(0, DP), tl.program_id(2) * MB + tl.arange(0, MB)
+        x = _rows(X, _places(g, n, d, H, SB, SH, SN), n, d, N, D)
+        u = _dot(x, tl.trans(_matrix(W, m, d, D, M)), X.dtype.element_ty)
+        wide = x.to(tl.float32)
+        u += (NORM * tl.sum(wide * wide, 1))[:, None]
+        places = g * UG + n.to(tl.int64)[:, None] * UN + m[None, :] * UM
+        tl.store(U + places, u, mask=(n < N)[:, None] & (m < M)[None, :])
+
     INTERPRETED = not isinstance(keys, triton.JITFunction)
 
     def _launch(kernel: Any, grid: tuple[int, ...], *tensors: Tensor | int, **constants: Any) -> None:
@@ -208,13 +223,30 @@ if importlib.util.find_spec("triton") is not None:
 
     def _constants(q: Tensor, v: Tensor, omega: Tensor, kind: str, floor: float) -> dict[str, Any]:
         sizes = {"D": q.shape[3], "E": v.shape[3], "M": omega.shape[0]}
-        padded = {f"{name}P": max(16, 1 << (size - 1).bit_length()) for name, size in sizes.items()}
+        padded = {f"{name}P": _padded(size) for name, size in sizes.items()}
         chosen = {"BLOCK": BLOCK, "KIND": kind, "FLOOR": floor, "num_warps": warps(*padded.values())}
         return {**sizes, **padded, **chosen}
+
+    def _padded(size: int) -> int:
+        """A power of two, and as large as products need."""
+        return max(16, 1 << (size - 1).bit_length())
 
     def _strides(*tensors: Tensor) -> list[int]:
         """Of batches, heads and tokens."""
         return [stride for x in tensors for stride in x.stride()[:3]]
+
+    @torch.library.triton_op("linvit::projection", mutates_args={})
+    def projection(x: Tensor, omega: Tensor, norm: float, tokens_last: bool) -> Tensor:
+        """Ωx + norm·‖x‖² in float32, x (B, H, N, d) wherever it is and Ω (F, d) → (B·H, N, F), or (B·H, F, N)."""
+        batch, heads, tokens, head_dim = x.shape
+        features, width = omega.shape[0], min(128, _padded(omega.shape[0]))
+        shape = (features, tokens) if tokens_last else (tokens, features)
+        u = x.new_empty(batch * heads, *shape, dtype=torch.float32)
+        strides = (u.stride(0), 1, tokens) if tokens_last else (u.stride(0), features, 1)
+        grid = batch * heads, -(-tokens // BLOCK), -(-features // width)
+        sizes = {"D": head_dim, "M": features, "DP": _padded(head_dim), "MB": width, "BLOCK": BLOCK, "NORM": norm}
+        _launch(project, grid, x, omega, u, tokens, heads, *_strides(x), *strides, **sizes)
+        return u
 
     @torch.library.triton_op("linvit::linear_attention", mutates_args={})
     def linear_attention(
@@ -277,6 +309,11 @@ def fits(prepared: Prepared, v: Tensor) -> bool:
     sizes = HEAD_DIMS[0] <= min(q.shape[-1], v.shape[-1]) <= max(q.shape[-1], v.shape[-1]) <= HEAD_DIMS[1]
     learned = any(x is not None and x.requires_grad for x in (φ.omega, weight))
     return sizes and WIDTHS[0] <= φ.omega.shape[0] <= WIDTHS[1] and φ.divide and not learned
+
+
+def projects(x: Tensor, omega: Tensor) -> bool:
+    """Whether `projection` covers these inputs."""
+    return x.dim() == 4 and x.stride(-1) == 1 and HEAD_DIMS[0] <= x.shape[-1] <= HEAD_DIMS[1] and omega.shape[0] >= 16
 
 
 def kind_of(φ: Features) -> str:
