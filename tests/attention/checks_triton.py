@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from linvit.attention import build_attention
-from linvit.attention.fused import fits, triton_attention
+from linvit.attention.fused import fits, projection, projects, triton_attention
 from linvit.attention.performer import Performer
 from linvit.attention.reference import reference_attention
 from linvit.site import Site
@@ -77,6 +77,22 @@ def check_slices_of_one_projection(dtype: torch.dtype) -> None:
     assert ways[0][0].transpose(1, 2).is_contiguous()
     for ours, theirs in zip(*ways, strict=True):
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("tokens_last", [False, True])
+@pytest.mark.parametrize(("features", "head_dim", "norm"), [(16, 64, 0.0), (67, 48, -0.5), (131, 16, -0.25)])
+def check_projection(features: int, head_dim: int, norm: float, tokens_last: bool) -> None:
+    """Of slices, in float16: as exact as the two parts of Ω, which are 2⁻²² of it off."""
+    source = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 67, 3, 3, head_dim, generator=source).half().unbind(2)[1].transpose(1, 2)
+    omega = torch.randn(features, head_dim, generator=source)
+    assert projects(x, omega)
+    wide = x.double().flatten(0, 1)
+    expected = wide @ omega.double().mT + norm * wide.square().sum(-1, keepdim=True)
+    found = projection(x, omega, norm, tokens_last)
+    assert found.is_contiguous()
+    assert found.dtype == torch.float32
+    torch.testing.assert_close((found.mT if tokens_last else found).double(), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("sigma", [1.0, 2.0, 4.0])

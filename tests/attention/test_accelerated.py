@@ -54,7 +54,8 @@ def test_where_every_key_is_masked_there_is_nothing(spec):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("spec", unsigned())
 def test_half_precision_is_near_the_oracle(spec, dtype):
-    """Each of four roundings (both features, their sums, the output) is half a unit in the last place at most."""
+    """φ(k) and the output are rounded, by half a unit in the last place at most; the former moves weights from key to
+    key, and so counts twice at most."""
     for sigma in (1, 4):
         attention = performer(spec, head_dim=31, tokens=127)
         q, k, v = inputs(sigma=sigma, dtype=dtype, head_dim=31, tokens=127, grad=True)
@@ -63,7 +64,7 @@ def test_half_precision_is_near_the_oracle(spec, dtype):
         exact = attention.double().prepare(q.detach().double(), k.detach().double())
         expected = reference_attention(exact, v.detach().double().flatten(0, 1))
         assert out.dtype == dtype
-        assert (out - expected).norm() <= 4 * torch.finfo(dtype).eps / 2 * expected.norm()
+        assert (out - expected).norm() <= 3 * torch.finfo(dtype).eps / 2 * expected.norm()
         assert all(gradient.isfinite().all() for gradient in gradients)
 
 

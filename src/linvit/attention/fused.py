@@ -26,6 +26,7 @@ from linvit.kernels.base import Features, Prepared
 FUSED = ("exp", "relu", "abs", "sigmoid", "elu1")  # what `_log_feature` computes
 HEAD_DIMS, WIDTHS = (16, 128), (16, 256)
 BLOCK = 64  # tokens at a time
+MOST_FEATURES = 128  # at a time, of a projection
 FAILURES: tuple[type[Exception], ...] = (RuntimeError,)  # of a device, or of Triton: sizes beyond a device's memory
 
 if importlib.util.find_spec("triton") is not None:
@@ -239,7 +240,7 @@ if importlib.util.find_spec("triton") is not None:
     def projection(x: Tensor, omega: Tensor, norm: float, tokens_last: bool) -> Tensor:
         """Ωx + norm·‖x‖² in float32, x (B, H, N, d) wherever it is and Ω (F, d) → (B·H, N, F), or (B·H, F, N)."""
         batch, heads, tokens, head_dim = x.shape
-        features, width = omega.shape[0], min(128, _padded(omega.shape[0]))
+        features, width = omega.shape[0], min(MOST_FEATURES, _padded(omega.shape[0]))
         shape = (features, tokens) if tokens_last else (tokens, features)
         u = x.new_empty(batch * heads, *shape, dtype=torch.float32)
         strides = (u.stride(0), 1, tokens) if tokens_last else (u.stride(0), features, 1)
