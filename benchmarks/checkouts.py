@@ -139,7 +139,9 @@ def compare(old: Path, spec: str, tokens: int, rounds: int, threads: int) -> lis
         low, middle, high = statistics.quantiles(ratios, n=4)
         milliseconds = " | ".join(f"{1e3 * statistics.median(times[task, side]):.2f}" for side in (old, HERE))
         memory = " | ".join(f"{sides[side].memory[task] / 1e6:.0f}" for side in (old, HERE))
-        rows.append(f"| `{spec}` | {tokens} | {task} | {milliseconds} | {middle:.3f} ({low:.3f}–{high:.3f}) | {memory} |")
+        rows.append(
+            f"| `{spec}` | {tokens} | {task} | {milliseconds} | {middle:.3f} ({low:.3f}–{high:.3f}) | {memory} |"
+        )
     return rows
 
 
@@ -162,6 +164,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return worker(given.worker[0], int(given.worker[1]), given.threads)
     if given.old is None or not (given.old / "src/linvit").is_dir():
         parser.error(f"{given.old} is not a checkout of linvit")
+    from linvit.measure.provenance import cpu_name
+
     old, rows = given.old.resolve(), []
     for spec in given.attention or SPECS:
         for tokens in given.tokens or TOKENS:
@@ -170,9 +174,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     clock = "CPU time" if given.threads == 1 else "wall time"
     text = f"""# This checkout against an older one
 
-Commits {commit(HERE)} (new) and {commit(old)} (old), {given.threads} thread(s), {clock}, {given.rounds} rounds in turns.
-A model of two layers, 192 channels and three heads, batches of about {BATCH_TOKENS} tokens. Speed is old time over new
-time, median (quartiles) of the ratios of rounds; memory is the growth of the process's peak.
+Commits {commit(HERE)} (new) and {commit(old)} (old) on {cpu_name()}, {given.threads} thread(s), {clock}, {given.rounds}
+rounds in turns. A model of two layers, 192 channels and three heads, batches of about {BATCH_TOKENS} tokens. Speed is
+old time over new time, median (quartiles) of the ratios of rounds; memory is the growth of the process's peak.
 
 | attention | tokens | | ms, old | ms, new | speed, new over old | MB, old | MB, new |
 |---|---|---|---|---|---|---|---|

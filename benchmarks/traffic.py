@@ -148,7 +148,7 @@ def saved_bytes(spec: str, load: Workload, slices: bool) -> float:
         kept[x.untyped_storage()._cdata] = x.untyped_storage().nbytes()
         return x
 
-    attend = torch.compile(accelerated._frugal, backend="aot_eager_decomp_partition")
+    attend = torch.compile(accelerated._checkpointed, backend="aot_eager_decomp_partition")
     prepared = attention.prepare(q, k)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         attend(prepared.q, prepared.k, v, prepared.weight, prepared.bias, prepared.features)

@@ -1,21 +1,29 @@
 """Bidirectional linear attention for GPUs: few, large operations, products in the precision of v, all else in float32.
 
 The same mathematics as linear.py, without blocks: a GPU is fast where operations are few and memory traffic is low.
+With f = φ(k)/c, features of the keys relative to their maximum over tokens c, and z their sum over tokens,
+
+    S' = fᵀv / z      P = φ(q) c z / Σ_f φ(q) c z      out = P S'
+
+so that S' are averages of values, P are weights that sum to one, and nothing leaves the range of float16.
 
 - Inputs in half precision are only ever widened: Ωx, maxima, exponentials, sums and denominators are float32.
-- φ(k) and φ(q) are rounded to v's dtype for the two large products, S = φ(k)ᵀv and φ(q)S. Both are normalised before
-  they are rounded, φ(k) by its sum over tokens and φ(q) by its denominator, so that no product leaves the range of
-  float16. A factor s = √(N/F), moved from queries to keys, keeps the elements of both near 1/√(N·F).
+- f is rounded to v's dtype for the product with v, and z is the sum of what it was rounded to: a rounded weight then
+  moves an average only as far as the weight's key differs from it.
+- P and S' are sums of two parts in half precision, so that their product rounds the output alone. It is one product
+  three times as deep, because that is all it costs: 115 MB of traffic in the example below.
 - Nothing but q, k and v is kept for the backward pass; features are recomputed.
 
-In bfloat16 the error of the output relative to that of softmax, measured on a simulated device with 67 and 1,021 tokens
-of 61 channels, is 0.8–1.0, 1.0–1.2 and 1.2–1.7 at σ = 1, 2 and 4 for pointwise features, and 1.4–1.7, 1.8–2.0 and
-1.7–2.5 for exponential ones. Softmax gains from σ: where it picks one key its output is exact. φ(k), S, φ(q) and the
-output are rounded once each, with errors of much the same size. To multiply by two parts, as fused.py does without more
-traffic, would remove the first three, for a quarter more memory traffic here.
+The error of the output relative to that of softmax, on a simulated device with 64 to 1,024 tokens of 64 channels and 64
+features, is 0.7–0.9, 0.9–1.0 and 0.9–1.4 at σ = 1, 2 and 4 in bfloat16, and at most 1.2 in float16. Rounding the exact
+output to bfloat16 alone gives 0.7–0.8, 0.9–1.0 and 0.9–1.3: where softmax picks one key, its output is a value, which
+needs no rounding.
 
-On CUDA it is compiled, which fuses everything between the products; where that fails it runs as it is. Where Triton's
-kernels (fused.py) cover the features, the first call of each shape times both, and the faster one is used.
+On CUDA it is compiled, which fuses everything between the products; where that fails it runs as it is. Ωx is a Triton
+kernel there, which reads slices of a projection in place; cuBLAS computes it by two products, and cannot read v in
+place. ViT-S with 577 tokens and 43 images takes 8 kernels and 441 MB forward (benchmarks/traffic.py). Where Triton's
+kernels for the whole of it (fused.py) cover the features, the first call of each shape times both, and the faster one
+is used.
 """
 
 from __future__ import annotations
@@ -42,13 +50,13 @@ def accelerated_attention(prepared: Prepared, v: Tensor) -> Tensor:
     """q, k (G, N, d) as prepared by a kernel, or (B, H, N, d) as they are, and v of either form → the same in v's
     dtype."""
     q, k, φ, weight, bias = prepared
-    attend = _frugal if tracing() else _fastest(v.device.type)
-    if not tracing() and v.device.type == "cuda" and _triton_wins(prepared, v, _recorded(q, k, v, weight, bias)):
+    attend = _checkpointed if tracing() else _fastest(v.device.type)
+    if not tracing() and v.device.type == "cuda" and _triton_wins(prepared, v, _needs_gradient(q, k, v, weight, bias)):
         return fused.triton_attention(prepared, v)
     return attend(q, k, v, weight, bias, φ)
 
 
-def _recorded(*tensors: Tensor | None) -> bool:
+def _needs_gradient(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
@@ -58,9 +66,9 @@ def transformed() -> bool:
     return isinstance(functorch.peek_interpreter_stack(), functorch.CInterpreter)  # torch.compile sees no `is None`
 
 
-def _frugal(q: Tensor, k: Tensor, v: Tensor, weight: Tensor | None, bias: Tensor | None, φ: Features) -> Tensor:
+def _checkpointed(q: Tensor, k: Tensor, v: Tensor, weight: Tensor | None, bias: Tensor | None, φ: Features) -> Tensor:
     """`_attend`, recomputed in the backward pass. Compiled as a whole, so that the forward pass writes nothing more."""
-    if not _recorded(q, k, v, weight, bias) or transformed():
+    if not _needs_gradient(q, k, v, weight, bias) or transformed():
         return _attend(q, k, v, weight, bias, φ)
     made: Tensor = checkpoint(_attend, q, k, v, weight, bias, φ, use_reentrant=False, preserve_rng_state=False)  # type: ignore[assignment]
     return made
@@ -106,7 +114,7 @@ class _HalfProjection(torch.autograd.Function):
         ctx.save_for_backward(omega, *([x] if norm else []))
         ctx.shape, ctx.dtype, ctx.norm, ctx.tokens_last = x.shape, x.dtype, norm, tokens_last
         if x.is_cuda and _has_triton() and fused.projects(x, omega):
-            return fused.projection(x, omega.float(), norm, tokens_last)
+            return fused.projection(x, omega.float().contiguous(), norm, tokens_last)
         return _projection_by_products(x, omega, norm, tokens_last)
 
     @staticmethod
@@ -201,8 +209,8 @@ def _pointwise(u_q: Tensor, u_k: Tensor, w: Tensor | None, masked: bool, φ: Fea
 
 
 def _rounded(f: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """f/ρ in this dtype, and the sum of what that is over tokens. ρ, a power of two near √N, keeps the gradients of
-    sums over tokens in the range of float16. No gradient is rounded with f."""
+    """f/ρ in this dtype, and the sum of the rounded values over tokens. ρ, a power of two near √N, keeps the gradients
+    of sums over tokens in the range of float16; the gradient of z is that of the exact sum."""
     z = f.sum(2, keepdim=True)
     if dtype in HALF:
         ρ = 2.0 ** round(math.log2(f.shape[2]) / 2)
@@ -243,8 +251,8 @@ def _average(p: Tensor, s: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class _Average(torch.autograd.Function):
-    """P·S' of float32 by one product of half precision: each is the sum of two parts, and three of the four products
-    of parts stand side by side. Gradients are those of the larger parts."""
+    """P·S' of float32 as one product of half precision: each factor is the sum of two parts, and three of the four
+    products of parts are summed; the fourth is too small to matter. Gradients use the larger parts."""
 
     @staticmethod
     def forward(ctx: Any, p: Tensor, s: Tensor, dtype: torch.dtype) -> Tensor:  # type: ignore[override]
@@ -270,7 +278,7 @@ def _triton_wins(prepared: Prepared, v: Tensor, recorded: bool) -> bool:
     if key not in _WINNERS:
         try:
             _WINNERS[key] = _race(prepared, v, recorded)
-        except fused.FAILURES as error:
+        except (RuntimeError, *fused.TRITON_ERRORS) as error:
             _WINNERS[key] = False
             reason = str(error).strip().partition("\n")[0]
             warnings.warn(f"linear attention runs without Triton's kernels: {reason}", RuntimeWarning, stacklevel=3)
@@ -303,10 +311,17 @@ def _race(prepared: Prepared, v: Tensor, recorded: bool) -> bool:
     return seconds(lambda: fused.triton_attention(given, v)) < theirs
 
 
+_FAILURES: list[Exception] = []  # of compilation, or of a Triton kernel: neither is tried again
+
+
 @torch.compiler.assume_constant_result
-@cache
 def _has_triton() -> bool:
-    """Whether Triton is installed and finds a CUDA device."""
+    """Whether Triton is installed, finds a CUDA device and has not failed."""
+    return not _FAILURES and _finds_triton()
+
+
+@cache
+def _finds_triton() -> bool:
     if importlib.util.find_spec("triton") is None:
         return False
     from triton.runtime import driver
@@ -319,20 +334,20 @@ def _has_triton() -> bool:
 
 @cache
 def _fastest(device: str):
-    """`_frugal` for this type of device, compiled where there is a compiler for it."""
-    if device != "cuda" or not _has_triton():
-        return _frugal
-    compiled, failed = torch.compile(_frugal), []
+    """`_checkpointed` for this type of device, compiled where there is a compiler for it."""
+    if device != "cuda" or not _finds_triton():
+        return _checkpointed
+    compiled = torch.compile(_checkpointed)
 
     def attend(*inputs):
-        if failed:
-            return _frugal(*inputs)
+        if _FAILURES:
+            return _checkpointed(*inputs)
         try:
             return compiled(*inputs)
-        except torch._dynamo.exc.TorchDynamoException as error:  # type: ignore[attr-defined]
-            failed.append(error)
+        except (torch._dynamo.exc.TorchDynamoException, *fused.TRITON_ERRORS) as error:  # type: ignore[attr-defined]
+            _FAILURES.append(error)
             reason = str(error).strip().partition("\n")[0]
             warnings.warn(f"linear attention runs uncompiled on {device}: {reason}", RuntimeWarning, stacklevel=2)
-            return _frugal(*inputs)
+            return _checkpointed(*inputs)
 
     return attend

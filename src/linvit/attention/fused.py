@@ -27,14 +27,14 @@ FUSED = ("exp", "relu", "abs", "sigmoid", "elu1")  # what `_log_feature` compute
 HEAD_DIMS, WIDTHS = (16, 128), (16, 256)
 BLOCK = 64  # tokens at a time
 MOST_FEATURES = 128  # at a time, of a projection
-FAILURES: tuple[type[Exception], ...] = (RuntimeError,)  # of a device, or of Triton: sizes beyond a device's memory
+TRITON_ERRORS: tuple[type[Exception], ...] = ()  # of compilation, or of sizes beyond a device's shared memory
 
 if importlib.util.find_spec("triton") is not None:
     import triton
     import triton.language as tl
     from triton.errors import TritonError
 
-    FAILURES = RuntimeError, TritonError
+    TRITON_ERRORS = (TritonError,)
     LOWEST = tl.constexpr(-1e30)  # stands for the logarithm of zero: differences of it are not NaN
 
     @triton.jit

@@ -76,8 +76,8 @@ class Hardware:
 HARDWARE = {
     # glennklockwood.com/garden/processors/A100, which cites nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf
     "a100": Hardware("NVIDIA A100 80GB", 312e12, 156e12, 2.039e12, 80e9),
-    # glennklockwood.com/garden/processors/h100: 989.4, 494.7 and 3.35 TB/s (SXM5). Fused softmax: cuDNN's published rate
-    # at 4,096 tokens, 408 TFLOP/s
+    # glennklockwood.com/garden/processors/h100: 989.4, 494.7 and 3.35 TB/s (SXM5). Fused softmax: the published rate of
+    # cuDNN at 4,096 tokens, 408 TFLOP/s
     "h100": Hardware("NVIDIA H100 SXM", 989e12, 494e12, 3.35e12, 80e9, attention=0.41),
     # store.sourcecode.com and grokipedia.com/page/NVIDIA_L4_vs_L40S repeat the data sheet: 242 and 120 with sparsity,
     # 300 GB/s. At its boost clock it would be 125 and 63 (hmc-tech.com/gpu/nvidia-l4-vs-nvidia-a100-40gb)
