@@ -171,10 +171,10 @@ Parts = tuple[Tensor, Tensor, Tensor | None]  # P (G, N, F), f (G, F, N) and z (
 
 
 def _exponential(u_q: Tensor, u_k: Tensor, weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Parts:
-    """f = exp(Ωk + w − c), c_f the maximum over tokens, and P = softmax_f(Ωq + c + log z + bias)."""
+    """f = exp(Ωk + w − c), c_f the maximum over tokens plus log ρ, and P = softmax_f(Ωq + c + log z + bias)."""
     if weight is not None:
         u_k = u_k + weight.clamp_min(LOWEST)
-    c = u_k.detach().amax(2, keepdim=True)
+    c = u_k.detach().amax(2, keepdim=True) + math.log(_ρ(u_k.shape[2]))
     f = (u_k - c).exp()
     if weight is not None:
         f = f.masked_fill(weight <= LOWEST, 0.0)  # also where every key is masked
@@ -184,8 +184,8 @@ def _exponential(u_q: Tensor, u_k: Tensor, weight: Tensor | None, bias: Tensor |
 
 
 def _pointwise(u_q: Tensor, u_k: Tensor, w: Tensor | None, masked: bool, φ: Features, dtype: torch.dtype) -> Parts:
-    """f = φ(k)/c, c_f the maximum over tokens, and P = φ(q) c z / Σ_f φ(q) c z; but in float32 and float64, where
-    features may be negative and z zero, f = φ(k) and P = φ(q) / Σ_f φ(q) Σ_j φ(k)."""
+    """f = φ(k)/c, c_f the maximum over tokens times ρ, and P = φ(q) c z / Σ_f φ(q) c z; but in float32 and float64,
+    where features may be negative and z zero, f = φ(k) and P = φ(q) / Σ_f φ(q) Σ_j φ(k)."""
     assert φ.f is not None
     if φ.omega is None:  # what f may overwrite is the caller's
         u_q, u_k = u_q.clone(), u_k.clone()
@@ -198,7 +198,7 @@ def _pointwise(u_q: Tensor, u_k: Tensor, w: Tensor | None, masked: bool, φ: Fea
         return f_q, f_k, None
     least = φ.least * f_k.shape[1] * count
     if dtype in HALF:
-        c = f_k.detach().amax(2, keepdim=True).clamp_min(torch.finfo(f_k.dtype).tiny)
+        c = f_k.detach().amax(2, keepdim=True).clamp_min(torch.finfo(f_k.dtype).tiny) * _ρ(f_k.shape[2])
         f_k, z = _rounded(f_k / c, dtype)
         f_q = f_q * (c * z).transpose(1, 2)
         d = f_q.sum(-1, keepdim=True)
@@ -208,17 +208,31 @@ def _pointwise(u_q: Tensor, u_k: Tensor, w: Tensor | None, masked: bool, φ: Fea
     return f_q * (d.reciprocal() if φ.positive and not masked else pieces.inverse(d, least)), f_k, z
 
 
+def _ρ(tokens: int) -> float:
+    """A power of two near √N: with f of this size, gradients of sums over tokens stay in the range of float16."""
+    return 2.0 ** round(math.log2(tokens) / 2)
+
+
 def _rounded(f: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """f/ρ in this dtype, and the sum of the rounded values over tokens. ρ, a power of two near √N, keeps the gradients
-    of sums over tokens in the range of float16; the gradient of z is that of the exact sum."""
-    z = f.sum(2, keepdim=True)
-    if dtype in HALF:
-        ρ = 2.0 ** round(math.log2(f.shape[2]) / 2)
-        f = f / ρ
+    """f in this dtype, and the sum over tokens of what it is then."""
+    if dtype not in HALF or transformed():
+        rounded, z = f.to(dtype), f.sum(2, keepdim=True)
+    else:
+        rounded, z = _Rounded.apply(f, dtype)  # type: ignore[misc]
+    return rounded, z.clamp_min(torch.finfo(z.dtype).tiny)
+
+
+class _Rounded(torch.autograd.Function):
+    """The gradient of the sum is not rounded."""
+
+    @staticmethod
+    def forward(ctx: Any, f: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         rounded = f.to(dtype)
-        z = z / ρ + (rounded - f).detach().sum(2, keepdim=True)
-        f = rounded
-    return f, z.clamp_min(torch.finfo(z.dtype).tiny)
+        return rounded, rounded.sum(2, keepdim=True, dtype=f.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, of_rounded: Tensor, of_sum: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return of_rounded + of_sum, None
 
 
 def _sums(f: Tensor, v: Tensor) -> Tensor:
