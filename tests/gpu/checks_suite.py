@@ -33,6 +33,13 @@ def check_wrong_attentions(monkeypatch):
     assert suite.wrong_attentions(dtypes=(torch.bfloat16,)) == {}
 
 
+def check_wrong_paths():
+    """There is no Triton on the fake device: that is a reason, not an end."""
+    found = suite.wrong_paths(paths=("eager", "triton"), dtypes=(torch.bfloat16,))
+    assert {name.split()[0] for name in found} == {"triton"}
+    assert len(found) == 5
+
+
 @pytest.mark.slow
 def check_break_even(tmp_path: Path, monkeypatch):
     monkeypatch.setattr("linvit.measure.advice.POINTS", 14)

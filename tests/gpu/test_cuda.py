@@ -30,6 +30,11 @@ def test_every_attention_is_right(report: dict[str, Any]) -> None:
     assert not report["wrong"]
 
 
+def test_every_path_of_linear_attention_is_right(report: dict[str, Any]) -> None:
+    report["wrong_paths"] = suite.wrong_paths()
+    assert not report["wrong_paths"]
+
+
 @pytest.mark.parametrize("amp", ["off", "auto"])
 @pytest.mark.parametrize("attention", ["softmax", "performer-relu:m=64", "performer-exp:m=64", "linformer:k=16"])
 def test_trainings_do_not_wait_in_their_steps(report: dict[str, Any], tmp_path: Path, attention: str, amp: str) -> None:

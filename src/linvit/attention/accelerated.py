@@ -22,7 +22,7 @@ needs no rounding.
 On CUDA it is compiled, which fuses everything between the products; where that fails it runs as it is. Ωx is a Triton
 kernel there, which reads slices of a projection in place; cuBLAS computes it by two products, and cannot read v in
 place. ViT-S with 577 tokens and 43 images takes 8 kernels and 441 MB forward (benchmarks/traffic.py). Where Triton's
-kernels for the whole of it (fused.py) cover the features, the first call of each shape times both, and the faster one
+kernels for the whole of it (fused.py) support the features, the first call of each shape times both, and the faster one
 is used.
 """
 
@@ -113,7 +113,7 @@ class _HalfProjection(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, omega: Tensor, norm: float, tokens_last: bool) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(omega, *([x] if norm else []))
         ctx.shape, ctx.dtype, ctx.norm, ctx.tokens_last = x.shape, x.dtype, norm, tokens_last
-        if x.is_cuda and _has_triton() and fused.projects(x, omega):
+        if x.is_cuda and _has_triton() and fused.supports_projection(x, omega):
             return fused.projection(x, omega.float().contiguous(), norm, tokens_last)
         return _projection_by_products(x, omega, norm, tokens_last)
 
@@ -283,15 +283,15 @@ class _Average(torch.autograd.Function):
 _WINNERS: dict[tuple, bool] = {}  # by shape: whether Triton's kernels were faster
 
 
-def _triton_wins(prepared: Prepared, v: Tensor, recorded: bool) -> bool:
+def _triton_wins(prepared: Prepared, v: Tensor, needs_gradient: bool) -> bool:
     """From a race at the first call of each shape; False where there is no Triton for this device."""
-    if not _has_triton() or not fused.fits(prepared, v) or transformed():
+    if not _has_triton() or not fused.supports(prepared, v) or transformed():
         return False
     φ = prepared.features
-    key = (v.device, v.dtype, v.shape, prepared.q.shape, fused.kind_of(φ), len(φ.omega), recorded)  # type: ignore[arg-type]
+    key = (v.device, v.dtype, v.shape, prepared.q.shape, fused.kind_of(φ), len(φ.omega), needs_gradient)  # type: ignore[arg-type]
     if key not in _WINNERS:
         try:
-            _WINNERS[key] = _race(prepared, v, recorded)
+            _WINNERS[key] = _race(prepared, v, needs_gradient)
         except (RuntimeError, *fused.TRITON_ERRORS) as error:
             _WINNERS[key] = False
             reason = str(error).strip().partition("\n")[0]
@@ -299,10 +299,10 @@ def _triton_wins(prepared: Prepared, v: Tensor, recorded: bool) -> bool:
     return _WINNERS[key]
 
 
-def _race(prepared: Prepared, v: Tensor, recorded: bool) -> bool:
-    """Whether Triton's kernels take less time than the compiled formulas, forward or, if recorded, both ways."""
+def _race(prepared: Prepared, v: Tensor, needs_gradient: bool) -> bool:
+    """Whether Triton's kernels take less time than the compiled formulas: forward, or both ways with gradients."""
     q, k, φ, weight, bias = prepared
-    q, k, v = (x.detach().requires_grad_(recorded) for x in (q, k, v))
+    q, k, v = (x.detach().requires_grad_(needs_gradient) for x in (q, k, v))
     weight, bias = (x if x is None else x.detach() for x in (weight, bias))
     given, attend = Prepared(q, k, φ, weight, bias), _fastest(v.device.type)
 
@@ -311,9 +311,9 @@ def _race(prepared: Prepared, v: Tensor, recorded: bool) -> bool:
         for turn in range(RACE_WARM_UP + RACE_ROUNDS):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
-            with torch.set_grad_enabled(recorded):
+            with torch.set_grad_enabled(needs_gradient):
                 out = call()
-            if recorded:
+            if needs_gradient:
                 torch.autograd.grad(out, [q, k, v], torch.ones_like(out))
             end.record()
             end.synchronize()
@@ -321,17 +321,17 @@ def _race(prepared: Prepared, v: Tensor, recorded: bool) -> bool:
                 times.append(begin.elapsed_time(end))
         return min(times)
 
-    theirs = seconds(lambda: attend(q, k, v, weight, bias, φ))
-    return seconds(lambda: fused.triton_attention(given, v)) < theirs
+    formulas = seconds(lambda: attend(q, k, v, weight, bias, φ))
+    return seconds(lambda: fused.triton_attention(given, v)) < formulas
 
 
-_FAILURES: list[Exception] = []  # of compilation, or of a Triton kernel: neither is tried again
+FAILURES: list[Exception] = []  # of compilation, or of a Triton kernel: neither is tried again
 
 
 @torch.compiler.assume_constant_result
 def _has_triton() -> bool:
     """Whether Triton is installed, finds a CUDA device and has not failed."""
-    return not _FAILURES and _finds_triton()
+    return not FAILURES and _finds_triton()
 
 
 @cache
@@ -354,12 +354,12 @@ def _fastest(device: str):
     compiled = torch.compile(_checkpointed)
 
     def attend(*inputs):
-        if _FAILURES:
+        if FAILURES:
             return _checkpointed(*inputs)
         try:
             return compiled(*inputs)
         except (torch._dynamo.exc.TorchDynamoException, *fused.TRITON_ERRORS) as error:  # type: ignore[attr-defined]
-            _FAILURES.append(error)
+            FAILURES.append(error)
             reason = str(error).strip().partition("\n")[0]
             warnings.warn(f"linear attention runs uncompiled on {device}: {reason}", RuntimeWarning, stacklevel=2)
             return _checkpointed(*inputs)

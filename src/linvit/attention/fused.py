@@ -7,8 +7,9 @@ Q'_f = φ(q)_f z_f / Σ_f φ(q)_f z_f: all weights are between zero and one, so 
 Backward, with δ = Σ_e ∂out·out of each query and σ_f = Σ_e S'·∂S', `query_gradients` makes ∂q, ∂S' and ∂log z, and
 `key_gradients` ∂k and ∂v.
 
-Inputs are read where they are, as slices of one projection too. What is float32 (Ω, Q', S', …) is multiplied with half
-precision as the sum of two parts in half precision: the output is hardly less exact than its own rounding.
+Inputs are read in place, also as slices of one projection. A float32 factor (Ω, Q', S', …) of a product with half
+precision is the sum of two parts in half precision, so that little more than the output is rounded.
+`project` alone computes Ωx for the features that these kernels do not support.
 
 Covered are exponential features and those of FUSED, all positive, with given Ω, log-weights and log-constants.
 """
@@ -238,7 +239,7 @@ if importlib.util.find_spec("triton") is not None:
 
     @torch.library.triton_op("linvit::projection", mutates_args={})
     def projection(x: Tensor, omega: Tensor, norm: float, tokens_last: bool) -> Tensor:
-        """Ωx + norm·‖x‖² in float32, x (B, H, N, d) wherever it is and Ω (F, d) → (B·H, N, F), or (B·H, F, N)."""
+        """Ωx + norm·‖x‖² in float32, x (B, H, N, d) with any strides and Ω (F, d) → (B·H, N, F), or (B·H, F, N)."""
         batch, heads, tokens, head_dim = x.shape
         features, width = omega.shape[0], min(MOST_FEATURES, _padded(omega.shape[0]))
         shape = (features, tokens) if tokens_last else (tokens, features)
@@ -302,8 +303,8 @@ def warps(head_dim: int, columns: int, features: int) -> int:
     return 8 if features * max(head_dim, columns) > 8192 else 4
 
 
-def fits(prepared: Prepared, v: Tensor) -> bool:
-    """Whether the kernels cover this: which features, which sizes, and no gradients but those of q, k and v."""
+def supports(prepared: Prepared, v: Tensor) -> bool:
+    """Whether `triton_attention` takes these features and sizes; only q, k and v may need gradients."""
     q, _, φ, weight, bias = prepared
     if φ.omega is None or bias is not None or kind_of(φ) not in FUSED or (φ.norm and not φ.exponential):
         return False
@@ -312,8 +313,8 @@ def fits(prepared: Prepared, v: Tensor) -> bool:
     return sizes and WIDTHS[0] <= φ.omega.shape[0] <= WIDTHS[1] and φ.divide and not learned
 
 
-def projects(x: Tensor, omega: Tensor) -> bool:
-    """Whether `projection` covers these inputs."""
+def supports_projection(x: Tensor, omega: Tensor) -> bool:
+    """Whether `projection` takes these inputs."""
     return x.dim() == 4 and x.stride(-1) == 1 and HEAD_DIMS[0] <= x.shape[-1] <= HEAD_DIMS[1] and omega.shape[0] >= 16
 
 
@@ -322,7 +323,7 @@ def kind_of(φ: Features) -> str:
 
 
 def triton_attention(prepared: Prepared, v: Tensor) -> Tensor:
-    """As `accelerated_attention`, where it `fits`."""
+    """As `accelerated_attention`, for inputs that it `supports`."""
     q, k, φ, weight, _ = prepared
     assert φ.omega is not None
     weight = None if weight is None else weight.squeeze(-1).float().contiguous()
