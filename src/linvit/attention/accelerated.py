@@ -288,7 +288,9 @@ def _triton_wins(prepared: Prepared, v: Tensor, needs_gradient: bool) -> bool:
     if not _has_triton() or not fused.supports(prepared, v) or transformed():
         return False
     φ = prepared.features
-    key = (v.device, v.dtype, v.shape, prepared.q.shape, fused.kind_of(φ), len(φ.omega), needs_gradient)  # type: ignore[arg-type]
+    assert φ.omega is not None
+    shapes = v.shape, prepared.q.shape, φ.omega.shape
+    key = (v.device, v.dtype, *shapes, fused.kind_of(φ), prepared.weight is not None, needs_gradient)
     if key not in _WINNERS:
         try:
             _WINNERS[key] = _race(prepared, v, needs_gradient)

@@ -1,4 +1,4 @@
-"""Seconds of attention and of models on devices that are not here: a model of their data sheets, not a measurement.
+"""Forecast times of attention layers and models on other devices, from their data sheets: nothing is measured.
 
 A module is run once on PyTorch's `meta` device, on which tensors have shapes but no numbers and linvit takes the path
 that it takes on a GPU. Every operation is recorded with the bytes it reads and writes and the products it computes
@@ -65,7 +65,7 @@ class Hardware:
     bandwidth: float
     memory: float
     dtype: torch.dtype = torch.bfloat16  # of models, as linvit chooses it there
-    attention: float = 1.0  # most of the peak rate that fused softmax reaches
+    attention: float = 1.0  # upper limit of the share of the peak rate that fused softmax reaches
     fuses: bool = True  # has fused softmax, and a compiler for linvit's linear attention
     launch: float = LAUNCH
     least: float = LEAST
