@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
+
 import cases
 import pytest
 import torch
@@ -10,7 +13,10 @@ from cases import build, inputs, ragged, rounding
 from linvit.attention.accelerated import accelerated_attention
 from linvit.attention.performer import Performer
 from linvit.attention.reference import reference_attention
+from linvit.measure.advice import Workload
+from linvit.site import Site
 
+ROOT = Path(__file__).parents[2]
 PERFORMERS = [spec for spec, causal in cases.performers() if not causal]
 
 
@@ -138,3 +144,18 @@ def test_it_compiles_into_one_graph(spec):
     ours = torch.autograd.grad(out.square().sum(), tensors)
     for a, b in zip(ours, torch.autograd.grad(expected.square().sum(), again), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", ["performer-relu:m=64", "performer-exp:m=64"])
+def test_compiled_traffic(spec):
+    """At most 10 kernels and 450 MB forward, for slices of one projection: 577 tokens, 6 heads of 64, 43 images."""
+    pytest.importorskip("triton", reason="Triton is not installed (the extra `triton`)")
+    found = importlib.util.spec_from_file_location("traffic", ROOT / "benchmarks/traffic.py")
+    assert found is not None
+    assert found.loader is not None
+    traffic = importlib.util.module_from_spec(found)
+    found.loader.exec_module(traffic)
+    kernels = traffic.compiled_kernels(spec, Workload(Site(6, 64, 577), 43), slices=True)
+    assert len(kernels) <= 10
+    assert sum(kernel.bytes for kernel in kernels) <= 450e6
