@@ -5,7 +5,7 @@
 ViT-S at 384 px by default: 6 heads of 64, 577 tokens, 43 images, bfloat16, forward without gradients. q, k and v are
 three tensors, or slices of one projection as in a model, which products of cuBLAS cannot always read where they are.
 
-- eager: operations as they are dispatched on the `meta` device, which takes the GPU's path.
+- eager: operations as they are dispatched on the `meta` device, which takes the path of a GPU with Triton.
 - compiled: kernels that Inductor generates or calls, listed with what they read and write. The layer is lowered by
   Inductor's own passes, scheduler and Triton backend for fake tensors on "cuda", with the properties of an A100 in
   place of a device's. No kernel is run, and none is chosen by timing. A kernel's bytes are each buffer that it reads or

@@ -1,4 +1,4 @@
-"""The suite for real GPUs runs to its end on the fake one; its figures mean nothing there."""
+"""The suite for real GPUs runs on the fake one, where its times mean nothing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_wrong_attentions(monkeypatch):
 
 
 def check_wrong_paths():
-    """There is no Triton on the fake device: that is a reason, not an end."""
+    """Errors become reasons: there is no Triton on the fake device."""
     found = suite.wrong_paths(paths=("eager", "triton"), dtypes=(torch.bfloat16,))
     assert {name.split()[0] for name in found} == {"triton"}
     assert len(found) == 5

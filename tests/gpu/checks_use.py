@@ -84,7 +84,7 @@ def check_error_in_half_precision(device, spec, tokens, dtype):
 
 @torch.no_grad()
 def check_biases_are_not_rounded_to_half_precision(device):
-    """Those of cells are logarithms of some tens; in bfloat16 they made the error fifty times that of softmax."""
+    """Biases of cells reach 118 here. Rounding them to bfloat16 made the error 17 times that of softmax."""
     given = inputs(sigma=4.0, dtype=torch.bfloat16, batch=1, heads=1, tokens=256, head_dim=61)
     assert errors("twoscale:cell=2", *given)[0] <= 4 * errors("softmax", *given)[0]
 

@@ -1,4 +1,4 @@
-"""What anybody with a GPU can run in minutes, and send back as one report; each part returns what it found."""
+"""Checks and measurements on a real GPU. Each function returns its part of the report."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def wrong_attentions(dtypes: Sequence[torch.dtype] = DTYPES) -> dict[str, str]:
 
 
 def wrong_paths(paths: Sequence[str] = PATHS, dtypes: Sequence[torch.dtype] = DTYPES) -> dict[str, str]:
-    """The same for each path of linear attention, whichever is the fastest; q, k and v are slices of one projection, as
+    """Likewise for each path of linear attention, not only the fastest one. q, k and v are slices of one projection, as
     in a model."""
     found, source = {}, torch.Generator().manual_seed(0)
     projection = torch.randn(2, 131, 4, 3, 64, generator=source)
@@ -65,9 +65,9 @@ def wrong_paths(paths: Sequence[str] = PATHS, dtypes: Sequence[torch.dtype] = DT
             warnings.simplefilter("ignore")
             try:
                 why = wrong(attention, *given)
-            except Exception as error:  # whatever it is, it belongs into the report
+            except Exception as error:  # part of the report, whatever it is
                 why = first_line(error)
-        if accelerated.FAILURES:  # it was computed without a compiler
+        if accelerated.FAILURES:  # eager operations were used instead
             why = first_line(accelerated.FAILURES[0])
         if why:
             found[f"{path} {kind} in {dtype}"] = why

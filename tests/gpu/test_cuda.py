@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available()
 
 @pytest.fixture(scope="module")
 def report() -> Iterator[dict[str, Any]]:
-    """Stored even if a test fails: that is when it is of use."""
+    """Written even if a test fails."""
     found: dict[str, Any] = {"device": suite.device()}
     yield found
     path = Path(os.environ.get("LINVIT_GPU_REPORT", "runs/gpu.json"))
