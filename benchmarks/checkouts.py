@@ -29,7 +29,7 @@ TOKENS = (64, 197, 577, 1025)
 TASKS = ("forward", "training step")
 BATCH_TOKENS = 2048  # of a batch, about
 SHORTEST = 0.2  # seconds of one timing
-MODEL = {"patch_size": 4, "classes": 10, "dim": 192, "heads": 3, "mlp_dim": 384, "depth": 2, "seed": 0}
+MODEL: dict[str, Any] = {"patch_size": 4, "classes": 10, "dim": 192, "heads": 3, "mlp_dim": 384, "depth": 2, "seed": 0}
 HERE = Path(__file__).resolve().parent.parent
 
 
@@ -49,7 +49,7 @@ def tasks(spec: str, tokens: int) -> dict[str, Callable[[], object]]:
     source = torch.Generator().manual_seed(0)
     images = torch.randn(batch, 3, 4 * side, 4 * side, generator=source)
     labels = torch.randint(10, (batch,), generator=source)
-    optimizer = make_optimizer(Recipe(lr=1e-6), model)
+    optimizer = make_optimizer(Recipe.model_validate({"lr": 1e-6}), model)
 
     @torch.no_grad()
     def forward() -> None:
