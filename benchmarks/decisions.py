@@ -7,7 +7,11 @@ that number and looked at again. Accuracies are drawn with a deviation between s
 images: variant i with seed s is right on image x if a_i + 1.5·z_x + 0.7·w_ix + σ_i·u_is + e_isx > 0, all standard
 normal, where a_i and σ_i give the variant's true accuracy and its deviation. The truth is known: a verdict that a
 variant loses less than the margin, one point, is wrong if it truly loses a point or more. The best is right on 97 % of
-the images, and in the last rows, where few images tell variants apart, on 99.9 %. Writes decisions.md.
+the images, and in the last rows, where few images tell variants apart, on 99.9 %.
+
+With folds, a study has one seed of five folds of 1,797 images, each held out once, and the best is right on 98.5 % of
+them; u_is becomes √ρ·u_i + √(1 − ρ)·u_isf: what the models of all folds share, since they were trained on mostly the
+same images, and what one model has for itself. Writes decisions.md.
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ from linvit.report.statistics import ENOUGH, MARGIN, judge
 
 HARD, OWN = 1.5, 0.7  # how much images differ for all variants, and for one alone
 TOP, NEARLY_ALL = 0.97, 0.999  # accuracy of the best
+LOSSES = (0.01, 0.0, 0.02)  # of the others
+FOLDS, FOLDED, TOP_OF_FOLDS = 5, 1797, 0.985
 
 
 @dataclass
@@ -60,10 +66,72 @@ class World:
         return right.mean(axis=-1), right
 
 
+@dataclass
+class Studied:
+    """What has been trained: scores by run, and which images were right by seed, of each variant."""
+
+    scores: list[dict]
+    right: list[dict]
+
+    def look(self, who: Sequence[str], first: int, resolution: float, folds: int):
+        """The verdicts with all seeds of some variants, and the first ones of the others."""
+        seeds = {str(i): len(of) if str(i) in who else first for i, of in enumerate(self.right)}
+        scores = {
+            str(i): {run: value for run, value in of.items() if (run[0] if folds else run) < seeds[str(i)]}
+            for i, of in enumerate(self.scores)
+        }
+        right = {str(i): {s: x for s, x in of.items() if s < seeds[str(i)]} for i, of in enumerate(self.right)}
+        return judge(scores, right, resolution=resolution, folds=folds)
+
+
+class FoldedWorld(World):
+    """All images are dealt into folds by every seed; models share `share` of what distinguishes them."""
+
+    def __init__(self, truth: Sequence[float], deviation: float, images: int, rng, folds: int, share: float):
+        super().__init__(truth, deviation, images, rng)
+        self.folds, self.share = folds, share
+        self.common = rng.normal(size=(len(truth), 1))
+        self.studied = Studied([{} for _ in truth], [{} for _ in truth])
+
+    def train_until(self, seeds: int) -> Studied:
+        for seed in range(len(self.studied.right[0]), seeds):
+            hand = self.rng.permutation(self.images) % self.folds
+            own = self.rng.normal(size=(len(self.truth), self.folds))
+            u = np.sqrt(self.share) * self.common + np.sqrt(1 - self.share) * own
+            chance = ndtr(self.latent + (self.seed[:, None] * u)[:, hand])
+            for i, right in enumerate(self.rng.random(chance.shape) < chance):
+                self.studied.right[i][seed] = right
+                for fold in range(self.folds):
+                    self.studied.scores[i][seed, fold] = right[hand == fold].mean()
+        return self.studied
+
+
+def looks_at_folds(world: FoldedWorld) -> tuple[bool, bool, int, int, int, int]:
+    """As `looks`; the number is of seeds."""
+    names = [str(i) for i in range(len(world.truth))]
+    resolution = world.folds / world.images
+    first = world.train_until(1).look([], 1, resolution, world.folds)
+    undecided = [name for name in names if first.of[name].undecided]
+    runs, who, _ = first.settle(undecided)
+    wrong = _wrong(world, first)
+    if not undecided or not np.isfinite(runs):
+        return *wrong, len(undecided), 0, 0, 0
+    seeds = int(np.ceil(runs / world.folds))
+    second = world.train_until(seeds).look(who, 1, resolution, world.folds)
+    settled = sum(not second.of[name].undecided for name in undecided)
+    return *(wrong | _wrong(world, second)), len(undecided), len(undecided), settled, seeds
+
+
+def _wrong(world: World, found) -> np.ndarray:
+    """Whether some variant is wrongly called within the margin, or worse."""
+    lost = {str(i): loss >= MARGIN - 1e-12 for i, loss in enumerate(world.truth.max() - world.truth)}
+    within = any(found.of[name].shown and lost[name] for name in lost)
+    return np.array([within, any(found.of[name].word == "worse" and not lost[name] for name in lost)])
+
+
 def looks(world: World) -> tuple[bool, bool, int, int, int, int]:
     """Wrong, wrongly worse; variants undecided, of those with a number of seeds, settled by it; the number."""
     names = [str(i) for i in range(len(world.truth))]
-    loss = dict(zip(names, world.truth.max() - world.truth, strict=True))
     scores, right = world.train(ENOUGH)
 
     def look(who: Sequence[str]):
@@ -71,31 +139,32 @@ def looks(world: World) -> tuple[bool, bool, int, int, int, int]:
         seen = {} if right is None else {name: dict(enumerate(right[i])) for i, name in enumerate(names)}
         return judge(of, seen)
 
-    def wrong(found) -> np.ndarray:
-        lost = {name: loss[name] >= MARGIN - 1e-12 for name in names}
-        return np.array(
-            [
-                any(found.of[name].shown and lost[name] for name in names),
-                any(found.of[name].word == "worse" and not lost[name] for name in names),
-            ]
-        )
-
     first = look([])
     undecided = [name for name in names if first.of[name].undecided]
     seeds, who, _ = first.settle(undecided)
     if not undecided or not np.isfinite(seeds):
-        return *wrong(first), len(undecided), 0, 0, 0
+        return *_wrong(world, first), len(undecided), 0, 0, 0
     more, seen = world.train(int(seeds) - ENOUGH)
     scores = np.concatenate([scores, more], axis=1)
     right = None if right is None or seen is None else np.concatenate([right, seen], axis=1)
     second = look(who)
     settled = sum(not second.of[name].undecided for name in undecided)
-    return *(wrong(first) | wrong(second)), len(undecided), len(undecided), settled, int(seeds)
+    return *(_wrong(world, first) | _wrong(world, second)), len(undecided), len(undecided), settled, int(seeds)
 
 
 def rates(truth: Sequence[float], deviation: float | Sequence[float], images: int, studies: int, seed=0) -> Rates:
     rng = np.random.default_rng(seed)
-    found = np.array([looks(World(truth, deviation, images, rng)) for _ in range(studies)], dtype=float)
+    return summed(np.array([looks(World(truth, deviation, images, rng)) for _ in range(studies)], dtype=float), truth)
+
+
+def rates_of_folds(truth: Sequence[float], deviation: float, share: float, studies: int, seed=0) -> Rates:
+    rng = np.random.default_rng(seed)
+    worlds = (FoldedWorld(truth, deviation, FOLDED, rng, FOLDS, share) for _ in range(studies))
+    return summed(np.array([looks_at_folds(world) for world in worlds], dtype=float), truth)
+
+
+def summed(found: np.ndarray, truth: Sequence[float]) -> Rates:
+    studies = len(found)
     wrong, worse, undecided, named, settled, seeds = found.T
     return Rates(
         wrong.mean(),
@@ -115,18 +184,28 @@ def accuracies(k: int, loss: float, top: float = TOP) -> list[float]:
 def row(images: int, k: int, deviation: float | str, studies: int, top: float = TOP) -> str:
     """Of the table: wrong calls where the others lose the margin, and what seeds settle where they lose none or two."""
     sd = list(np.linspace(0.002, 0.01, k)) if isinstance(deviation, str) else deviation / 100
-    cells = [f"{images:,}" if images else "–", str(k), str(deviation)]
-    for loss in (0.01, 0.0, 0.02):
-        found = rates(accuracies(k, loss, top), sd, images, studies)
+    start = [f"{images:,}" if images else "–", str(k), str(deviation)]
+    return line(start, {loss: rates(accuracies(k, loss, top), sd, images, studies) for loss in LOSSES}, studies)
+
+
+def row_of_folds(k: int, deviation: float, share: float, studies: int) -> str:
+    losses = {
+        loss: rates_of_folds(accuracies(k, loss, TOP_OF_FOLDS), deviation / 100, share, studies) for loss in LOSSES
+    }
+    return line([f"{share:g}", str(k), str(deviation)], losses, studies)
+
+
+def line(cells: list[str], losses: dict[float, Rates], studies: int) -> str:
+    for loss, found in losses.items():
         if loss == 0.01:
             error = 100 * np.sqrt(max(found.wrong, 1 / studies) * (1 - found.wrong) / studies)
             cells += [f"{100 * found.wrong:.1f} ± {error:.1f} %"]
         else:
             settled = f"{100 * found.settled:.0f} %" if found.named else "–"
             cells += [f"{100 * found.undecided:.0f} %", f"{100 * found.named:.0f} %", f"{found.seeds:.0f}", settled]
-    line = "| " + " | ".join(cells) + " |"
-    print(line, flush=True)
-    return line
+    text = "| " + " | ".join(cells) + " |"
+    print(text, flush=True)
+    return text
 
 
 def main() -> None:

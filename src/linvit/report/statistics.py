@@ -18,10 +18,17 @@ hundred images by chance. c is Dunnett's one-sided constant for k − 1 comparis
 comparisons with the best. Variant i is within the margin if d_ij − h_ij > −margin for every
 other j, worse if d_ij + h_ij < −margin for some j, and else undecided.
 
-Folds share images: any two of n runs, each with one fold of one seed held out, were trained on mostly the same, so
-their differences are not independent. Nadeau and Bengio take the correlation of two runs to be the share of images that
-is held out, which gives the mean difference the variance V·(1/n + held out / others) with V between runs (Bouckaert and
-Frank, for folds that every seed divides differently). Seeds and images are both part of V, so h² is c(f)² times that.
+With K folds, a run is one fold of one seed, and every seed tests each image once. Runs share training images, so their
+models are not independent. Nadeau and Bengio take the correlation of two runs to be the share of images that is held
+out, which gives the mean difference of n runs the variance V·(1/n + held out / others) with V between runs (Bouckaert
+and Frank, for folds that every seed divides differently). That is meant for test images that overlap, too: within a
+seed they do not. So where each image's results are known, V is divided into what its K/N test images explain, (V_image
++ V_residual)·K/N, and the rest, V_model, which alone is correlated:
+
+    h² = c(f)²·V_model·(1/n + 1/(K − 1)) + c(∞)²·(V_image + V_residual/S) / N
+
+for S seeds. With a single seed V_image and V_residual need not be separated. Where the images are not known, h² is c(f)²
+times Nadeau and Bengio's variance.
 
 Models that were not trained have no seeds: the difference of two is one of images alone, V_image / N, and one run
 suffices for it.
@@ -51,6 +58,8 @@ LOOK = 0.0225  # of each of two looks, one-sided; Pocock's 2.94 % are of looks w
 POWER = 0.8  # with which the suggested number of seeds decides
 ENOUGH = 3  # shared seeds without which nothing is claimed
 MAX_SEEDS = 30  # that are ever suggested
+EXPLAINED = 0.9  # of what images explain is taken off V: few folds may show too little of it, and all of it gave 5.6 %
+LASTING = 0.5  # share of the noise of test images that does not depend on the seed, where it cannot be estimated
 SEED_SPARE, BLUR_SPARE = 1.5, 1.3  # times the variance that was seen, of seeds and of images, must be low enough
 MARGIN = DEFAULT_MARGIN
 
@@ -118,24 +127,44 @@ def over_images(share: float, count: int) -> Interval:
 class Comparison:
     """All pairs (variants, variants): `difference[i, j]` = accuracy i − j over the `seeds` they share; `noise`, its
     variance between seeds, known with `freedom`; `images`, its variance by the choice of test images (NaN: unknown),
-    of which `tested` are known to be right or wrong. With folds, a seed is one fold of one seed, and `shared` is the
-    ratio of images held out to the others."""
+    of which `tested` are known to be right or wrong. With `folds`, a seed is one fold of one seed; `within` is the part
+    of `noise` that its test images explain, and `chance` the part of that which further seeds average out."""
 
     difference: np.ndarray
     seeds: np.ndarray
     noise: np.ndarray
     freedom: np.ndarray
     images: np.ndarray
-    shared: float = 0.0
+    within: np.ndarray
+    chance: np.ndarray
+    folds: int = 0
     tested: int = 0
     enough: int = ENOUGH
 
+    @property
+    def shared(self) -> float:
+        """The ratio of images held out to the others."""
+        return held_out(self.folds)
+
+    @property
+    def models(self) -> np.ndarray:
+        """Variance between runs, without what their own test images explain."""
+        return np.maximum(0.0, self.noise - EXPLAINED * self.within)
+
     def _blur(self, loss: float) -> np.ndarray:
         """Variance by the choice of images, if the question is whether one variant loses this much to the other."""
-        known = np.nan_to_num(self.images)
-        if not self.tested:
-            return known
-        return np.where(np.isfinite(self.images), np.maximum(known, abs(loss) * (1 - abs(loss)) / self.tested), 0.0)
+        return np.where(np.isfinite(self.images), np.maximum(self.images, self._least(loss)), 0.0)
+
+    def _least(self, loss: float) -> float:
+        return abs(loss) * (1 - abs(loss)) / self.tested if self.tested else 0.0
+
+    def _divided(self, loss: float) -> tuple[np.ndarray, np.ndarray]:
+        """What test images add to the variance: of each run, which more seeds average out, and of all, which they do
+        not. One seed of folds does not show which is which; the usual share is assumed."""
+        single = (self.seeds <= self.folds) & np.isfinite(self.images)
+        lasting = np.where(single, LASTING * self.images, np.nan_to_num(self.images))
+        chance = np.where(single, (1 - LASTING) * self.images * self.seeds, self.chance)
+        return chance, np.where(np.isfinite(self.images), np.maximum(lasting, self._least(loss)), 0.0)
 
     def _constants(self, level: float, count: int | None = None) -> tuple[np.ndarray, float]:
         """Dunnett's: of each pair for seeds, and of all for images."""
@@ -147,8 +176,8 @@ class Comparison:
         """Half width of simultaneous one-sided bounds on a loss; infinite where nothing is known."""
         seeds, images = self._constants(level, count)
         with np.errstate(divide="ignore", invalid="ignore"):
-            mean = self.noise * (1 / self.seeds + self.shared)
-            found = np.sqrt(seeds**2 * mean + images**2 * self._blur(loss))
+            mean = self.models * (1 / self.seeds + self.shared)
+            found = np.sqrt(seeds**2 * mean + images**2 * (self._blur(loss) + self.chance / self.seeds))
         found = np.where(self.seeds >= self.enough, found, np.inf)
         np.fill_diagonal(found, 0)
         return found
@@ -159,8 +188,9 @@ class Comparison:
         gap = float(self.difference[i, j]) - than
         if self.seeds[i, j] < self.enough or gap <= 0:
             return 1.0
-        seeds = float(self.noise[i, j] * (1 / self.seeds[i, j] + self.shared))
-        images, freedom = float(self._blur(than)[i, j]), float(self.freedom[i, j])
+        seeds = float(self.models[i, j] * (1 / self.seeds[i, j] + self.shared))
+        images = float(self._blur(than)[i, j] + self.chance[i, j] / self.seeds[i, j])
+        freedom = float(self.freedom[i, j])
         low, high = 0.0, 0.5
         while high - low > 1e-6:
             level = (low + high) / 2
@@ -176,12 +206,15 @@ class Comparison:
         pair without a first look needs ENOUGH for that."""
         (seeds, images), (more, and_more) = self._constants(LOOK), self._constants(1 - POWER)
         others = max(1, len(self.difference) - 1)
-        most = sum(dunnett(others, MAX_SEEDS - 1, level) for level in (LOOK, 1 - POWER)) ** 2 * self.noise / MAX_SEEDS
-        blur = (images + and_more) ** 2 * self._blur(margin) + (seeds + more) ** 2 * self.shared * self.noise
+        chance, lasting = self._divided(margin)
+        most = sum(dunnett(others, MAX_SEEDS - 1, level) for level in (LOOK, 1 - POWER)) ** 2 * self.models / MAX_SEEDS
+        most = most + (images + and_more) ** 2 * chance / MAX_SEEDS
+        blur = (images + and_more) ** 2 * lasting + (seeds + more) ** 2 * self.shared * self.models
         if self.enough == 1:  # seeds would change nothing
             return np.full_like(self.seeds, np.inf), BLUR_SPARE * blur / margin**2
         with np.errstate(divide="ignore", invalid="ignore"):
-            count = np.ceil((seeds + more) ** 2 * self.noise / np.maximum(margin**2 - blur, 0) - 1e-9)
+            falls = (seeds + more) ** 2 * self.models + (images + and_more) ** 2 * chance
+            count = np.ceil(falls / np.maximum(margin**2 - blur, 0) - 1e-9)
             times = np.where(most < blur, BLUR_SPARE * blur / np.maximum(margin**2 - SEED_SPARE * most, 0), np.inf)
         enough = SEED_SPARE * most + BLUR_SPARE * blur <= margin**2
         return np.where(
@@ -193,16 +226,18 @@ def compare(
     scores: np.ndarray,
     right: Sequence[np.ndarray | None] = (),
     resolution: float = 0.0,
-    shared: float = 0.0,
+    folds: int = 0,
     enough: int = ENOUGH,
 ) -> Comparison:
     """`scores` is (variants, seeds), NaN where a seed is missing; `right` has for each variant whether an image was
     right, or its own score, (seeds, images), where that is known. No deviation between seeds below `resolution`, one
-    image, is believed. enough: seeds for a claim; 1: nothing was trained, and one seed has no noise."""
+    image, is believed. enough: seeds for a claim; 1: nothing was trained, and one seed has no noise. With folds,
+    `scores` is (variants, seeds · folds), all folds of a seed together, and `right` has all images for each seed."""
     k, there = len(scores), np.isfinite(scores)
     mean = np.array([row[known].mean() if known.any() else np.nan for row, known in zip(scores, there, strict=True)])
     difference = mean[:, None] - mean if k else np.zeros((0, 0))
     seeds, noise, freedom, images = (np.full((k, k), value) for value in (0.0, np.nan, 1.0, np.nan))
+    within, chance = np.zeros((2, k, k))
     groups: dict[bytes, list[tuple[int, int]]] = defaultdict(list)  # pairs by the seeds they share
     for i, j in zip(*np.triu_indices(k, 1), strict=True):
         groups[(there[i] & there[j]).tobytes()].append((int(i), int(j)))
@@ -213,8 +248,9 @@ def compare(
             continue
         rows = np.flatnonzero(there[:, common].all(axis=1))
         pooled, known = _residual(scores[rows][:, common])
-        seen = {i: found[common] for i, found in enumerate(right) if found is not None and i in rows}
-        blur = _images(scores[:, common], seen)
+        whole = _complete(common, folds)
+        seen = {i: found[whole] for i, found in enumerate(right) if found is not None and whole is not None and i in rows}
+        blur = _images(seen)
         for i, j in pairs:
             d = scores[i, common] - scores[j, common]
             own = d.var(ddof=1) if n > 1 else np.nan
@@ -222,29 +258,48 @@ def compare(
             spread, free = (spread, known or max(1, n - 1)) if n > 1 or enough > 1 else (0.0, math.inf)
             for a, b, sign in ((i, j, 1), (j, i, -1)):
                 difference[a, b], seeds[a, b], freedom[a, b], noise[a, b] = sign * d.mean(), n, free, spread
-                images[a, b] = blur.get((i, j), np.nan)
+                images[a, b], residual = blur.get((i, j), (np.nan, 0.0))
+                if folds and np.isfinite(images[a, b]):
+                    chance[a, b] = residual * folds
+                    within[a, b] = images[a, b] * folds + chance[a, b]
     counted = [found.shape[-1] for found in right if found is not None and found.dtype == bool]
-    return Comparison(difference, seeds, noise, freedom, images, shared, max(counted, default=0), enough)
+    tested = max(counted, default=0)
+    return Comparison(difference, seeds, noise, freedom, images, within, chance, folds, tested, enough)
 
 
-def _images(scores: np.ndarray, right: Mapping[int, np.ndarray]) -> dict[tuple[int, int], float]:
-    """Of each pair with known images, the variance of its difference that is due to the choice of images."""
+def held_out(folds: int) -> float:
+    """The ratio of images held out to the others."""
+    return 1 / (folds - 1) if folds > 1 else 0.0
+
+
+def _complete(common: np.ndarray, folds: int) -> np.ndarray | None:
+    """Which seeds are shared; None if some of their folds are not."""
+    if not folds:
+        return common
+    table = common.reshape(-1, folds)
+    return table.all(axis=1) if (table.all(axis=1) == table.any(axis=1)).all() else None
+
+
+def _images(right: Mapping[int, np.ndarray]) -> dict[tuple[int, int], tuple[float, float]]:
+    """Of each pair with known images, the variance of its difference that is due to the choice of images, and what one
+    seed adds to that (0 if there is one alone, whose part is in the first)."""
     if len(right) < 2:
         return {}
     rows, table = list(right), np.stack(list(right.values()))  # variants, seeds, images
     table = table.astype(np.float32 if table.dtype == bool else np.float64)
     _, n, count = table.shape
     flat, means = table.reshape(len(rows), -1), table.mean(axis=1, dtype=np.float64)
+    scores = table.mean(axis=-1, dtype=np.float64)
     both, same = flat @ flat.T, means @ means.T
     found = {}
     for a, i in enumerate(rows):
         for b, j in enumerate(rows[:a]):
-            d = scores[i] - scores[j]
+            d = scores[a] - scores[b]
             columns = same[a, a] + same[b, b] - 2 * same[a, b] - count * d.mean() ** 2  # squares between images
             every = float(both[a, a] + both[b, b] - 2 * both[a, b]) - n * count * d.mean() ** 2
             rest = every - n * columns - count * n * d.var()
             residual = rest / ((n - 1) * (count - 1)) if n > 1 else 0.0
-            found[j, i] = max(0.0, columns / (count - 1) - residual / n) / count
+            found[j, i] = max(0.0, columns / (count - 1) - residual / n) / count, residual / count
     return found
 
 
@@ -350,20 +405,24 @@ def judge(
     diverged: Sequence[str] = (),
     resolution: float = 0.0,
     margin: float = MARGIN,
-    shared: float = 0.0,
+    folds: int = 0,
     merit: Merit = ACCURACY,
     enough: int = ENOUGH,
 ) -> Verdicts:
     """`scores[variant][seed]` and, where it is known, `right[variant][seed]`, image by image → a verdict each.
-    A variant with a diverged seed is only flagged. Of folds, a seed stands for one fold of one, as in `Comparison`."""
+    A variant with a diverged seed is only flagged. With folds, scores are of (seed, fold), and `right` is of the seed."""
     of = {name: Standing(DIVERGED if name in diverged else MISSING) for name in scores}
     names = tuple(name for name in scores if scores[name] and name not in diverged)
     if not names:
         return Verdicts(None, of, (), compare(np.empty((0, 0))), margin)
-    seeds = sorted({seed for name in names for seed in scores[name]}, key=str)
-    table = np.array([[scores[name].get(seed, np.nan) for seed in seeds] for name in names])
-    known_right = [_stack((right or {}).get(name, {}), scores[name], seeds) for name in names]
-    found = compare(table, known_right, resolution, shared, enough)
+    runs = sorted({run for name in names for run in scores[name]}, key=str)
+    seeds = runs
+    if folds:
+        seeds = sorted({seed for seed, _ in runs})
+        runs = [(seed, fold) for seed in seeds for fold in range(folds)]
+    table = np.array([[scores[name].get(run, np.nan) for run in runs] for name in names])
+    known_right = [_stack((right or {}).get(name, {}), scores[name], seeds, bool(folds)) for name in names]
+    found = compare(table, known_right, resolution, folds, enough)
     itself = np.eye(len(names), dtype=bool)
     top = int(np.where(itself, np.inf, found.difference).min(axis=1).argmax())  # over shared seeds, pair by pair
     half = found.half(loss=margin)
@@ -383,9 +442,11 @@ def judge(
     return Verdicts(names[top], of, names, found, margin)
 
 
-def _stack(right: Mapping[Any, np.ndarray], scores: Mapping[Any, float], seeds: Sequence[Any]) -> np.ndarray | None:
+def _stack(
+    right: Mapping[Any, np.ndarray], scores: Mapping[Any, float], seeds: Sequence[Any], folds: bool
+) -> np.ndarray | None:
     """(seeds, images), zeros where a seed is missing; None if it is not known of every seed that has a score."""
-    if not right or not set(scores) <= set(right):
+    if not right or not {run[0] if folds else run for run in scores} <= set(right):
         return None
     nothing = np.zeros_like(next(iter(right.values())))
     return np.stack([right.get(seed, nothing) for seed in seeds])
@@ -394,8 +455,10 @@ def _stack(right: Mapping[Any, np.ndarray], scores: Mapping[Any, float], seeds: 
 def _against(found: Comparison, i: int, j: int) -> dict[str, Any]:
     """A difference and its 95 % intervals over seeds and over images, as a Standing names them."""
     d, n = float(found.difference[i, j]), found.seeds[i, j]
-    spread = np.sqrt(found.noise[i, j] * (1 / n + found.shared)) if n > 1 else np.nan
-    seeds = stdtrit(found.freedom[i, j], 1 - LEVEL / 2) * spread
-    images = stdtrit(1e12, 1 - LEVEL / 2) * np.sqrt(found.images[i, j])
+    models = found.models[i, j] * (1 / n + found.shared) if n > 1 else np.nan
+    seeds = stdtrit(found.freedom[i, j], 1 - LEVEL / 2) * np.sqrt(models)
+    images = stdtrit(1e12, 1 - LEVEL / 2) * np.sqrt(found.images[i, j] + found.chance[i, j] / max(1, n))
+    if found.folds:  # every fold has images of its own, so its differences are due to both
+        seeds, images = math.hypot(seeds, np.nan_to_num(images)), np.nan
     spans = {"over_seeds": float(seeds), "over_images": float(images)}
     return {"behind": d} | {name: (d - half, d + half) for name, half in spans.items() if not math.isnan(half)}

@@ -153,7 +153,7 @@ class Summary:
             [v.id for v in variants if v.diverged],
             image,
             self.margin,
-            _shared(self.evidence),
+            self.folds,
             self.merit,
             self.enough,
         )
@@ -268,15 +268,10 @@ def _name(run: Run) -> str:
     return f"seed {run[0]}, fold {run[1]}" if isinstance(run, tuple) else f"seed {run}"
 
 
-def _shared(evidence: StudyEvidence) -> float:
-    """Of folds, the images held out over those that are not."""
-    return 1 / (evidence.folds - 1) if evidence.folds > 1 else 0.0
-
-
 def _interval(evidence: StudyEvidence, scores: dict[Run, float], mean: float | None = None) -> Interval | None:
     """Of the numbers that the scores are of; around another mean, if that is given: folds may differ by an image."""
     merit = evidence.merit
-    found = statistics.interval((merit.sign * score for score in scores.values()), _shared(evidence))
+    found = statistics.interval((merit.sign * score for score in scores.values()), statistics.held_out(evidence.folds))
     if found is not None and found.low is None and evidence.untrained:
         return statistics.over_images(found.mean, max(r.n for r in evidence.of(merit.metric)))
     if found is None or found.low is None or found.high is None:
