@@ -253,7 +253,7 @@ def _with_control(found: Recommendation, summary: Summary, best: VariantResult) 
         return replace(found, attention_worth=f"In {seeds}, attention was worth {gain} here: {reached}.")
     gain, low, high = map(merit.plain, summary.worth[control.id])
     if control.standing.shown:
-        text = f"Attention hardly matters on these images: {reached}, {best.label} {on} {_number(best, summary)}."
+        text = f"Attention hardly matters on these images: {reached}, and {best.label} {on} {_number(best, summary)}."
         return replace(found, why=f"{found.why} {text}")
     return replace(found, attention_worth=f"Attention is worth {gain} {merit.unit} here ({low} to {high}): {reached}.")
 
@@ -302,30 +302,41 @@ def _accuracy(chosen: VariantResult, best: VariantResult, summary: Summary) -> s
     behind, merit = chosen.standing.behind, summary.merit
     lead = f"It is {_right(chosen, summary, best)}"
     if chosen is best or behind is None:
-        return f"{lead}, {'fewer' if merit is BITS else 'more'} than any other variant."
+        usual = next((v for v in summary.variants if v.baseline and v is not chosen and v.best and not v.diverged), None)
+        which = f" ({usual.label}: {_number(usual, summary, chosen)})" if usual else ""
+        return f"{lead}, {'fewer' if merit is BITS else 'more'} than any other variant{which}."
     other = f"{best.label}, the {merit.best} ({_number(best, summary, chosen)})"
     level = round(merit.scale * behind, merit.digits) == 0
     return f"{lead}, {f'as many as {other}' if level else f'{merit.plain(-behind)} {merit.unit} behind {other}'}."
 
 
 def _confidence(chosen: VariantResult, summary: Summary) -> str:
-    over = "over seeds and test images" if summary.sampled else f"over seeds, on these {summary.images:,} test images"
-    over = f"over {summary.repeated(summary.seeds)}, corrected for shared images" if summary.folds else over
-    over = "over test images; nothing was trained, so there are no seeds" if summary.untrained else over
-    lead = f"At 95\N{NO-BREAK SPACE}% confidence ({over}) it"
-    loss = chosen.standing.loses_at_most or 0.0
+    lead, loss = "At 95\N{NO-BREAK SPACE}% confidence it", chosen.standing.loses_at_most or 0.0
     if loss <= 0:
         return f"{lead} is {summary.merit.more} than every other variant."
     rounded = min(summary.margin, math.ceil(1000 * loss - 1e-9) / 1000)
     return f"{lead} loses less than {summary.merit.amount(rounded)} to any other variant."
 
 
+def _over(summary: Summary) -> str:
+    """What the confidence is of."""
+    over = "seeds and test images" if summary.sampled else f"seeds, on these {summary.images:,} test images"
+    if summary.folds:
+        over = f"{summary.repeated(summary.seeds)} and their test images, corrected for shared training images"
+        over = over if summary.sampled else f"{summary.repeated(summary.seeds)}, corrected for shared images"
+    if summary.untrained:
+        over = "test images; nothing was trained, so there are no seeds"
+    return f"Confidence is over {over}."
+
+
 def _reason(speed: str | None, shown: int, summary: Summary) -> str:
     margin = summary.merit.amount(summary.margin)
-    if shown == 1:
-        return f"It is the only variant that is shown to lose less than {margin} to every other."
     rule = f"Of the variants that are shown to lose less than {margin} to every other"
-    if speed is None:
-        return f"{rule}, the best is chosen; no speed was measured."
-    near = f"of those within 5\N{NO-BREAK SPACE}% of it, the {summary.merit.more} one"
-    return f"{rule}, the one with the highest {SPEEDS[speed]} is chosen; {near}."
+    if shown == 1:
+        text = f"It is the only variant that is shown to lose less than {margin} to every other."
+    elif speed is None:
+        text = f"{rule}, the best is chosen; no speed was measured."
+    else:
+        near = f"of those within 5\N{NO-BREAK SPACE}% of it, the {summary.merit.more} one"
+        text = f"{rule}, the one with the highest {SPEEDS[speed]} is chosen; {near}."
+    return f"{text} {_over(summary)}"
