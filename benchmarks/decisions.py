@@ -25,7 +25,8 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from linvit.records import commit
-from linvit.report.statistics import ENOUGH, MARGIN, judge
+from linvit.report.comparison import ENOUGH
+from linvit.report.statistics import MARGIN, judge
 
 HARD, OWN = 1.5, 0.7  # how much images differ for all variants, and for one alone
 TOP, NEARLY_ALL = 0.97, 0.999  # accuracy of the best

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from linvit.report import statistics
+from linvit.report import comparison, statistics
+from linvit.report.comparison import compare, dunnett
 from linvit.report.merit import ACCURACY
-from linvit.report.statistics import DIVERGED, MISSING, OPEN, UNKNOWN, WORSE, compare, dunnett, interval, judge
+from linvit.report.statistics import DIVERGED, MISSING, OPEN, UNKNOWN, WORSE, interval, judge
 
 spec = importlib.util.spec_from_file_location("decisions", Path(__file__).parents[2] / "benchmarks" / "decisions.py")
 assert spec is not None
@@ -268,7 +269,7 @@ def test_folds_whose_images_are_known(folds, seeds):
     rest = d - d.mean(axis=0) - d.mean(axis=1)[:, None] + d.mean()
     residual = (rest**2).sum() / ((seeds - 1) * (images - 1)) if seeds > 1 else 0.0
     lasting = max(0.0, columns - residual / seeds)
-    models = (runs[0] - runs[1]).var(ddof=1) - statistics.EXPLAINED * (lasting + residual) * folds / images
+    models = (runs[0] - runs[1]).var(ddof=1) - comparison.EXPLAINED * (lasting + residual) * folds / images
     assert models > 0
     seen = stats.t.ppf(0.975, n - 1) ** 2 * models * (1 / n + 1 / (folds - 1))
     expected = seen + stats.norm.ppf(0.975) ** 2 * (lasting + residual / seeds) / images
@@ -303,7 +304,9 @@ def test_known_images_decide_what_scores_of_folds_do_not():
     assert set(words(known).values()) == {BEST, WITHIN}
 
 
-def cross_validated(rng, folds: int, seeds: int, images: int = 100, features: int = 11) -> tuple[np.ndarray, np.ndarray]:
+def cross_validated(
+    rng, folds: int, seeds: int, images: int = 100, features: int = 11
+) -> tuple[np.ndarray, np.ndarray]:
     """(2, runs) and (2, seeds, images): two learners that are equally good, each with features of its own; nearest
     class mean."""
     labels = np.arange(images) % 2
@@ -381,7 +384,7 @@ def test_models_without_training_differ_by_test_images_alone():
     half = 1.959964 * np.sqrt(d.var(ddof=1) / count)
     assert found.of["b"].over_images == pytest.approx((d.mean() - half, d.mean() + half), abs=1e-5)
     assert (found.of["b"].word, found.of["b"].over_seeds) == (statistics.WORSE, None)
-    bound = statistics.dunnett(1, np.inf, statistics.LOOK) * np.sqrt(d.var(ddof=1) / count)
+    bound = comparison.dunnett(1, np.inf, comparison.LOOK) * np.sqrt(d.var(ddof=1) / count)
     assert found.of["b"].loses_at_least == pytest.approx(-d.mean() - bound, abs=1e-4)
     assert statistics.judge(scores, right, resolution=1 / count, margin=0.05).of["b"].word == statistics.UNKNOWN
 

@@ -91,6 +91,10 @@ def test_the_report_says_which_interval_it_is(folds: Path) -> None:
         assert float(row["test_accuracy_high"]) - float(row["test_accuracy"]) == pytest.approx(found.high - found.mean)
     summary = report.study_result(folds).summary
     assert (summary.seeds, summary.folds, summary.images) == (1, 3, 1797)
+    assert summary.sampled
+    for attention in ATTENTIONS:  # each image, when it was held out
+        right = summary.evidence.right[attention][0]
+        assert (len(right), right.mean()) == (1797, pytest.approx(summary[attention].best.mean))
     assert summary.variants[0].get("macro_f1") is not None
 
 
@@ -127,6 +131,7 @@ def test_a_dataset_in_memory_is_divided_too(dataset: data.Dataset, tmp_path: Pat
     folder = compare(dataset, attentions=["softmax"], out=tmp_path / "x", **words)
     found = [r for r in Records(folder / "records.jsonl") if r.metric == "test_accuracy" and "fold" not in r.tags]
     assert [r.n for r in found] == [96]
+    assert len(report.study_result(folder).summary.evidence.right["softmax"][0]) == 96
 
 
 def test_train_holds_out_every_fold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

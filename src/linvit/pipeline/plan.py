@@ -40,7 +40,7 @@ from linvit.pipeline.steps import (
     measuring_seconds,
 )
 from linvit.progress import Progress
-from linvit.report.statistics import LOOK, dunnett, held_out
+from linvit.report.comparison import LOOK, dunnett, held_out
 from linvit.requests import CompareRequest
 from linvit.schemas.model import ModelConfig
 from linvit.schemas.study import Offer, Plan, Study, Variant

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from linvit.files import slug
+from linvit.report.comparison import ENOUGH
 from linvit.report.result import last_request
-from linvit.report.statistics import ENOUGH
 from linvit.report.summary import Summary, VariantResult
 from linvit.requests import CompareRequest, ReproduceRequest, Request, TrainRequest
 

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from linvit.report import following, statistics
+from linvit.report.comparison import ENOUGH, MAX_SEEDS
 from linvit.report.following import Changes, longer, more_seeds
 from linvit.report.growth import GAIN, Growth, growth
 from linvit.report.merit import ACCURACY, BITS, Merit
-from linvit.report.statistics import ENOUGH, MAX_SEEDS
 from linvit.report.summary import Summary, VariantResult, count_seeds
 from linvit.requests import Request
 
@@ -99,8 +99,7 @@ def _alone(summary: Summary, best: VariantResult) -> Recommendation:
 def _advice(summary: Summary, able: dict[str, VariantResult], best: VariantResult, speed: str | None) -> Recommendation:
     merit = summary.merit
     margin, so_far = merit.amount(summary.margin), f"{merit.best.capitalize()} so far"
-    is_best = f"it {'needs' if merit is BITS else 'is'} the {merit.best} so far"
-    lead = f"{best.label} for now: {is_best}."
+    lead = f"{best.label} for now: {_is_best(summary)} so far."
     reached = f"It is {_right(best, summary)} in {_seeds(best, summary)}{_speed(best)}."
     few = [v for v in able.values() if v.verdict == statistics.UNKNOWN and v.id in summary.verdicts.names]
     if few or len(best.scores) < summary.enough:
@@ -115,7 +114,7 @@ def _advice(summary: Summary, able: dict[str, VariantResult], best: VariantResul
             why=f"{reached} Whether another variant is as good is not known: {needs}.",
             next=f"Train every variant with {count_seeds(seeds)}:",
             confidence=statistics.UNKNOWN,
-            reason=f"With fewer than {ENOUGH} shared {runs}, the best is named and nothing is claimed about the others.",
+            reason=f"With fewer than {ENOUGH} shared {runs}, the best is named; nothing is claimed about the others.",
             changes=more_seeds(summary, who, seeds),
         )
     shown = [v for v in able.values() if v.standing.shown]
@@ -294,15 +293,19 @@ def _speed(variant: VariantResult) -> str:
 def _use(chosen: VariantResult, best: VariantResult, speed: str | None, summary: Summary) -> str:
     if chosen.baseline and speed:
         return f"{chosen.label}: nothing faster is shown to lose less than {summary.merit.amount(summary.margin)}."
-    fast = _speed(chosen) or (f": it {'has' if summary.merit is BITS else 'is'} the {summary.merit.best}" * (chosen is best))
-    return f"{chosen.label}{fast}."
+    return f"{chosen.label}{_speed(chosen) or f': {_is_best(summary)}' * (chosen is best)}."
+
+
+def _is_best(summary: Summary) -> str:
+    return f"it {'needs' if summary.merit is BITS else 'is'} the {summary.merit.best}"
 
 
 def _accuracy(chosen: VariantResult, best: VariantResult, summary: Summary) -> str:
     behind, merit = chosen.standing.behind, summary.merit
     lead = f"It is {_right(chosen, summary, best)}"
     if chosen is best or behind is None:
-        usual = next((v for v in summary.variants if v.baseline and v is not chosen and v.best and not v.diverged), None)
+        others = (v for v in summary.variants if v is not chosen and v.best and not v.diverged)
+        usual = next((v for v in others if v.baseline), None)
         which = f" ({usual.label}: {_number(usual, summary, chosen)})" if usual else ""
         return f"{lead}, {'fewer' if merit is BITS else 'more'} than any other variant{which}."
     other = f"{best.label}, the {merit.best} ({_number(best, summary, chosen)})"

@@ -375,7 +375,7 @@ def published_records(study: Study) -> list[Record]:
 
 
 def _checked(jobs: Sequence[StudyJob]) -> bool:
-    """Whether every variant was also trained for half of the steps: the report then judges whether more would matter."""
+    """Whether every variant was also trained for half of the steps, by which the report judges if more would matter."""
     halves = [job for job in jobs if job.half]
     return {job.variant for job in halves} == {job.variant for job in jobs} and all(job.finished() for job in halves)
 

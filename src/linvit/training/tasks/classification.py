@@ -57,7 +57,8 @@ class Classification(Task):
             found.append(replace(row, metric="test_loss", value=result.loss, unit="nat"))
         said = io.BytesIO()
         arrays = {"predicted": best.predictions.astype(np.int32), "labels": best.labels.astype(np.int32)}
-        if self.experiment.source is not None and self.experiment.source.fold is not None:
+        source = self.experiment.source
+        if source is None or source.fold is not None:  # images in memory may be folded, too
             arrays["rows"] = self.dataset.test.rows.astype(np.int32)  # which images were held out
         np.savez_compressed(said, **arrays)
         matrix = json.dumps({"matrix": best.confusion().tolist()})
