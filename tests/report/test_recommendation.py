@@ -63,7 +63,7 @@ def test_the_fastest_that_equals_the_best_is_recommended(built):
     assert "highest inference speed relative to softmax" in built.reason
     assert advice.changes is None
     assert advice.next == "Ask the same of your own images:"
-    assert words_of(built)[2:] == ["path/to/images", "--attention", "softmax", "--attention", advice.variant]
+    assert words_of(built)[2:] == ["path/to/images", "-a", "softmax", "-a", advice.variant]
 
 
 def test_sentences_without_speeds_or_others(tmp_path):
@@ -114,7 +114,7 @@ def test_too_few_seeds(tmp_path):
     assert {v.verdict for v in found.summary.variants} == {"most accurate", "too few seeds"}
     assert found.recommendation.changes == {"seeds": 3, "attentions": ("softmax", "linformer:k=16"), "controls": True}
     assert found.suggested == [
-        "linvit compare photos --set dropout=0.1 --out runs/mine --attention softmax --attention linformer:k=16 "
+        "linvit compare photos --set dropout=0.1 --out runs/mine -a softmax -a linformer:k=16 "
         "--budget 30m --seeds 3"
     ]
     assert found.sentences[-1].startswith("In one seed, attention was worth ")
@@ -230,7 +230,7 @@ def test_longer_training_is_of_all_variants(tmp_path):
     """The last request was for one of them."""
     later = REQUEST.replaced(attentions=("softmax",), seeds=9, controls=False)
     words = words_of(made(tmp_path, *EARLY, requests=[REQUEST, later]))
-    assert [words[i + 1] for i, word in enumerate(words) if word == "--attention"] == ["softmax", "performer-relu"]
+    assert [words[i + 1] for i, word in enumerate(words) if word == "-a"] == ["softmax", "performer-relu"]
 
 
 def test_one_that_was_trained_for_longer_is_shown_and_not_chosen(tmp_path):
@@ -250,7 +250,7 @@ def test_looks_are_counted_not_requests(tmp_path):
     first = dict.fromkeys(OPEN, 3)
     once = made(tmp_path / "once", OPEN, None, SPEEDS, requests=[REQUEST, REQUEST], looks=[{"softmax": 3}, first])
     assert "seeds would resolve it" in once.recommendation.next
-    assert words_of(once).count("--attention") == 2
+    assert words_of(once).count("-a") == 2
     noisy = {"softmax": [0.90, 0.91, 0.92] * 2, "performer-relu": [0.915, 0.90, 0.905] * 2}
     more = {name: dict(enumerate(values)) for name, values in noisy.items()}
     twice = made(tmp_path / "twice", more, None, SPEEDS, looks=[first, dict.fromkeys(OPEN, 6)])
