@@ -7,11 +7,7 @@ that number and looked at again. Accuracies are drawn with a deviation between s
 images: variant i with seed s is right on image x if a_i + 1.5·z_x + 0.7·w_ix + σ_i·u_is + e_isx > 0, all standard
 normal, where a_i and σ_i give the variant's true accuracy and its deviation. The truth is known: a verdict that a
 variant loses less than the margin, one point, is wrong if it truly loses a point or more. The best is right on 97 % of
-the images, and in the last rows, where few images tell variants apart, on 99.9 %.
-
-With folds, a study has one seed of five folds of 1,797 images, each held out once, and the best is right on 98.5 % of
-them; u_is becomes √ρ·u_i + √(1 − ρ)·u_isf: what the models of all folds share, since they were trained on mostly the
-same images, and what one model has for itself. Writes decisions.md.
+the images, and in the last rows, where few images tell variants apart, on 99.9 %. Writes decisions.md.
 """
 
 from __future__ import annotations
@@ -31,7 +27,6 @@ from linvit.report.statistics import MARGIN, judge
 HARD, OWN = 1.5, 0.7  # how much images differ for all variants, and for one alone
 TOP, NEARLY_ALL = 0.97, 0.999  # accuracy of the best
 LOSSES = (0.01, 0.0, 0.02)  # of the others
-FOLDS, FOLDED, TOP_OF_FOLDS = 5, 1797, 0.985
 
 
 @dataclass
@@ -67,63 +62,7 @@ class World:
         return right.mean(axis=-1), right
 
 
-@dataclass
-class Studied:
-    """What has been trained: scores by run, and which images were right by seed, of each variant."""
-
-    scores: list[dict]
-    right: list[dict]
-
-    def look(self, who: Sequence[str], first: int, resolution: float, folds: int):
-        """The verdicts with all seeds of some variants, and the first ones of the others."""
-        seeds = {str(i): len(of) if str(i) in who else first for i, of in enumerate(self.right)}
-        scores = {
-            str(i): {run: value for run, value in of.items() if (run[0] if folds else run) < seeds[str(i)]}
-            for i, of in enumerate(self.scores)
-        }
-        right = {str(i): {s: x for s, x in of.items() if s < seeds[str(i)]} for i, of in enumerate(self.right)}
-        return judge(scores, right, resolution=resolution, folds=folds)
-
-
-class FoldedWorld(World):
-    """All images are dealt into folds by every seed; models share `share` of what distinguishes them."""
-
-    def __init__(self, truth: Sequence[float], deviation: float, images: int, rng, folds: int, share: float):
-        super().__init__(truth, deviation, images, rng)
-        self.folds, self.share = folds, share
-        self.common = rng.normal(size=(len(truth), 1))
-        self.studied = Studied([{} for _ in truth], [{} for _ in truth])
-
-    def train_until(self, seeds: int) -> Studied:
-        for seed in range(len(self.studied.right[0]), seeds):
-            hand = self.rng.permutation(self.images) % self.folds
-            own = self.rng.normal(size=(len(self.truth), self.folds))
-            u = np.sqrt(self.share) * self.common + np.sqrt(1 - self.share) * own
-            chance = ndtr(self.latent + (self.seed[:, None] * u)[:, hand])
-            for i, right in enumerate(self.rng.random(chance.shape) < chance):
-                self.studied.right[i][seed] = right
-                for fold in range(self.folds):
-                    self.studied.scores[i][seed, fold] = right[hand == fold].mean()
-        return self.studied
-
-
-def looks_at_folds(world: FoldedWorld) -> tuple[bool, bool, int, int, int, int]:
-    """As `looks`; the number is of seeds."""
-    names = [str(i) for i in range(len(world.truth))]
-    resolution = world.folds / world.images
-    first = world.train_until(1).look([], 1, resolution, world.folds)
-    undecided = [name for name in names if first.of[name].undecided]
-    runs, who, _ = first.settle(undecided)
-    wrong = _wrong(world, first)
-    if not undecided or not np.isfinite(runs):
-        return *wrong, len(undecided), 0, 0, 0
-    seeds = int(np.ceil(runs / world.folds))
-    second = world.train_until(seeds).look(who, 1, resolution, world.folds)
-    settled = sum(not second.of[name].undecided for name in undecided)
-    return *(wrong | _wrong(world, second)), len(undecided), len(undecided), settled, seeds
-
-
-def _wrong(world: World, found) -> np.ndarray:
+def wrongly(world: World, found) -> np.ndarray:
     """Whether some variant is wrongly called within the margin, or worse."""
     lost = {str(i): loss >= MARGIN - 1e-12 for i, loss in enumerate(world.truth.max() - world.truth)}
     within = any(found.of[name].shown and lost[name] for name in lost)
@@ -144,24 +83,18 @@ def looks(world: World) -> tuple[bool, bool, int, int, int, int]:
     undecided = [name for name in names if first.of[name].undecided]
     seeds, who, _ = first.settle(undecided)
     if not undecided or not np.isfinite(seeds):
-        return *_wrong(world, first), len(undecided), 0, 0, 0
+        return *wrongly(world, first), len(undecided), 0, 0, 0
     more, seen = world.train(int(seeds) - ENOUGH)
     scores = np.concatenate([scores, more], axis=1)
     right = None if right is None or seen is None else np.concatenate([right, seen], axis=1)
     second = look(who)
     settled = sum(not second.of[name].undecided for name in undecided)
-    return *(_wrong(world, first) | _wrong(world, second)), len(undecided), len(undecided), settled, int(seeds)
+    return *(wrongly(world, first) | wrongly(world, second)), len(undecided), len(undecided), settled, int(seeds)
 
 
 def rates(truth: Sequence[float], deviation: float | Sequence[float], images: int, studies: int, seed=0) -> Rates:
     rng = np.random.default_rng(seed)
     return summed(np.array([looks(World(truth, deviation, images, rng)) for _ in range(studies)], dtype=float), truth)
-
-
-def rates_of_folds(truth: Sequence[float], deviation: float, share: float, studies: int, seed=0) -> Rates:
-    rng = np.random.default_rng(seed)
-    worlds = (FoldedWorld(truth, deviation, FOLDED, rng, FOLDS, share) for _ in range(studies))
-    return summed(np.array([looks_at_folds(world) for world in worlds], dtype=float), truth)
 
 
 def summed(found: np.ndarray, truth: Sequence[float]) -> Rates:
@@ -189,13 +122,6 @@ def row(images: int, k: int, deviation: float | str, studies: int, top: float = 
     return line(start, {loss: rates(accuracies(k, loss, top), sd, images, studies) for loss in LOSSES}, studies)
 
 
-def row_of_folds(k: int, deviation: float, share: float, studies: int) -> str:
-    losses = {
-        loss: rates_of_folds(accuracies(k, loss, TOP_OF_FOLDS), deviation / 100, share, studies) for loss in LOSSES
-    }
-    return line([f"{share:g}", str(k), str(deviation)], losses, studies)
-
-
 def line(cells: list[str], losses: dict[float, Rates], studies: int) -> str:
     for loss, found in losses.items():
         if loss == 0.01:
@@ -207,6 +133,16 @@ def line(cells: list[str], losses: dict[float, Rates], studies: int) -> str:
     text = "| " + " | ".join(cells) + " |"
     print(text, flush=True)
     return text
+
+
+def head(first: str) -> list[str]:
+    names = [first, "variants", "deviation, points", "wrongly “within”"]
+    names += [
+        f"{what} ({loss})"
+        for loss in ("all equal", "2 points")
+        for what in ("undecided", "seeds named", "median", "settled")
+    ]
+    return [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
 
 
 def main() -> None:
@@ -221,11 +157,6 @@ def main() -> None:
         for deviation in (0.2, 0.5, 1.0, "0.2–1")
     ]
     lines += [row(images, k, 0.05, options.studies // 4, NEARLY_ALL) for images in (500, 1000, 2000) for k in (2, 5)]
-    head = "| images | variants | deviation, points | wrongly “within” | " + " | ".join(
-        f"{what} ({loss})"
-        for loss in ("all equal", "2 points")
-        for what in ("undecided", "seeds named", "median", "settled")
-    )
     text = [
         "# How often verdicts are wrong",
         (__doc__ or "").partition("\n\n")[2].partition("\n\n")[2].replace(" Writes decisions.md.", "").strip(),
@@ -235,7 +166,7 @@ def main() -> None:
         "variants are equal and where the others lose two points. Where for many no number is named, 30 seeds or these "
         "images would not do; those that are named then owe it to noise that was underestimated, and are settled less "
         "often.",
-        "\n".join([head + " |", "|" + "---|" * 12, *lines]),
+        "\n".join([*head("images"), *lines]),
         f"`python benchmarks/decisions.py`, {options.studies:,} studies in a row without images, a half, a quarter and "
         f"a twentieth of that with 359, 2,000 and 10,000, a quarter in the last rows; ± is a standard error; linvit "
         f"{commit()}.",

@@ -114,8 +114,7 @@ def test_too_few_seeds(tmp_path):
     assert {v.verdict for v in found.summary.variants} == {"most accurate", "too few seeds"}
     assert found.recommendation.changes == {"seeds": 3, "attentions": ("softmax", "linformer:k=16"), "controls": True}
     assert found.suggested == [
-        "linvit compare photos --set dropout=0.1 --out runs/mine -a softmax -a linformer:k=16 "
-        "--budget 30m --seeds 3"
+        "linvit compare photos --set dropout=0.1 --out runs/mine -a softmax -a linformer:k=16 --budget 30m --seeds 3"
     ]
     assert found.sentences[-1].startswith("In one seed, attention was worth ")
     three, two = {0: 0.970, 1: 0.972, 2: 0.974}, {0: 0.971, 1: 0.971}

@@ -16,11 +16,19 @@ from linvit.report.comparison import compare, dunnett
 from linvit.report.merit import ACCURACY
 from linvit.report.statistics import DIVERGED, MISSING, OPEN, UNKNOWN, WORSE, interval, judge
 
-spec = importlib.util.spec_from_file_location("decisions", Path(__file__).parents[2] / "benchmarks" / "decisions.py")
-assert spec is not None
-assert spec.loader is not None
-decisions = sys.modules["decisions"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(decisions)
+
+def benchmark(name: str):
+    """A script of benchmarks/ as a module."""
+    path = Path(__file__).parents[2] / "benchmarks" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+decisions, folded = benchmark("decisions"), benchmark("folds")
 BEST, WITHIN = ACCURACY.best, ACCURACY.within(0.01)
 
 
@@ -288,8 +296,8 @@ def test_folds_whose_images_are_known(folds, seeds):
 @pytest.mark.parametrize(("k", "deviation", "share"), [(2, 0.0005, 0.0), (2, 0.006, 0.2), (3, 0.003, 0.2)])
 def test_folds_rarely_call_within_the_margin_what_loses_it(k, deviation, share):
     """Over both looks, in the worst case, though models of all folds were trained on mostly the same images."""
-    truth = decisions.accuracies(k, 0.01, decisions.TOP_OF_FOLDS)
-    assert decisions.rates_of_folds(truth, deviation, share, 300).wrong <= at_most(0.05, 300)
+    truth = decisions.accuracies(k, 0.01, folded.TOP)
+    assert folded.rates(truth, deviation, share, 300).wrong <= at_most(0.05, 300)
 
 
 def test_known_images_decide_what_scores_of_folds_do_not():
