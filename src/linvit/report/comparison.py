@@ -116,7 +116,8 @@ class Comparison:
 
     def blur(self, loss: float) -> np.ndarray:
         """Variance by the choice of images, if the question is whether one variant loses this much to the other."""
-        return np.where(np.isfinite(self.images), np.maximum(self.images, self._least(loss)), 0.0)
+        every = self.images + self.chance / np.maximum(1, self.seeds)
+        return np.where(np.isfinite(every), np.maximum(every, self._least(loss)), 0.0)
 
     def _least(self, loss: float) -> float:
         return abs(loss) * (1 - abs(loss)) / self.tested if self.tested else 0.0
@@ -140,7 +141,7 @@ class Comparison:
         seeds, images = self._constants(level, count)
         with np.errstate(divide="ignore", invalid="ignore"):
             mean = self.models * (1 / self.seeds + self.shared)
-            found = np.sqrt(seeds**2 * mean + images**2 * (self.blur(loss) + self.chance / self.seeds))
+            found = np.sqrt(seeds**2 * mean + images**2 * self.blur(loss))
         found = np.where(self.seeds >= self.enough, found, np.inf)
         np.fill_diagonal(found, 0)
         return found
@@ -152,8 +153,7 @@ class Comparison:
         if self.seeds[i, j] < self.enough or gap <= 0:
             return 1.0
         seeds = float(self.models[i, j] * (1 / self.seeds[i, j] + self.shared))
-        images = float(self.blur(than)[i, j] + self.chance[i, j] / self.seeds[i, j])
-        freedom = float(self.freedom[i, j])
+        images, freedom = float(self.blur(than)[i, j]), float(self.freedom[i, j])
         low, high = 0.0, 0.5
         while high - low > 1e-6:
             level = (low + high) / 2
