@@ -50,7 +50,7 @@ def _images(path: Path, key: str, x: np.ndarray) -> np.ndarray:
     if x.dtype == np.uint8:
         return x
     if x.dtype.kind not in "iuf" or not np.isfinite(x).all():
-        raise ValueError(f"{path}: {key} has values that are no pixels ({x.dtype}): use bytes, or floats of 0 to 1")
+        raise ValueError(f"{path}: {key} has values that are not pixels ({x.dtype}): use bytes, or floats of 0 to 1")
     low, high = float(x.min()), float(x.max())
     if low < 0 or high > 255:
         raise ValueError(f"{path}: {key} runs from {low:g} to {high:g}: use bytes (0 to 255) or floats of 0 to 1")

@@ -48,7 +48,7 @@ __all__ = [
 def build(
     folders: Folders, out: Path | str | None = None, *, margin: float | None = None, figures: bool = True
 ) -> Result:
-    """Write the page of a study, search or conversion, or of several studies merged, and return what it shows.
+    """Write the page of a study, search or conversion, or of several studies merged, and return its content.
 
     Args:
         folders: Result folders. Several must hold studies of the same data.

@@ -130,7 +130,7 @@ class SearchResult(Result):
 
 
 def search_result(folder: Path | str, out: Path | None = None) -> SearchResult:
-    """What a search shows; nothing is written. `out`: the folder of the page."""
+    """Result of a search; nothing is written. `out`: the folder of the page."""
     folder = Path(folder)
     evidence = read(Search, folder)
     search = evidence.document
