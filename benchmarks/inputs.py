@@ -130,6 +130,7 @@ def main() -> None:
         else:
             shutil.rmtree(folder, ignore_errors=True)
     summarise(done)
+    raise SystemExit(any(row["problem"] for row in done))
 
 
 def summarise(verdicts: list[dict[str, Any]]) -> None:
