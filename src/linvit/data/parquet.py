@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,15 @@ def _pictures(tables: Mapping[str, list[_Table]], labels: np.ndarray, classes: S
     for table in ordered:
         status = table.path.stat()
         sha.update(f"{table.path.name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
-    return Pictures(lambda: (r for table in ordered for r in table.read()), labels, classes, counts, sha.hexdigest())
+
+    def read(rows: Sequence[int] = range(len(labels))) -> Iterator[tuple[str, bytes]]:
+        """One pass over the files for each ascending run of rows."""
+        chosen = np.asarray(rows, np.int64)
+        for run in np.split(chosen, np.flatnonzero(np.diff(chosen) <= 0) + 1):
+            among = np.isin(np.arange(len(labels)), run)
+            yield from compress((row for table in ordered for row in table.read()), among)
+
+    return Pictures(read, labels, classes, counts, sha.hexdigest())
 
 
 class _Table:

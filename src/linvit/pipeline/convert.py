@@ -160,6 +160,7 @@ class ConversionRun:
             channels=config.channels,
             resize=request.resize or stored.about["resize"],
             skip_bad=request.skip_bad,
+            cached=False,  # a search reads few of them
         )
         seen, name = trained_on(stored, dataset), dataset.name
         if seen and (fold := held_out_fold(stored)):

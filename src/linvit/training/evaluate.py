@@ -55,7 +55,7 @@ def evaluate_folder(
         source, identity = stored_source(stored.folder)
         dataset = open_source(source.model_copy(update=reading), progress)
     else:
-        dataset, _ = open_data(data, progress, **fitting, **reading)
+        dataset, _ = open_data(data, progress, **fitting, **reading, cached=False)
     expected, found = (config.channels, config.image_size), (dataset.channels, dataset.image_size)
     if expected != found:
         raise ValueError(f"the images of {dataset.name} have (channels, size) {found}, but the model takes {expected}")
