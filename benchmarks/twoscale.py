@@ -44,8 +44,8 @@ from linvit.training.start import start_from, stored_of
 DATA = "tiny-imagenet:names=wnid"
 BATCH, SAVE_EVERY = 10, 10  # images at once; batches between two savings of the predictions
 SPECS = {  # whose accuracy is measured at an image size
-    224: [f"twoscale:cell=2{more}" for more in ("", ",far=tangent", ",far=mean", ",reach=1")],
-    448: [f"twoscale:cell=4{more}" for more in ("", ",far=bands", ",far=mean", ",reach=1")],
+    224: [f"twoscale:cell=2{more}" for more in ("", ",far=tangent", ",reach=1")],
+    448: [f"twoscale:cell=4{more}" for more in ("", ",far=bands", ",reach=1")],
 }
 SPEED = ("twoscale",)
 SIZES = {224: 8, 448: 4, 672: 2, 1024: 1}  # of images → images at once

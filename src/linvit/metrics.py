@@ -201,8 +201,9 @@ TABLE = (
     Metric("conversion_seconds", "s", ("model",), "wall time of a conversion's stage", -1, ("seed",), timed=True),
     Metric("conversion_layers", "count", ("model",), "the layers for which a conversion chose the number of features",
            also=("seed",)),
-    Metric("conversion_pace", "s", GROWN, "of one image of a batch, by the teacher", -1, ("batch", "seed"), timed=True),
-    Metric("conversion_plan", "s", (), "what finding the target takes, about; of its images, how many of each split",
+    Metric("conversion_pace", "s", GROWN, "of one image of a batch, by the teacher; read: of reading one", -1,
+           ("batch", "read", "seed"), timed=True),
+    Metric("conversion_plan", "s", (), "estimated time of finding the target; images of each split",
            -1, ("batch", "search", "decide", "validation", "test", "seed"), timed=True),
     Metric("conversion_candidate", "×", ("model", *GROWN), "inference of the model with another attention in all "
            "layers that have softmax, relative to the teacher; refused: why it cannot be; limit: no attention", 1,

@@ -133,7 +133,7 @@ def test_rows_sum_to_one_and_equal_shifts_of_keys_change_nothing(spec, grid):
 @pytest.mark.parametrize("spec", ["twoscale:cell=1", "twoscale:cell=6", "twoscale:cell=2,reach=1", "twoscale"])
 def test_it_is_softmax_where_no_cell_is_summarised(spec):
     attention = made(spec, (6, 5))
-    assert attention.cut.exact
+    assert attention.is_softmax
     q, k, v = data(attention)
     assert torch.equal(attention(q, k, v), softmax_attention(q, k, v, None))
     assert attention_cost(spec, attention.site).macs == attention_cost("softmax", attention.site).macs
@@ -165,6 +165,7 @@ def test_the_tangent_is_nearer_to_softmax_than_the_mean():
 def test_summaries_are_those_of_bands_where_cells_save_no_time():
     assert [made("twoscale:cell=2", (n, n)).far for n in (8, 14, 28)] == ["bands", "bands", "tangent"]
     assert made("twoscale:cell=2,far=tangent", (8, 8)).far == "tangent"
+    assert not made("twoscale:cell=2", (8, 8)).is_softmax
     costs = [attention_cost(f"twoscale:cell=2{far}", made("twoscale", (8, 8)).site) for far in ("", ",far=bands")]
     assert costs[0] == costs[1]
 

@@ -229,7 +229,10 @@ def test_results_are_not_written_among_what_is_read(teacher, tmp_path):
         ({"to": "softmax@3+uniform@2"}, "describes 5 layers, but the model has depth=4"),
         ({"stages": (1, 4)}, "stages.1=4 must be one of 1, 2 or 3"),
         ({"inherit": "some"}, "inherit=some must be one of all, not-qk or mlp"),
-        ({"max_drop": 0.001}, "takes at least 3,384 images to prove, but digits has 75 of its validation"),
+        (
+            {"max_drop": 0.001},
+            "cannot be shown with fewer than 3,384 images, and digits has 75 of its validation images",
+        ),
         ({"max_drop": 7}, "max_drop=7 must be less than 1"),
         ({"max_drop": 0.4, "to": "softmax@2+uniform@2"}, "name other attentions, not softmax@2"),
         ({"amp": "fp16"}, "amp=fp16 needs a CUDA device"),

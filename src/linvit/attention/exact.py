@@ -19,6 +19,7 @@ class Softmax(Attention):
     formula = "softmax(q·k/√d) v"
     estimates = "itself"
     role = "baseline"
+    is_softmax = True
     precision = "half"
     linear = False
     without_effect = {"exact_cls": "softmax is exact for every query"}  # noqa: RUF012

@@ -91,6 +91,11 @@ class Cut(NamedTuple):
         keys = (2 * self.reach + 1) * self.side * self.columns + self.down * self.across
         return keys * self.down * self.side / self.rows
 
+    def overhead(self) -> int:
+        """The time of what softmax does not have to do, in keys."""
+        padded = self.rows % self.side or self.columns % self.side
+        return 0 if self.exact else SUMMARY_KEYS + (PADDING_KEYS if padded else 0)
+
 
 @register("twoscale")
 class TwoScale(Attention):
@@ -123,6 +128,7 @@ class TwoScale(Attention):
         if site.grid is None:
             raise ValueError("cells are squares of image tokens: give grid=(rows, columns)")
         self.cut, self.far = _cut(site.grid, cell, reach), _resolved_far(site.grid, reach, far)
+        self.is_softmax = self.cut.exact
         if not self.cut.exact:
             bands = range(self.cut.down)
             near = torch.tensor([[band in self.cut.seen(own) for band in bands] for own in bands])
@@ -139,7 +145,8 @@ class TwoScale(Attention):
         scores = image * cut.scores() / (cut.rows * cut.columns)
         pairs = image * (scores + site.prefix) + site.prefix * site.tokens
         summaries = 0 if cut.exact else 4 * image * (cut.down if far == "bands" else 1)
-        return Cost(macs=round((2 * pairs + summaries) * d * site.heads))
+        width = d * site.heads
+        return Cost(macs=round((2 * pairs + summaries) * width), overhead=2 * image * cut.overhead() * width)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         cut, first, n = self.cut, self.site.prefix, q.shape[2]
@@ -236,11 +243,7 @@ def _cut(grid: tuple[int, int], cell: int | Literal["auto"], reach: int) -> Cut:
         positive("cell", cell, at_least=1)
         return Cut(*grid, cell, reach)
 
-    def time(cut: Cut) -> float:
-        padded = cut.rows % cut.side or cut.columns % cut.side
-        return cut.scores() + (0 if cut.exact else SUMMARY_KEYS + (PADDING_KEYS if padded else 0))
-
-    return min((Cut(*grid, side, reach) for side in (1, *SIDES)), key=time)
+    return min((Cut(*grid, side, reach) for side in (1, *SIDES)), key=lambda cut: cut.scores() + cut.overhead())
 
 
 def _resolved_far(grid: tuple[int, int], reach: int, far: Far) -> Far:

@@ -43,8 +43,8 @@ def _stages(evidence: ConversionEvidence) -> vega.Chart:
 
 
 def _candidates(evidence: ConversionEvidence) -> vega.Chart | None:
-    """Speed and accuracy of the candidates, and what both must be."""
-    every = [one for one in target.tried(evidence) if one.speed is not None and one.accuracy is not None]
+    """Speed and accuracy of the candidates, with the required speed and accuracy."""
+    every = [one for one in target.candidates(evidence) if one.speed is not None and one.accuracy is not None]
     had = evidence.value("conversion_accuracy", split="candidates", model=target.teacher_layers(evidence))
     if not every or had is None:
         return None
@@ -69,7 +69,7 @@ def _candidates(evidence: ConversionEvidence) -> vega.Chart | None:
         base.mark_point(filled=True, size=130).encode(tooltip=tips, **VERDICTS("color", "shape")),
         base.mark_text(dy=-14, style="quiet").encode(text="name:N"),
     ]
-    note = "Dashed: the least speed, and the least accuracy without training. Both must be reached."
+    note = "Dashed: the required speed and accuracy. A mix with softmax or training may reach the accuracy."
     return vega.Chart("candidates", "Candidates: speed and accuracy", 300, layers, note, VERDICTS)
 
 
