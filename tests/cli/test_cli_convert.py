@@ -50,7 +50,7 @@ def test_without_a_target(model, tmp_path, capsys, monkeypatch):
     assert not (tmp_path / "plan").exists()
     assert main([*words, str(tmp_path / "one"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["headline"].startswith("Keep softmax: at 8 px ") is (found["attention"] == "softmax")
+    assert found["headline"].startswith("Keep softmax: at 8\xa0px ") is (found["attention"] == "softmax")
     assert (
         "How the attention was chosen" in (tmp_path / "one/report.html").read_text() or found["attention"] == "softmax"
     )

@@ -128,7 +128,7 @@ def test_softmax_is_kept_where_nothing_is_better(raced, teacher, tmp_path, chang
     assert torch.equal(done.model(x), load(teacher)(x))
     assert done.test_accuracy() == done.test_accuracy("teacher")
     result = report.build(done.folder, figures=False)
-    assert result.headline == f"Keep softmax: at 8 px {headline}"
+    assert result.headline == f"Keep softmax: at 8\xa0px {headline}"
     verdicts = {row["Attention"]: row["Verdict"] for row in result.table.texts}
     assert verdicts[SLOW] == "too slow"
     assert verdicts["linformer:k=99"] == "not tested"

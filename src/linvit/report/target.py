@@ -15,7 +15,8 @@ from linvit.schemas.conversion import MIN_SPEED, fast_enough
 if TYPE_CHECKING:
     from linvit.report.conversion import ConversionEvidence
 
-GAIN = f"{100 * (MIN_SPEED - 1):.0f}\N{NO-BREAK SPACE}%"  # how much faster a candidate must be
+NBSP = "\N{NO-BREAK SPACE}"
+GAIN = f"{100 * (MIN_SPEED - 1):.0f}{NBSP}%"  # how much faster a candidate must be
 show_speed, show_accuracy = METRICS["conversion_candidate"].show, METRICS["conversion_accuracy"].show
 
 
@@ -89,9 +90,9 @@ def headline(evidence: ConversionEvidence) -> str:
     """Where softmax was kept."""
     side, drop = evidence.document.image_size, 100 * (evidence.document.max_drop or 0)
     if kept(evidence) == "speed":
-        return f"Keep softmax: at {side} px no other attention makes this model {GAIN} faster"
-    within = f"within {drop:g}\N{NO-BREAK SPACE}% of the accuracy"
-    return f"Keep softmax: at {side} px no other attention is {GAIN} faster and {within}"
+        return f"Keep softmax: at {side}{NBSP}px no other attention makes this model {GAIN} faster"
+    within = f"within {drop:g}{NBSP}% of the accuracy"
+    return f"Keep softmax: at {side}{NBSP}px no other attention is {GAIN} faster and {within}"
 
 
 def sentences(evidence: ConversionEvidence) -> list[str]:
@@ -103,7 +104,7 @@ def sentences(evidence: ConversionEvidence) -> list[str]:
         if real:
             fastest = f"{real[0].name}, the fastest of {len(real)} candidates, runs at"
             found.append(f"{fastest} {show_speed(real[0].speed)} the speed of softmax.")
-        found += [f"Without attention it is {show_speed(one.speed)}." for one in every if one.limit]
+        found += [f"Without attention, the model runs at {show_speed(one.speed)}." for one in every if one.limit]
     else:
         found += _lost(evidence)
     if at := where(evidence):
