@@ -91,8 +91,8 @@ def headline(evidence: ConversionEvidence) -> str:
     side, drop = evidence.document.image_size, 100 * (evidence.document.max_drop or 0)
     if kept(evidence) == "speed":
         return f"Keep softmax: at {side}{NBSP}px no other attention makes this model {GAIN} faster"
-    within = f"within {drop:g}{NBSP}% of the accuracy"
-    return f"Keep softmax: at {side}{NBSP}px no other attention is {GAIN} faster and {within}"
+    lost = f"is shown to lose at most {drop:g}{NBSP}% of the accuracy"
+    return f"Keep softmax: at {side}{NBSP}px no attention that is {GAIN} faster {lost}"
 
 
 def sentences(evidence: ConversionEvidence) -> list[str]:
