@@ -266,3 +266,16 @@ def test_linvit_convert_is_a_function_and_a_package(teacher, tmp_path):
     done = linvit.convert(teacher, to="uniform", stages=(), out=tmp_path / "one", **QUICK)
     assert Path(done.folder, "best/model.safetensors").exists()
     assert json.loads((done.folder / "convert.json").read_text())["to"] == ["uniform"]
+
+
+def test_images_are_decoded_when_they_are_read(teacher, digits, tmp_path, monkeypatch):
+    """A conversion stores no decoded images, and its folder is evaluated on the same ones."""
+    monkeypatch.setenv("LINVIT_CACHE", str(tmp_path / "cache"))
+    for row, (image, label) in enumerate(zip(digits.train.images[:200, 0], digits.train.labels[:200], strict=True)):
+        (tmp_path / "photos" / str(label)).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(tmp_path / "photos" / str(label) / f"{row}.png")
+    options = {"data": tmp_path / "photos", "to": "uniform", "stages": (), "image_size": 16, "out": tmp_path / "one"}
+    done = convert(teacher, device="cpu", report=False, **options)
+    assert not list((tmp_path / "cache").rglob("images.u8"))
+    found = evaluate_folder(done.folder)
+    assert (found.result.accuracy, found.changed) == (done.test_accuracy(), False)
