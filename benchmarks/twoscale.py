@@ -155,7 +155,7 @@ def cells(asked: argparse.Namespace) -> None:
     for side in (20, 24, 28, 32, 42, 64):
         site, x = Site(3, 64, side**2 + 1, (side, side), 1), [torch.randn(2, 3, side**2 + 1, 64) for _ in "qkv"]
         specs = [BASELINE, *(f"twoscale:cell={cell}" for cell in range(3, 9))]
-        made = {spec: build_attention(spec, site) for spec in specs}
+        made: dict[str, Any] = {spec: build_attention(spec, site) for spec in specs}
         calls = {(spec, "inference"): partial(forward, attention, x) for spec, attention in made.items()}
         times = race(calls, device=torch.device("cpu"), rounds=asked.rounds)
         for spec in specs[1:]:

@@ -22,6 +22,7 @@ from linvit.data.splits import thin
 from linvit.ledger import key_of
 from linvit.measure.models import model_calls
 from linvit.measure.race import timed
+from linvit.models import ModelConfig
 from linvit.records import Record
 
 RACE_SHARE = 0.25  # of the time, at most
@@ -106,22 +107,25 @@ def measured_pace(c: Context) -> Pace:
     return Pace(float(record.value or 0.0), float(record.tags["read"] or 0.0))
 
 
+def plan_at(c: Context, candidates: int, config: ModelConfig, pace: Pace) -> Plan:
+    """The plan of this conversion with images of another size."""
+    return make_plan(
+        pace,
+        find_seconds(c.conversion.budget),
+        tokens=config.tokens,
+        depth=config.depth,
+        candidates=candidates,
+        available={name: len(c.images.split(name)) for name in SHARES},
+        needed=images_needed(c.conversion.max_drop or 0.0, MAX_DECIDED + 2),
+        sizes=len(sizes_between(c.stored.config, config)),
+    )
+
+
 def plan_images(c: Context, candidates: int) -> Plan:
     """The plan of this conversion, made once."""
-    splits = {name: c.images.split(name) for name in SHARES}
 
     def made() -> list[Record]:
-        plan = make_plan(
-            measured_pace(c),
-            find_seconds(c.conversion.budget),
-            tokens=c.config.tokens,
-            depth=c.config.depth,
-            candidates=candidates,
-            available={name: len(split) for name, split in splits.items()},
-            needed=images_needed(c.conversion.max_drop or 0.0, MAX_DECIDED + 2),
-            sizes=len(sizes_between(c.stored.config, c.config)),
-        )
-        tags = asdict(plan)
+        tags = asdict(plan_at(c, candidates, c.config, measured_pace(c)))
         return [c.record("conversion_plan", tags.pop("seconds"), candidates, **tags)]
 
     record = c.ledger.once(key_of("conversion_plan"), made)

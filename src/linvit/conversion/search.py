@@ -88,12 +88,16 @@ def _backward(
             break
         mix, score = changed, best
     gains = {}
-    while saved(mix, savings) >= least:
-        yield mix, score
-        moves = [(i, kind) for i in range(layers) for kind, saving in enumerate(savings) if saving < savings[mix[i]]]
-        if score.accuracy >= enough or not moves:
+    if saved(mix, savings) < least:
+        return
+    yield mix, score
+    while score.accuracy < enough:
+        slower = [(i, kind) for i in range(layers) for kind, saving in enumerate(savings) if saving < savings[mix[i]]]
+        moves = [move for move in slower if saved(_moved(mix, *move), savings) >= least]
+        if not moves:
             break
         score, mix = _best(mix, score, moves, savings, gains, scores)
+        yield mix, score
 
 
 def _forward(layers: int, savings: Sequence[float], scores: Scores, useless: float) -> Iterator[tuple[Mix, MixScore]]:

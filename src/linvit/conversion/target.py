@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from linvit.conversion.budget import MAX_DECIDED, MAX_KINDS, Plan, plan_images, subset
+from linvit.conversion.budget import MAX_DECIDED, MAX_KINDS, Plan, measured_pace, plan_at, plan_images, subset
 from linvit.conversion.candidates import (
     SAME,
     Candidate,
@@ -60,7 +60,7 @@ def find_target(c: Context) -> StageResult:
         return chosen
     if not c.ledger.has("conversion_pays"):
         same = {spec: 1.0 for spec, refusal in layers.items() if refusal == SAME}
-        c.ledger.append(forecast(c, speeds | same, limit, plan))
+        c.ledger.append(forecast(c, speeds | same, limit))
     return teacher
 
 
@@ -144,13 +144,16 @@ def can_train(c: Context) -> bool:
     return bool(stage_shares(c.conversion.stages, auto=True) and has_length)
 
 
-def forecast(c: Context, speeds: Mapping[str, float], limit: float, plan: Plan) -> list[Record]:
+def forecast(c: Context, speeds: Mapping[str, float], limit: float) -> list[Record]:
     """For each attention that is too slow here: the image size from which it would be fast enough, and how long finding
     the target would take there. One record of size 0 if there is none."""
-    found = []
+    found, pace = [], measured_pace(c)
     slow = {spec: speed for spec, speed in speeds.items() if not fast_enough(speed)}
+    doubled = forecast_speeds(c.config, slow, limit, 2 * c.config.image_size)
     for spec, side in fast_from(c.config, slow, limit).items():
-        there, doubled = (forecast_speeds(c.config, speeds, limit, one) for one in (side, 2 * c.config.image_size))
-        more = {"seconds": plan.seconds * there[""], "doubled": doubled.get(spec)}
+        longer = forecast_speeds(c.config, {}, limit, side)[""]
+        config = c.config.model_copy(update={"image_size": side})
+        plan = plan_at(c, len(speeds), config, pace._replace(forward=pace.forward * longer))
+        more = {"seconds": plan.seconds, "doubled": doubled.get(spec)}
         found.append(c.record("conversion_pays", side, model=spec, **more))
     return found or [c.record("conversion_pays", 0, model="")]

@@ -30,7 +30,8 @@ class OnDemand:
 
     def __init__(self, pictures: Pictures, rows: np.ndarray, shape: tuple[int, ...], resize: Resize):
         """rows: the readable ones of the pictures."""
-        self.pictures, self.rows, self.shape, self.resize = pictures, rows, shape, resize
+        self.pictures, self.rows, self.shape = pictures, rows, shape
+        self.resize: Resize = resize
         self._kept, self._lock = dict[int, np.ndarray](), Lock()
         self._most = max(1, KEPT_BYTES // int(np.prod(shape[1:])))
 
@@ -54,6 +55,7 @@ class OnDemand:
         decode = attempt(lambda name, source: read_image(source, size, channels, name, self.resize), skip=False)
         images = (image for chunk in ordered_map(decode, chunks(pictures, 8)) for image in chunk)
         for place, image in zip(missing, images, strict=True):
+            assert image is not None  # none is skipped
             out[place] = image
             self._keep(rows[place], out[place].copy())
         return out

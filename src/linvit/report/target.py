@@ -92,7 +92,7 @@ def headline(evidence: ConversionEvidence) -> str:
     if kept(evidence) == "speed":
         return f"Keep softmax: at {side}{NBSP}px no other attention makes this model {GAIN} faster"
     lost = f"is shown to lose at most {drop:g}{NBSP}% of the accuracy"
-    return f"Keep softmax: at {side}{NBSP}px no attention that is {GAIN} faster {lost}"
+    return f"Keep softmax: at {side}{NBSP}px no faster attention {lost}"
 
 
 def sentences(evidence: ConversionEvidence) -> list[str]:
@@ -157,11 +157,16 @@ def teacher_layers(evidence: ConversionEvidence) -> str:
 
 
 def where(evidence: ConversionEvidence) -> CandidateRow | None:
-    """The candidate that is fast enough at the smallest image size, among those that keep half of the accuracy."""
+    """The candidate that is fast enough at the smallest image size. Those within max_drop without training come first,
+    and those that are exact softmax here, then those that keep half of the accuracy."""
     later = [one for one in candidates(evidence) if one.pays_from]
     had = evidence.value("conversion_accuracy", split="candidates", model=teacher_layers(evidence)) or 0.0
-    usable = [one for one in later if one.accuracy is None or one.accuracy >= had / 2]
-    return min(usable or later, key=lambda one: (one.pays_from, -(one.doubled or 0.0)), default=None)
+
+    def keeping(share: float) -> list[CandidateRow]:
+        return [one for one in later if one.accuracy is None or one.accuracy >= share * had]
+
+    best = keeping(1 - (evidence.document.max_drop or 0.0)) or keeping(0.5) or later
+    return min(best, key=lambda one: (one.pays_from, -(one.doubled or 0.0)), default=None)
 
 
 def suggested(evidence: ConversionEvidence) -> list[str]:

@@ -101,7 +101,7 @@ def class_numbers(dataset: Dataset, classes: Sequence[str]) -> np.ndarray:
     if unknown := [name for name in dataset.classes if name not in index]:
         raise ValueError(
             f"{dataset.name} has the class '{unknown[0]}', which the model does not know "
-            f"(it knows {', '.join(list(index)[:8])}{', …' if len(index) > 8 else ''}): rename the classes, or give the "
-            "model a new head with `linvit train DATA --from MODEL`"
+            f"(it knows {', '.join(list(index)[:8])}{', …' if len(index) > 8 else ''}): rename the classes, or "
+            "give the model a new head with `linvit train DATA --from MODEL`"
         )
     return np.array([index[name] for name in dataset.classes])
