@@ -277,6 +277,7 @@ def test_a_mix_is_the_model_that_was_searched(teacher, digits, tmp_path, monkeyp
 def context_of(teacher, to) -> Any:
     depth = teacher.config.depth
     return SimpleNamespace(
+        batch=64,
         config=teacher.config,
         conversion=SimpleNamespace(max_drop=0.02, to=(to,), seed=0),
         teacher=teacher,
