@@ -204,7 +204,7 @@ TABLE = (
     Metric("conversion_pace", "s", GROWN, "of one image of a batch, by the teacher; read: of reading one", -1,
            ("batch", "read", "seed"), timed=True),
     Metric("conversion_plan", "s", (), "expected duration of the search for a target, and its images by split", -1,
-           ("batch", "search", "decide", "validation", "test", "seed"), timed=True),
+           ("batch", "search", "decide", "validation", "test", "kinds", "seed"), timed=True),
     Metric("conversion_candidate", "×", ("model", *GROWN), "inference with another attention in all softmax "
            "layers, relative to the teacher; refused: the reason; limit: no attention", 1,
            (*TIMED, "replaced", "tokens", "seed", "refused", "limit"), timed=True),

@@ -205,7 +205,9 @@ def test_attentions_that_are_not_linear_can_be_targets_of_max_drop(teacher, tmp_
     ],
 )
 def test_which_attentions_are_mixed(tried, expected):
-    assert choose_kinds([Candidate(*one) for one in tried], 1.0, 0.015) == expected
+    candidates = [Candidate(*one) for one in tried]
+    assert choose_kinds(candidates, 1.0, 0.015) == expected
+    assert choose_kinds(candidates, 1.0, 0.015, most=1) == expected[-1:]
 
 
 def test_a_plan_takes_the_time_that_there_is():
@@ -224,6 +226,7 @@ def test_a_plan_takes_the_time_that_there_is():
     slow_disk = make_plan(Pace(0.017, read=0.03), 300.0, **shape)
     assert slow_disk.seconds <= 300
     assert slow_disk.test < plan.test
+    assert make_plan(Pace(0.2), 300.0, **shape, kinds=1).seconds < few.seconds
     assert passes(12, 6)["decide"] == MAX_DECIDED + 2
 
 

@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from linvit.conversion.candidates import ROUNDS, WARM_UP
 from linvit.conversion.context import Context, sizes
 from linvit.conversion.images import ConversionImages
 from linvit.conversion.measuring import BATCH_TOKENS, sizes_between
-from linvit.conversion.search import images_needed
+from linvit.conversion.search import MOVES_AT_ONCE, images_needed
 from linvit.conversion.stages import find_seconds
 from linvit.data import Split
 from linvit.data.splits import thin
@@ -50,6 +51,7 @@ class Plan:
     decide: int
     validation: int
     test: int
+    kinds: int = MAX_KINDS  # attentions that may be mixed
 
 
 def make_plan(
@@ -62,27 +64,30 @@ def make_plan(
     available: Mapping[str, int],
     needed: int,
     sizes: int = 0,
+    kinds: int = MAX_KINDS,
 ) -> Plan:
     """total: seconds that there are; available: images of each split; needed: images without which nothing can be
-    decided; sizes: how many image sizes the result is evaluated at."""
+    decided; sizes: how many image sizes the result is evaluated at; kinds: attentions that may be mixed."""
     calls = (candidates + 2) * (ROUNDS + WARM_UP) + 2 * 2 * (FINAL_ROUNDS + WARM_UP)
     batch = max(1, min(64, BATCH_TOKENS // tokens, int(RACE_SHARE * total / (pace.forward * calls))))
     race = calls * batch * pace.forward
     left = max(0.0, total * PLANNED_SHARE - race)
-    times = {name: n * pace.forward + READS[name] * pace.read for name, n in passes(depth, candidates, sizes).items()}
+    needs = passes(depth, candidates, sizes, kinds)
+    times = {name: count * pace.forward + READS[name] * pace.read for name, count in needs.items()}
     counts = {}
     for name, share in SHARES.items():
         fewest = max(MIN_IMAGES[name], needed if name == "decide" else 0)
         counts[name] = min(available[name], max(fewest, int(share * left / times[name])))
     work = sum(times[name] * count for name, count in counts.items())
-    return Plan((race + work) / PLANNED_SHARE, batch, **counts)
+    return Plan((race + work) / PLANNED_SHARE, batch, **counts, kinds=kinds)
 
 
-def passes(depth: int, candidates: int, sizes: int = 0) -> dict[str, float]:
-    """How many forward passes an image of each split takes, about: a mix repeats half of a model."""
-    mixes = depth * (MAX_KINDS + 2)
+def passes(depth: int, candidates: int, sizes: int = 0, kinds: int = MAX_KINDS) -> dict[str, float]:
+    """How many forward passes an image of each split takes, at most: a mix repeats half of a model, and the search
+    evaluates each move from a kind to a slower one or to softmax, and some of them again."""
+    mixes = depth * kinds * (1 + MOVES_AT_ONCE)
     return {
-        "search": 1 + candidates + 0.5 * mixes + depth * 2,
+        "search": 1 + candidates + 0.5 * mixes,
         "decide": 1.0 + MAX_DECIDED + 1,
         "validation": 3.0 + 2 * sizes,
         "test": 2.0,
@@ -108,10 +113,12 @@ def measured_pace(c: Context) -> Pace:
 
 
 def plan_at(c: Context, candidates: int, config: ModelConfig, pace: Pace) -> Plan:
-    """The plan of this conversion with images of another size."""
-    return make_plan(
+    """The plan of this conversion with images of another size: one kind alone, if there is no time to mix several."""
+    total = find_seconds(c.conversion.budget)
+    make = partial(
+        make_plan,
         pace,
-        find_seconds(c.conversion.budget),
+        total,
         tokens=config.tokens,
         depth=config.depth,
         candidates=candidates,
@@ -119,6 +126,8 @@ def plan_at(c: Context, candidates: int, config: ModelConfig, pace: Pace) -> Pla
         needed=images_needed(c.conversion.max_drop or 0.0, MAX_DECIDED + 2),
         sizes=len(sizes_between(c.stored.config, config)),
     )
+    plan = make(kinds=MAX_KINDS)
+    return plan if plan.seconds <= total else make(kinds=1)
 
 
 def plan_images(c: Context, candidates: int) -> Plan:
@@ -129,7 +138,7 @@ def plan_images(c: Context, candidates: int) -> Plan:
         return [c.record("conversion_plan", tags.pop("seconds"), candidates, **tags)]
 
     record = c.ledger.once(key_of("conversion_plan"), made)
-    tags = {name: int(record.tags[name] or 0) for name in ("batch", *SHARES)}
+    tags = {name: int(record.tags[name] or 0) for name in ("batch", *SHARES, "kinds")}
     return Plan(float(record.value or 0.0), **tags)
 
 

@@ -47,7 +47,7 @@ def find_target(c: Context) -> StageResult:
     teacher = c.result("teacher", c.store("teacher", lambda: c.teacher))
     candidates, limit = measure_candidates(c, layers, plan)
     speeds = {one.layers: one.speed for one in candidates}
-    target = c.ledger.once(key_of("conversion_target"), lambda: [select_kinds(c, candidates)])
+    target = c.ledger.once(key_of("conversion_target"), lambda: [select_kinds(c, candidates, plan.kinds)])
     kinds, why = str(target.tags["kinds"] or "").split(), str(target.tags["why"] or "")
     chosen = best_mix(c, {kind: speeds[kind] for kind in speeds if kind in kinds}) if kinds else None
     if chosen is not None:
@@ -89,19 +89,19 @@ def measure_candidates(c: Context, layers: Mapping[str, str], plan: Plan) -> tup
     return [Candidate(one.layers, one.speed, *scores[one.layers]) for one in found], limit
 
 
-def select_kinds(c: Context, candidates: Sequence[Candidate]) -> Record:
+def select_kinds(c: Context, candidates: Sequence[Candidate], most: int) -> Record:
     """A record of the attentions to mix, or of why there are none."""
     fast = [one for one in candidates if fast_enough(one.speed)]
     if not fast:
         return c.record("conversion_target", 0, why="speed", kinds="")
     teacher = evaluate_kinds(c, [])[c.config.attention][0]
-    kinds = choose_kinds(fast, teacher, c.conversion.max_drop or 0.0)
+    kinds = choose_kinds(fast, teacher, c.conversion.max_drop or 0.0, most)
     return c.record("conversion_target", len(kinds), why="" if kinds else "accuracy", kinds=" ".join(kinds))
 
 
-def choose_kinds(fast: Sequence[Candidate], teacher: float, max_drop: float) -> list[str]:
-    """The candidates to mix, the fastest first: the fastest one within the drop, or the most accurate one if none is;
-    and the next faster one on the front of speed and accuracy."""
+def choose_kinds(fast: Sequence[Candidate], teacher: float, max_drop: float, most: int = MAX_KINDS) -> list[str]:
+    """The candidates to mix, at most `most`, the fastest first: the fastest one within the drop, or the most accurate
+    one if none is; and the next faster ones on the front of speed and accuracy."""
 
     def rank(one: Candidate) -> tuple[float, float]:
         return one.speed, one.accuracy or 0.0
@@ -116,7 +116,7 @@ def choose_kinds(fast: Sequence[Candidate], teacher: float, max_drop: float) -> 
         return []
     within = [i for i, one in enumerate(front) if (one.accuracy or 0.0) >= (1 - max_drop) * teacher]
     anchor = within[0] if within else len(front) - 1  # along the front, accuracy rises as speed falls
-    return [one.layers for one in front[max(0, anchor - MAX_KINDS + 1) : anchor + 1]]
+    return [one.layers for one in front[max(0, anchor - most + 1) : anchor + 1]]
 
 
 def best_mix(c: Context, speeds: Mapping[str, float]) -> StageResult | None:
