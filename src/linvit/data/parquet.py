@@ -67,7 +67,8 @@ def _several(
     if names is not None and numbers:
         check_labels(folder, np.array([label for row in sets for label in row], np.int64), len(names))
     known = names if numbers else None
-    found, classes = several(folder, [[str(label) if known is None else known[int(label)] for label in row] for row in sets])
+    named = [[str(label) if known is None else known[int(label)] for label in row] for row in sets]
+    found, classes = several(folder, named)
     return _pictures(tables, found, classes)
 
 
