@@ -6,10 +6,11 @@
     python benchmarks/twoscale.py cells                                                        # a minute, one thread
 
 accuracy: test images of Tiny ImageNet (64 pixels, enlarged), of which the model's head keeps the rows of the classes
-that are there; nothing is trained, all layers have the attention. speed: DeiT-Tiny's shape with random weights, and the
-attention alone, each against PyTorch's fused softmax in one race. Both write twoscale.md, and what it is made of,
-twoscale.json, to which every call adds. cells: the time beyond that of the scores, for each side of a cell, in keys of
-fused softmax; the constants of `cell=auto` are chosen from it.
+that are there; nothing is trained, all layers have the attention. An interrupted call resumes: predictions are kept in
+the cache for the commit that made them. speed: DeiT-Tiny's shape with random weights, and the attention alone, each
+against PyTorch's fused softmax in one race. Both add to twoscale.json and write twoscale.md from it. cells: the time
+beyond that of the scores, for each side of a cell, in keys of fused softmax; the constants of `cell=auto` are chosen
+from it.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Predictions:
 
     def __init__(self, path: Path, made_by: str, count: int):
         self.path, self.made_by, self.count, self.of = path, made_by, count, {}
-        if path.exists():
+        if path.exists() and "+" not in made_by:  # of a commit: changed files may give other predictions
             with np.load(path, allow_pickle=False) as stored:
                 if str(stored["made_by"]) == made_by:
                     self.of = {name: stored[name] for name in stored.files if name != "made_by"}
