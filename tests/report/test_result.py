@@ -150,6 +150,15 @@ def test_json_cannot_leave_its_script():
     assert json.loads(text) == {"a": "</script><!--", "b": "\u2028"}
 
 
+def test_a_page_that_cannot_be_made_is_an_error_of_one_line(copy):
+    """What files hold that linvit did not write cannot be foreseen."""
+    (copy / "models.json").write_text(json.dumps({name: [1] for name in ATTENTIONS}))
+    with pytest.raises(ValueError, match=r"the page cannot be made from the files there \(TypeError: ") as caught:
+        build(copy)
+    assert str(copy) in str(caught.value)
+    assert isinstance(caught.value.__cause__, TypeError)
+
+
 def test_missing_and_broken_artefacts_are_left_out(copy, tmp_path):
     files = [*copy.rglob("*.npz"), *copy.rglob("confusion.json"), *copy.rglob("log.jsonl"), copy / "models.json"]
     for content in (b"", b"PK\x03\x04torn", b"[1, 2", b'{"matrix": [["a"]]}', b"\xff\xfe\x00"):

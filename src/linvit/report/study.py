@@ -145,7 +145,7 @@ def _table(summary: Summary, chosen: int | None) -> Table:
         }
         for v in summary.variants
     ]
-    note = f"{_rule(summary)} Speeds are relative to softmax, measured in turn: above 1× is faster."
+    note = f"{_rule(summary)} Speeds are relative to softmax, measured alternately: above 1× is faster."
     return Table.of(rows, ["Verdict"], chosen=chosen, note=note)
 
 
@@ -231,8 +231,8 @@ def _rule(summary: Summary) -> str:
     what = "Accuracies" if merit is ACCURACY else "Bits per dimension (fewer are better)"
     text = (
         f"{what}: {of}. “within {margin}”: shown to lose less than {margin} to every other variant; “worse”: shown to "
-        f"lose more to some variant. At most 5 % of studies wrongly say the first, including a second look with the "
-        f"suggested number of seeds. {sample}"
+        f"lose more to some variant. At most 5 % of studies state the former wrongly, including a second analysis with "
+        f"the suggested number of seeds. {sample}"
     )
     if summary.classes:
         least, most = summary.classes
