@@ -118,7 +118,8 @@ TABLE = (
     Metric("threshold", "", (*MODEL, "class"), "probability from which a class is given: best F1 on validation images"),
     Metric("image_precision", "", MODEL, "of each test image: jackknife pseudo-values of mean average precision",
            artefact=".npz: values"),
-    Metric("bits_per_dim", "bit", MODEL, "of test images, by a next-pixel model: −log₂ p of a value, the mean", -1),
+    Metric("bits_per_dim", "bit", MODEL, "of test images, by a model of pixels: −log₂ p of a value, the mean; masked-pixel: of "
+           "hidden values", -1),
     Metric("half_bits_per_dim", "bit", RUN, "the same after half of the steps, with a schedule of its own", -1),
     Metric("validation_bits_per_dim", "bit", RUN, "of the model chosen on it", -1),
     Metric("image_bits", "", MODEL, "bits per dimension of each test image", artefact=".npz: bits"),

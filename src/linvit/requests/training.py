@@ -48,7 +48,8 @@ class TrainRequest(Output, Resumed, Started, Data):
     )
     task: str = option(
         "classification",
-        "What is learned: classification, multi-label (several labels per image) or next-pixel (a likelihood).",
+        "What is learned: classification, multi-label (several labels per image), next-pixel or masked-pixel "
+        "(likelihoods).",
         metavar="NAME",
     )
     test: bool = option(True, hidden=True)
@@ -81,7 +82,9 @@ class CompareRequest(Output, Jobs, Started, Data):
         "A variant; repeatable. [default: softmax, performer-exp, -relu and -theta with m=32, linformer:k=16]"
     )
     task: str | None = option(
-        None, "What is learned: classification, multi-label or next-pixel. [default: classification]", metavar="NAME"
+        None,
+        "What is learned: classification, multi-label, next-pixel or masked-pixel. [default: classification]",
+        metavar="NAME",
     )
     with_scratch: bool = option(False, "With --from: train every variant from scratch, too, for as many steps.")
     with_redrawn: int | None = option(
