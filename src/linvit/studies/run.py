@@ -106,7 +106,7 @@ class Reproduction:
             start="scratch",
             controls=fair and study.length(column) == 1,  # controls are trained once, from scratch
             seeds=self.request.seeds or size.seeds,
-            image_size=study.rerun(column).image_size,
+            image_size=study.image_size(column, self.request.scale),
             limit=size.limit,
             folds=size.folds,
             match=fair,
