@@ -11,10 +11,32 @@ deviation (report: 0.5), and weight decay is added to Adam's gradient.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from linvit.studies.declaration import ADAM, FEW, NARROW, PublishedStudy, Rerun, Row, Scale, register
+from linvit.devices import pick_device
+from linvit.measure.memory import Limits
+from linvit.measure.race import ROUNDS
+from linvit.measure.speed import attention_speed
+from linvit.measure.timing import Timing
+from linvit.records import Record
+from linvit.report import benchmarks
+from linvit.site import Site
+from linvit.studies.declaration import (
+    ADAM,
+    FEW,
+    NARROW,
+    Figure,
+    Options,
+    PublishedStudy,
+    Rerun,
+    Row,
+    Scale,
+    register,
+)
+from linvit.studies.run import Reproduction
 
 TORCH = ADAM | {"lr": 1e-3, "schedule": "constant", "weight_decay": 0.0, "redraw": 0, "pad_crop": 0, "flip": "none"}
 KINDS = (("softmax", "exp"), ("ReLU", "relu"))
@@ -137,4 +159,38 @@ HYBRID = PublishedStudy(
     ),
 )
 
-register(MNIST, CIFAR10, CIFAR100, HYBRID)
+
+def measure_linformer(size: Options, folder: Path, run: Reproduction) -> Iterator[Record]:
+    timing = Timing(rounds=size["rounds"], device=pick_device(size["device"] or run.request.device))
+    specs = [f"linformer:k={k}" for k in size["keys"]]
+    kept = {"tokens": size["tokens"], "timing": timing, "limits": size["limits"]}
+    return attention_speed(specs, size["site"], **kept, progress=run.progress)
+
+
+LONG = {"site": Site(8, 64, 1), "tokens": (512, 1024, 2048, 4096, 8192, 16384)}
+LINFORMER = Figure(
+    "000-fig2",
+    title="Time of a Linformer by length and k",
+    about="""The report copies a figure of the Linformer's inference time over the sequence length, for several k, and
+    never measures it. Attention alone, forward, and with its backward pass. Expected: time grows with the length and
+    with k, and softmax's with the square of the length.""",
+    durations={"full": "an hour on a GPU", "cpu": "10 min", "smoke": "seconds"},
+    mistakes=("M5",),
+    measure=measure_linformer,
+    draw=lambda records, folder: benchmarks.speed_to_the_limit(records),
+    scales={
+        "full": LONG | {"keys": (128, 256, 512), "limits": Limits(), "rounds": ROUNDS, "device": None},
+        "cpu": LONG | {"keys": (32, 128, 512), "limits": Limits(4 * 2**30, 10.0), "rounds": 5, "device": "cpu"},
+        "smoke": {
+            "site": Site(2, 16, 1),
+            "tokens": (16, 32),
+            "keys": (4, 8),
+            "limits": Limits(),
+            "rounds": 2,
+            "device": "cpu",
+        },
+    },
+    reduced={"cpu": "a processor, with limits of 10 seconds and 4 GiB", "smoke": "16 and 32 tokens"},
+)
+
+register(MNIST, CIFAR10, CIFAR100, HYBRID, LINFORMER)

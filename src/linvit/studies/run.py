@@ -99,7 +99,7 @@ class Reproduction:
         compare(
             study.data,
             variants=rows,
-            origin=self.request.replaced(names=(study.name,), report=None, publish=None, restore=None),
+            origin=self.request.replaced(names=(study.name,), all=False, report=None, publish=None, restore=None),
             on_event=self.on_event,
             progress=self.progress,
             task=study.task,
