@@ -3,11 +3,14 @@ decides nothing."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from linvit.records import Record
-from linvit.studies.hypotheses import Part, Test
+from linvit.studies.hypotheses import SOFTMAX, Part, Test
 from linvit.studies.results import Results
 
 RACED = {"train_step": "trains", "inference": "infers"}
+TOPICS = {"train_step": "training", "inference": "inference"}
 LESS = 0.02  # of memory that is no difference
 
 
@@ -24,13 +27,15 @@ def quicker(race: str, a: str, b: str, task: str = "train_step") -> Test:
     study = f"{race[:3]}-sizes"
     what = f"{a} {RACED[task]} faster than {b} ({study}, {race})"
 
+    topic = TOPICS[task] if b in SOFTMAX else ""
+
     def run(results: Results) -> Part:
         one, other = (results.sized(race[:3], f"{task}_vs_softmax", f"{race}: {row}") for row in (a, b))
         if one is None or other is None or not (one.value and other.value):
-            return Part.missing(what)
+            return replace(Part.missing(what), topic=topic)
         holds, note = _apart(one, other)
         found = f"{one.value:.2f}× against {other.value:.2f}× softmax's speed, batch {one.tags.get('batch')}{note}"
-        return Part.certain(what, found, holds)
+        return replace(Part.certain(what, found, holds), topic=topic)
 
     return Test((study,), run)
 
@@ -38,15 +43,16 @@ def quicker(race: str, a: str, b: str, task: str = "train_step") -> Test:
 def lighter(race: str, a: str, b: str) -> Test:
     """Peak memory of a training step at the report's own size; a difference below LESS is none."""
     study = f"{race[:3]}-sizes"
-    what = f"{a} takes less memory than {b} ({study}, {race})"
+    what, topic = f"{a} takes less memory than {b} ({study}, {race})", "memory" if b in SOFTMAX else ""
 
     def run(results: Results) -> Part:
         one, other = (results.sized(race[:3], "peak_memory", f"{race}: {row}") for row in (a, b))
         if one is None or other is None or not (one.value and other.value):
-            return Part.missing(what)
+            return replace(Part.missing(what), topic=topic)
         ratio = one.value / other.value
         holds = True if ratio < 1 - LESS else False if ratio > 1 + LESS else None
-        return Part.certain(what, f"{ratio:.0%} of its memory, batch {one.tags.get('batch')}", holds)
+        found = f"{ratio:.0%} of its memory, batch {one.tags.get('batch')}"
+        return replace(Part.certain(what, found, holds), topic=topic)
 
     return Test((study,), run)
 

@@ -144,7 +144,8 @@ def measured(race: Race, size: Options, run: Reproduction) -> Iterator[Record]:
     """Times and memory, with the report's batch as far as memory allows and with one image; variant: race: row."""
     device = pick_device(run.request.device)
     wanted = min(race.batch, size["batch"] or race.batch)
-    for batch in dict.fromkeys((largest_batch(race, device, wanted), 1)):
+    largest = largest_batch(race, device, wanted) if wanted > 1 else 1
+    for batch in dict.fromkeys((largest, 1)):
         ending = "" if batch > 1 or wanted == 1 else ", batch 1"
         names = {f"{race.name}: {row}{ending}": one for row, one in race.systems.items()}
         timing = Timing(batch=batch, rounds=size["rounds"], device=device, dtype=amp_dtype("auto", device))
@@ -224,8 +225,8 @@ def sizes(report: str, what: str) -> Figure:
         durations={"full": "minutes on a GPU", "cpu": "an hour", "smoke": "a minute"},
         measure=lambda size, folder, run: measure(report, size, run),
         draw=draw,
-        scales={"full": large, "cpu": large, "smoke": {"rounds": 2, "batch": 2, "small": True}},
-        reduced={"cpu": "batches limited by memory", "smoke": "one table, one narrow layer, two images"},
+        scales={"full": large, "cpu": large, "smoke": {"rounds": 2, "batch": 1, "small": True}},
+        reduced={"cpu": "batches limited by memory", "smoke": "one table, one narrow layer, one image"},
     )
 
 
