@@ -1,11 +1,12 @@
 """How long the published studies take on this machine at scale cpu, without running them.
 
-    python benchmarks/study_costs.py            # all of them, some five minutes of one core
+    python benchmarks/study_costs.py            # all of them, half a minute of one core
     python benchmarks/study_costs.py 000-mnist  # one
 
-A training step of each different model is timed in CPU seconds of one thread; steps, evaluations, folds, seeds and the
-runs for half of the steps are counted; measuring speed and memory afterwards is taken to be MEASURED seconds a row. The
-last column is for the minutes of `studies/agenda.py`. On a busy machine the numbers are too large.
+A training step of each column's softmax is timed in CPU seconds of one thread, and those of the other rows are taken to
+be in proportion to their multiply-accumulates. Steps, evaluations, folds, seeds and the runs for half of the steps are
+counted; measuring speed and memory afterwards is taken to be MEASURED seconds a row. The last column is for the minutes
+of `studies/agenda.py`. On a busy machine the numbers are too large.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 
 from linvit.measure.models import model_calls
+from linvit.models import estimate
 from linvit.pipeline.design import DataShape, resolve
 from linvit.schemas.model import ModelConfig
 from linvit.schemas.recipe import Recipe
@@ -36,18 +38,25 @@ SETS = {
     "tiny-imagenet": (64, 3, 100, 45_000, 5_000, 5_000),
 }
 MEASURED = 25  # seconds a row for speeds, memory, errors and examples
-LIMIT = 16  # images of a timed step, at most
+LIMIT = 32  # images of a timed step, at most
 CPU = torch.device("cpu")
 
 
-@cache
-def step_seconds(model: str, optimizer: str, batch: int) -> float:
+def step_seconds(config: ModelConfig, recipe: Recipe) -> float:
     """CPU seconds of a training step for one image."""
+    like = config.model_copy(update={"attention": "softmax", "seed": 0, "dropout": 0.0, "emb_dropout": 0.0})
+    seconds = timed(like.model_dump_json(), recipe.optimizer, min(LIMIT, recipe.batch_size))
+    return seconds * estimate(config).macs / estimate(like).macs
+
+
+@cache
+def timed(model: str, optimizer: str, batch: int) -> float:
+    """The same, measured."""
     config, recipe = ModelConfig(**json.loads(model)), Recipe(optimizer=optimizer, lr=1e-12)
     step = model_calls(config, CPU, batch, lambda net: make_optimizer(recipe, net))["train_step"]
     step()
     begun, count = time.process_time(), 0
-    while time.process_time() - begun < 0.4:
+    while time.process_time() - begun < 0.2:
         step()
         count += 1
     return (time.process_time() - begun) / count / batch
@@ -65,7 +74,7 @@ def run_seconds(study: PublishedStudy, column: Column, row: Row) -> float:
     train, validation, test = (min(count, size.limit or count) for count in splits)
     if size.folds:
         train, test = train * (size.folds - 1) // size.folds, train // size.folds
-    each = step_seconds(model.model_dump_json(), recipe.optimizer, min(LIMIT, recipe.batch_size))
+    each = step_seconds(model, recipe)
     return each * (train * recipe.epochs + (validation * recipe.epochs + 2 * test) / 3)
 
 

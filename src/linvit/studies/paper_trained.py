@@ -182,7 +182,7 @@ LONG_RANGE = PublishedStudy(
     ],
     fair=Rerun(
         {"stem": "pixel", "dim": 64, "depth": 3, "heads": 4, "mlp_dim": 128, "epochs": 50},
-        cpu=Scale(seeds=1, limit=6_000, options={"dim": 32, "depth": 2, "mlp_dim": 64, "epochs": 5}),
+        cpu=Scale(seeds=1, limit=5_000, options={"dim": 32, "depth": 2, "mlp_dim": 64, "epochs": 4}),
     ),
 )
 

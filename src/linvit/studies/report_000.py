@@ -99,7 +99,7 @@ MNIST = PublishedStudy(
     ),
     fair=Rerun(
         full=Scale(seeds=5, options={"epochs": 20}),
-        cpu=Scale(seeds=10, limit=10_000, options=NARROW | {"epochs": 3}),
+        cpu=Scale(seeds=8, limit=10_000, options=NARROW | {"epochs": 3}),
     ),
 )
 
@@ -134,7 +134,7 @@ CIFAR100 = replace(
     about="The systems of 000-cifar10 on CIFAR-100. The report was asked for this and has no results. No expectation.",
     data="cifar100",
     smoke_images=100,
-    fair=replace(CIFAR10.fair, cpu=Scale(limit=FEW, options=NARROW | {"epochs": 8})),
+    fair=replace(CIFAR10.fair, cpu=Scale(limit=FEW, options=NARROW | {"epochs": 6})),
 )
 
 NO_BLOCKS = {"depth": 0, "heads": None, "mlp_dim": None}

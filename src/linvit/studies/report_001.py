@@ -29,8 +29,8 @@ EXPERIMENTS = {
 }
 # at scale cpu: seeds, training images and epochs of the fair column. Claims of accuracy are of I, II and V; of VI to IX
 # one seed stands next to the printed number
-LENGTHS = {"I": (5, FEW, 10), "II": (5, FEW, 10), "III": (3, FEW, 10), "IV": (3, FEW, 10), "V": (3, 30_000, 7)}
-REST = (1, 20_000, 5)
+LENGTHS = {"I": (5, FEW, 10), "II": (5, FEW, 10), "III": (3, FEW, 10), "IV": (3, FEW, 10), "V": (3, 20_000, 7)}
+REST = (1, 15_000, 5)
 LITERAL = {"cifar10": (FEW, 10), "tiny-imagenet": (10_000, 5)}  # training images and epochs, of one seed
 
 
