@@ -120,7 +120,8 @@ def _list(request: ReproduceRequest) -> None:
     rows = []
     for study in studies_in_order():
         states = {s: state(study, request.out / study.name / s) or study.durations.get(s, "–") for s in SCALES}
-        rows.append({"study": study.name, "what": study.title, "claims": ", ".join(claims_of(study.name)), **states})
+        claims = str(len(claims_of(study.name)) or "")
+        rows.append({"study": study.name, "what": study.title, "claims": claims, **states})
         if not study.durations:
             notes.append(f"{study.name} cannot be run: {study.about}.")
     print_json(rows) if request.as_json else print_table(rows, notes=notes)
