@@ -38,7 +38,7 @@ OURS = {
     "its EXP, clamped",
     "its EXP, not clamped",
 }
-UNPUBLISHED = {"000-cifar100", "000-hybrid", "002-factorial", "002-precision"}
+UNPUBLISHED = {"000-cifar100", "000-hybrid", "002-factorial", "002-precision", "002-pretraining"}
 
 
 def table(name: str) -> PublishedStudy:

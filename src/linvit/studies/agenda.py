@@ -59,6 +59,7 @@ AGENDA: Mapping[str, Planned] = {
     "002-gelu-3": Planned(21, *FACTORIAL),
     "002-factorial": Planned(120, *FACTORIAL),
     "002-elu-4": Planned(80, *FACTORIAL),
+    "002-pretraining": Planned(65),
     "paper-fig18": Planned(39),
     "paper-fig6-7": Planned(23),
     "paper-fig6-7-bidirectional": Planned(19),

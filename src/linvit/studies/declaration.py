@@ -77,6 +77,7 @@ class Row:
     literal_options: Options = field(default_factory=dict)  # in the literal column, in addition to `options`
     literal_data: Options = field(default_factory=dict)  # options of the literal column's images
     checkpoint: bool = False  # starts from the trained softmax model of the same column and seed
+    pretrained: str = ""  # the backbone that ships with linvit from which it starts
     times: int = 1  # training length, in units of the column's
     columns: tuple[Column, ...] = COLUMNS  # that have this row
     changed: str = ""  # in the literal column, in addition to what the study changes
@@ -213,7 +214,7 @@ class PublishedStudy(Declaration):
         options = {**row.options, **(row.literal_options if column == "literal" else {})}
         if "steps" in sized or "epochs" in sized:
             options.pop("epochs", None)
-        if row.checkpoint and "lr" not in {**self.rerun(column).options, **sized}:
+        if (row.checkpoint or row.pretrained) and "lr" not in {**self.rerun(column).options, **sized}:
             options = STARTED | options
         if row.times > 1:
             length = "steps" if "steps" in sized else "epochs"

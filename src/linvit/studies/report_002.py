@@ -170,6 +170,27 @@ PRECISION = PublishedStudy(
     ),
 )
 
+LONGER, SHIPPED = 4, {"dim": 128, "depth": 2, "heads": 4, "mlp_dim": 256}
+PRETRAINING = PublishedStudy(
+    "002-pretraining",
+    title="Pretraining against longer training",
+    about="""The report says that longer training makes up for the gain of pretraining, and prints no number. A
+    Performer that starts from weights pretrained on 80 classes of TinyImageNet, and the same from scratch for as many
+    steps and for four times as many, on few images of CIFAR-10 at 64 px. No expectation.""",
+    data="cifar10",
+    rows=[
+        Row("ReLU", "performer-relu:m=32", options=SHIPPED),
+        Row("ReLU, pretrained", "performer-relu:m=32", options=SHIPPED, pretrained="performer-relu-m-32"),
+        Row(f"ReLU, {LONGER} times the steps", "performer-relu:m=32", options=SHIPPED, times=LONGER),
+    ],
+    fair=Rerun(
+        {"stem": "conv", "trunk": (32, 64, 128, 256), "pools": 3},
+        full=Scale(seeds=5, options={"epochs": 12}),
+        cpu=Scale(seeds=5, limit=3_000, options={"epochs": 4}),
+        image_size=64,
+    ),
+)
+
 # trial → learning rate, batch, heads, depth, dropout, optimizer, α, features, epochs; the width is 768
 ELU = {
     1: (5e-4, 128, 16, 1, 0.0, "adam", 1.0, 128, 30),
@@ -301,4 +322,4 @@ FACTORIAL = PublishedStudy(
     fair=Rerun({"stem": "conv"}, full=Scale(seeds=5), cpu=Scale(5, limit=MANY, options=SHORTER)),
 )
 
-register(VIT, RELU, PRECISION, *map(elu, ELU), *map(gelu, GELU), EXP, MIXTURE, MLP, CIFAR100, FACTORIAL)
+register(VIT, RELU, PRECISION, PRETRAINING, *map(elu, ELU), *map(gelu, GELU), EXP, MIXTURE, MLP, CIFAR100, FACTORIAL)
