@@ -1,13 +1,13 @@
-"""How often the report's verdicts are wrong, and how often the seeds it names settle what is open: simulated studies.
+"""Error rates of the report's verdicts, and how often the named seeds settle a study: simulated studies.
 
     python benchmarks/decisions.py --out docs/benchmarks      # about 10 minutes on one core
 
-A study has k variants and three seeds; if some are undecided and the report names a number of seeds, it is run with
-that number and looked at again. Accuracies are drawn with a deviation between seeds (`images` 0), or counted from
-images: variant i with seed s is right on image x if a_i + 1.5·z_x + 0.7·w_ix + σ_i·u_is + e_isx > 0, all standard
-normal, where a_i and σ_i give the variant's true accuracy and its deviation. The truth is known: a verdict that a
-variant loses less than the margin, one point, is wrong if it truly loses a point or more. The best is right on 97 % of
-the images, and in the last rows, where few images tell variants apart, on 99.9 %. Writes decisions.md.
+Simulated studies with k variants and three seeds. If variants are undecided and the report names a number of seeds,
+the study is repeated with that number. Accuracies are drawn with a standard deviation between seeds (images: –), or
+counted from images: variant i with seed s is correct on image x if a_i + 1.5·z_x + 0.7·w_ix + σ_i·u_is + e_isx > 0, all
+standard normal, where a_i and σ_i give the variant's true accuracy and standard deviation. A verdict that a variant
+loses less than the margin of one point is wrong if it truly loses a point or more. The best variant has an accuracy of
+97 %, in the last rows of 99.9 %. Writes decisions.md.
 """
 
 from __future__ import annotations
@@ -147,18 +147,18 @@ def main() -> None:
         for what in ("undecided", "seeds named", "median", "settled")
     )
     text = [
-        "# How often verdicts are wrong",
+        "# Error rates of verdicts",
         (__doc__ or "").partition("\n\n")[2].partition("\n\n")[2].replace(" Writes decisions.md.", "").strip(),
-        "“Wrongly within” is of studies whose other variants all lose exactly one point to the best: the worst case. "
-        "It may be 5 %, both looks together. Then: variants undecided after three seeds, the share of them for which a "
-        "number of seeds is named, the median number, and how many of those it settles (80 % are aimed at), where all "
-        "variants are equal and where the others lose two points. Where for many no number is named, 30 seeds or these "
-        "images would not do; those that are named then owe it to noise that was underestimated, and are settled less "
+        "“Wrongly within” is the error rate in the worst case, where all other variants lose exactly one point to the "
+        "best. It should be at most 5 % over both analyses. The other columns, with equal variants and with a loss of "
+        "two points: variants undecided after three seeds; the share of them for which a number of seeds is named; the "
+        "median of that number; and the share that is settled with it (target: 80 %). Where a number is seldom named, "
+        "30 seeds or these images would not suffice; it is then named where noise was underestimated, and settles less "
         "often.",
         "\n".join([head + " |", "|" + "---|" * 12, *lines]),
-        f"`python benchmarks/decisions.py`, {options.studies:,} studies in a row without images, a half, a quarter and "
-        f"a twentieth of that with 359, 2,000 and 10,000, a quarter in the last rows; ± is a standard error; linvit "
-        f"{commit()}.",
+        f"`python benchmarks/decisions.py`: {options.studies:,} studies per row without images; a half, a quarter and "
+        f"a twentieth of that with 359, 2,000 and 10,000 images; a quarter in the last rows. ± is a standard error. "
+        f"Commit {commit()}.",
     ]
     (options.out / "decisions.md").write_text("\n\n".join(text) + "\n", encoding="utf-8")
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import pytest
 import torch
 
 from linvit.measure import race as module
-from linvit.measure.race import over_rounds, quartiles, race, ratios, timed
+from linvit.measure.race import is_fine, over_rounds, quartiles, race, ratios, timed
 
 CPU = torch.device("cpu")
 
@@ -55,6 +56,18 @@ def test_a_ratio_is_taken_inside_its_round(machine):
     assert times.of("b", by="wall") == [2.0, 4.0, 6.0, 8.0]
     assert times.ratios("a", "b") == [3.0] * 4
     assert times.ratios("b", "a") == pytest.approx([1 / 3] * 4)
+
+
+def test_a_cpu_clock_of_coarse_steps_is_not_used(machine, monkeypatch):
+    """As under `ulimit -t`: a short call would have taken no time at all."""
+    now = itertools.count()
+    assert not is_fine(lambda: next(now) // 3 * 4e-3)
+    assert is_fine(lambda: next(now) // 3 * 1e-6)
+    calls = {"a": machine.call("a", 3.0)}
+    assert race(calls, device=CPU, rounds=1).clock == "cpu"
+    monkeypatch.setattr(module, "is_fine", lambda clock: False)
+    times = race(calls, device=CPU, rounds=1)
+    assert (times.clock, times.ratio_clock) == ("wall", "wall")
 
 
 @pytest.mark.parametrize(("seconds", "repeats"), [(0.25, 8), (0.3, 7), (2.0, 1), (50.0, 1)])

@@ -202,7 +202,7 @@ def test_bad_questions(given, words, tmp_path: Path) -> None:
         ({"runs": "nowhere"}, "runs=nowhere is not a folder"),
         ({"attentions": ["softmax", "identity"]}, "no attention to compare"),
         ({"attentions": ["performer-nothing"]}, "unknown attention"),
-        ({"attentions": ["linformer:k=65"]}, "k=65 is more than the 64 tokens"),
+        ({"attentions": ["linformer:k=65"]}, "k=65 is more than tokens=64"),
     ],
 )
 def test_bad_options_are_errors_before_anything_is_measured(monkeypatch, given, words) -> None:

@@ -35,6 +35,8 @@ class Agent(Attention):
 
     formula = "softmax(q aᵀ/√d) [softmax(a kᵀ/√d) v], a = q averaged over n cells"
     estimates = "itself"
+    origin = "Agent Attention (ECCV 2024), arXiv:2312.08874"
+    invariants = "rows sum to one and are not negative; rank at most n"
     size_option = "n"
     precision = "half"
     can_be_causal = False

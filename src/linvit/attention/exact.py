@@ -18,6 +18,8 @@ class Softmax(Attention):
 
     formula = "softmax(q·k/√d) v"
     estimates = "itself"
+    origin = "Transformer (NeurIPS 2017), arXiv:1706.03762"
+    invariants = "rows sum to one and are positive; adding one vector to all keys changes nothing"
     role = "baseline"
     precision = "half"
     linear = False
@@ -45,6 +47,7 @@ class Identity(Attention):
 
     formula = "v"
     estimates = "the speed limit"
+    invariants = "returns v; the matrix is the identity"
     role = "limit"
     precision = "half"
     without_effect = dict.fromkeys(("qk_norm", "rope"), "q and k do not matter")
@@ -66,6 +69,7 @@ class Uniform(Attention):
 
     formula = "mean_j v_j"
     estimates = "the control"
+    invariants = "every row is 1/N; rank one; independent of q and k"
     role = "control"
     precision = "half"
     without_effect = Identity.without_effect

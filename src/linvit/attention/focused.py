@@ -66,4 +66,6 @@ class Focused(OwnKernel):
 
     formula = "φ(q) [φ(k)ᵀv] / φ(q) [φ(k)ᵀ1], φ = r^p ‖r‖/‖r^p‖, r = relu(x)/softplus(t)"
     estimates = "itself"
+    origin = "FLatten Transformer (ICCV 2023), arXiv:2308.00442"
+    invariants = "rows sum to one and are not negative; rank at most d; scaling a query has no effect (up to ε)"
     own, Options = _Focused, _Focused.Options

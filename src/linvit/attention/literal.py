@@ -50,6 +50,8 @@ class AsReported(Attention):
 
     formula = "φ(q) [φ(k)ᵀ v] / (φ(q)·Σφ(k) + ε), φ(x) = f(Ωx/√d) + ε"
     estimates = "itself"
+    origin = "report 002, Algorithms 2 and 4"
+    invariants = "none: rows do not sum to one, and the denominator may vanish"
     size_option = "m"
     can_be_causal = False
     why_not_causal = "report 002 has no causal form of it"

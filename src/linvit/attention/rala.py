@@ -44,6 +44,8 @@ class Rala(OwnKernel):
 
     formula = "φ(q) [(α φ(k))ᵀv] / φ(q) [(α φ(k))ᵀ1], α = softmax(mean φ(q)·φ(k)/√d), φ = elu + 1"
     estimates = "itself"
+    origin = "RALA (CVPR 2025), arXiv:2411.07635"
+    invariants = "rows sum to one and are not negative; rank at most d"
     can_be_causal = False
     why_not_causal = "its keys are weighted by the mean of all queries, later ones too"
     own = _WeightedElu

@@ -100,6 +100,7 @@ class TwoScale(Attention):
 
     formula = "softmax over near tokens and far cells (q·k/√d + b) v"
     estimates = "softmax"
+    invariants = "rows sum to one and are not negative; adding one vector to all keys changes nothing"
     precision = "half"
     linear = False
     can_be_causal = False

@@ -28,6 +28,8 @@ class Window(Attention):
 
     formula = "softmax over j near i (q·k/√d) v"
     estimates = "softmax of neighbours"
+    origin = "Local attention, arXiv:1906.05909"
+    invariants = "rows sum to one and are not negative; at most size² + prefix entries of an image row are not zero"
     precision = "half"
     can_be_causal = False
     why_not_causal = "a neighbourhood on the grid has later tokens in it"

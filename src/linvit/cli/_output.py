@@ -87,6 +87,7 @@ def warnings_in_one_line() -> Iterator[None]:
 
     with warnings.catch_warnings():
         warnings.filterwarnings("always", category=UserWarning)
+        warnings.filterwarnings("ignore", module=r"PIL\.")  # about odd metadata of images; the pixels are what counts
         warnings.showwarning = print_line
         yield
 

@@ -64,7 +64,7 @@ def several(where: object, sets: Sequence[Sequence[str]]) -> tuple[np.ndarray, l
 def check_memory(what: str, size: int) -> None:
     """Refuse what would take more than half of the machine's memory."""
     if size > MEMORY / 2:
-        raise ValueError(f"{what} takes {size // 10**9:,} GB, more than half of the {MEMORY // 10**9:,} GB there are")
+        raise ValueError(f"{what} takes {size // 10**9:,} GB, more than half of this machine's {MEMORY // 10**9:,} GB")
 
 
 def check_labels(where: object, labels: np.ndarray, classes: int) -> None:

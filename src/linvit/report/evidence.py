@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -17,7 +16,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from linvit import metrics
-from linvit.files import read_lines
+from linvit.files import parse_json, read_lines
 from linvit.ledger import open_ledger
 from linvit.records import Record
 from linvit.report.merit import ACCURACY, BITS, PRECISION, Merit
@@ -63,7 +62,7 @@ class Evidence(Generic[D]):
             if record.artefact.endswith(".npz"):
                 with np.load(record.artefact) as file:
                     return dict(file)
-            found = json.loads(Path(record.artefact).read_bytes())
+            found = parse_json(Path(record.artefact).read_bytes())
             return found if isinstance(found, dict) else {}
         return {}
 

@@ -39,12 +39,12 @@ class Table:
     right: Sequence[str] = ()  # columns that are aligned right
     chosen: int | None = None  # the row that is emphasised
     title: str = ""
-    note: str = ""  # how to read it
+    note: str = ""  # explanation
     open: bool = False  # with a title: whether it is shown at once
 
     @classmethod
     def of(cls, rows: Sequence[Mapping[str, Cell | str]], words: Sequence[str] = (), **more: Any) -> Table:
-        """Of texts or cells. Columns other than the first and `words` hold numbers, and are left out where empty."""
+        """A table of texts or cells. Columns other than the first and `words` hold numbers and are omitted if empty."""
         cells = [{name: v if isinstance(v, Cell) else Cell(v) for name, v in row.items()} for row in rows]
         names = [name for name in (cells[0] if cells else ()) if any(_filled(row[name]) for row in cells)]
         right = [name for name in names[1:] if name not in words]
@@ -87,7 +87,7 @@ class Section:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """Text is plain: each output escapes it in its own way."""
+    """What a page, the terminal and `--json` show. Text is not escaped."""
 
     kind: ClassVar[str]  # names the template of its page
 
@@ -98,10 +98,10 @@ class Result:
     reason: str = ""  # the rule behind the headline
     limitations: list[str] = field(default_factory=list)
     table: Table
-    details: list[Table] = field(default_factory=list)  # further tables, for those who want to know
+    details: list[Table] = field(default_factory=list)  # further tables
     facts: Facts = field(default_factory=list)  # what was run, where and with what
-    commands: list[str] = field(default_factory=list)  # what was asked; empty: a call from Python
-    suggested: list[str] = field(default_factory=list)  # commands that would answer what is open, or use the result
+    commands: list[str] = field(default_factory=list)  # what was requested; empty: a call from Python
+    suggested: list[str] = field(default_factory=list)  # next commands
     page: Path
 
     def rows(self) -> list[dict[str, Any]]:
@@ -115,7 +115,7 @@ class Result:
         return {name: getattr(self, name) for name in common if getattr(self, name) != ""} | self.numbers() | paths
 
     def numbers(self) -> dict[str, Any]:
-        """What `json` has beyond what all results share."""
+        """Additional entries of `json`."""
         return {}
 
     def sections(self) -> dict[str, Section]:
@@ -123,7 +123,7 @@ class Result:
         raise NotImplementedError
 
     def context(self) -> dict[str, Any]:
-        """What else its template shows."""
+        """Further values for the template."""
         return {}
 
 

@@ -65,7 +65,7 @@ class StudyResult(Result):
 
 
 def study_result(folders: Folders, margin: float | None = None, out: Path | str | None = None) -> StudyResult:
-    """What one study shows, or several of the same data together; nothing is written. `out`: the folder of the page."""
+    """Result of one study, or of several merged; nothing is written. `out`: the folder of the page."""
     summary = summarise(read_study(folders), margin)
     advice, request = recommend(summary), last_request(summary.study.requests)
     change = advice.changes is not None

@@ -93,7 +93,9 @@ def check_classes(model: VisionTransformer) -> None:
         drawn = ": `linvit sample` draws images with it" if model.config.causal else ""
         raise ValueError(f"this is a {model.config.stem} model without classes{drawn}")
     if not model.about["classes"]:
-        raise ValueError(f"{model.about['name']} has no head, only features: train it on images of the classes wanted")
+        raise ValueError(
+            f"{model.about['name']} has no head, only features: train it on images of the classes you need"
+        )
 
 
 def class_numbers(dataset: Dataset, classes: Sequence[str]) -> np.ndarray:
