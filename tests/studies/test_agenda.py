@@ -13,13 +13,13 @@ from linvit.studies.claims import CLAIMS
 from linvit.studies.power import claims_of, detectable, promise
 from linvit.studies.results import Ref, Results
 
-HOURS = 45  # of one core, for all studies
+HOURS = 40  # of one core, for all studies of the reports
 
 
 def test_every_study_has_its_place_and_all_fit():
     shipped = {name for name, study in STUDIES.items() if study.durations and name not in ("tiny", "diverging")}
     assert set(AGENDA) == shipped
-    assert sum(planned.minutes for planned in AGENDA.values()) / 60 <= HOURS
+    assert sum(planned.minutes for name, planned in AGENDA.items() if STUDIES[name].report != "2026") <= 60 * HOURS
     for name, planned in AGENDA.items():
         assert STUDIES[name].durations["cpu"] == planned.duration
         assert bool(planned.deviation) == bool(planned.source)

@@ -103,7 +103,7 @@ def test_it_learns_and_every_number_has_its_place(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"stem": "next-pixel"}, "stem=next-pixel cannot be combined with task masked-pixel, which needs stem=masked-pixel"),
+        ({"stem": "next-pixel"}, "stem=next-pixel cannot be combined with task masked-pixel, which needs stem=mask"),
         ({"order": "reversed"}, "order=reversed has no effect: stem=masked-pixel has no order"),
         ({"mixup": 0.2}, "mixup=0.2 cannot be combined with task masked-pixel"),
         ({"task": "next-pixel", "stem": "masked-pixel"}, "stem=masked-pixel cannot be combined with task next-pixel"),
