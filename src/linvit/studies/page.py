@@ -108,13 +108,16 @@ def _picture(sheet: Sheet) -> str:
 
 def headline(book: Book) -> str:
     count, words = book.counts, []
-    texts = {HOLDS: "{} hold{s}", FAILS: "{} {do} not", OPEN: "{} are undecided"}
+    texts = {HOLDS: "{} hold{s}", FAILS: "{} {do} not", OPEN: "{} {are} undecided"}
     for word, text in texts.items():
         if n := count[word]:
-            words.append(text.format(n, s="s" * (n == 1), do="does" if n == 1 else "do"))
+            one = n == 1
+            words.append(text.format(n, s="s" * one, do="does" if one else "do", are="is" if one else "are"))
     left = count[MISSING]
     said = ", ".join(words) if words else "none is judged yet"
-    return f"Of {len(book.verdicts)} claims {said}" + (f"; {left} are untested" if left and words else "")
+    return f"Of {len(book.verdicts)} claims {said}" + (
+        f"; {left} {'is' if left == 1 else 'are'} untested" if left and words else ""
+    )
 
 
 def chart(sheet: Sheet) -> Chart | None:
