@@ -34,8 +34,9 @@ LIMITS = forked.Limits(seconds=200.0, cpu=40.0)
 ASKED_FOR = ("specs", "settings", "options")  # kinds of input whose author may have asked for much work
 
 
-def without_network() -> None:
-    """As on a machine that has none."""
+def prepare() -> None:
+    """In the process of a case, which is as on a machine without a network."""
+    forked.measure_quickly()
 
     def refuse(*words: Any) -> NoReturn:
         raise OSError(101, "Network is unreachable")
@@ -64,7 +65,7 @@ def run_case(number: int, corpus: Path, folder: Path, seed: int = 0) -> Verdict:
     words = KINDS[name](Case(dice, corpus.resolve(), folder.resolve()))
     before = _contents(folder)
     environment = {"LINVIT_CACHE": str(folder.resolve() / "cache"), "HF_HUB_OFFLINE": "1", "LINVIT_PLUGINS": ""}
-    done = forked.run(words, folder, LIMITS, environment, without_network)
+    done = forked.run(words, folder, LIMITS, environment, prepare)
     problem = _problem(name, done, folder, before)
     return Verdict(number, name, words, done.code, round(done.cpu, 2), done.memory, problem)
 
@@ -130,6 +131,7 @@ def main() -> None:
         else:
             shutil.rmtree(folder, ignore_errors=True)
     summarise(done)
+    raise SystemExit(any(row["problem"] for row in done))
 
 
 def summarise(verdicts: list[dict[str, Any]]) -> None:

@@ -56,9 +56,8 @@ COMMANDS = {
     + ["--epochs", "4", "--trials", "3", "--jobs", "1", *HERE],
 }
 TEACHER = ["train", "digits", "-a", "softmax", *SETS, "--epochs", "4", *HERE]
-ROUNDS = 3  # of a race: enough to be killed in
-LIMITS = forked.Limits(seconds=120.0)
-KILLS_OF_A_RUN = 6  # on average
+LIMITS = forked.Limits(seconds=900.0)
+KILLS_OF_A_RUN = 3  # on average: most must survive the start-up, or nothing would be resumed
 LONGEST = 60  # kills of one run, after which it is left alone
 
 
@@ -83,16 +82,13 @@ class Disturbed:
 
 
 def prepare(reports: Path) -> None:
-    """In the process that will be killed: every step is saved, memory is measured in a fork instead of a new
-    interpreter, and what is stored is listed."""
-    from linvit.study import jobs, measuring
-    from linvit.training import memory
+    """In the process that will be killed: every step is saved, and what is stored is listed."""
+    from linvit.study import jobs
     from linvit.tuning import search
 
     for module, name in ((search, "Job"), (jobs, "StudyJob")):
         setattr(module, name, _saving_every_step(getattr(module, name)))
-    memory.in_fresh_process = lambda module, told: forked.in_fork(lambda: memory._peak_here(**told))
-    measuring.ROUNDS = ROUNDS
+    forked.measure_quickly()
     leftovers.report_to(reports)
 
 

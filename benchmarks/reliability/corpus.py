@@ -140,6 +140,6 @@ def _results(home: Path) -> None:
         + ["--save-every", "0", "-q", "--out", "conversion"],
     ):
         environment = {"LINVIT_CACHE": str(home / "cache")}
-        done = forked.run(words, home, forked.Limits(120), environment)
+        done = forked.run(words, home, forked.Limits(900), environment, forked.measure_quickly)
         if done.code:
             raise RuntimeError(f"linvit {' '.join(words)}: {done}: {(home / 'stderr').read_text()}")

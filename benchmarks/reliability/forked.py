@@ -18,6 +18,7 @@ from typing import Any
 
 GIB = 2**30
 POLL_SECONDS = 0.002
+ROUNDS = 3  # of a race
 GRACE_SECONDS = 10.0  # for a process that was asked to end
 
 
@@ -67,6 +68,15 @@ def preload() -> None:
     attention_names(), DATASETS.names(), FORMATS.names(), commit(), versions()
     library = in_fork(page._library)  # V8 has threads, which do not survive a fork
     page._library = lambda: library
+
+
+def measure_quickly() -> None:
+    """In a child: few rounds, and memory in a fork instead of a new interpreter."""
+    from linvit.study import measuring
+    from linvit.training import memory
+
+    measuring.ROUNDS = ROUNDS
+    memory.in_fresh_process = lambda module, told: in_fork(lambda: memory._peak_here(**told))
 
 
 def in_fork(call: Callable[[], Any]) -> Any:

@@ -49,7 +49,7 @@ def _verb(kind: type[Request]) -> str:
     actions = [action for action in request_parser(kind)._actions if action.dest != "help"]
     arguments = [action for action in actions if not action.option_strings]
     options = [action for action in actions if action.option_strings]
-    options.sort(key=lambda action: not (action.dest in kind.__annotations__ or action.dest.startswith(OPTION)))
+    options.sort(key=lambda action: (action.dest not in kind.__annotations__, not action.dest.startswith(OPTION)))
     usage = " ".join(["linvit", kind.verb, *map(_usage, arguments), "[OPTIONS]"])
     text = inspect.cleandoc(kind.__doc__ or "")
     rows = [_row(action) for action in [*arguments, *options]]

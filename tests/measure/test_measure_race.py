@@ -10,6 +10,7 @@ import torch
 
 from linvit.measure import race as module
 from linvit.measure.race import is_fine, over_rounds, quartiles, race, ratios, timed
+from linvit.measure.threads import use_threads
 
 CPU = torch.device("cpu")
 
@@ -155,3 +156,8 @@ def test_a_device_that_waits_for_launches_is_told(monkeypatch: pytest.MonkeyPatc
     assert times.launch_bound("short") == {"launch_bound": True}
     assert times.launch_bound("long") == {}
     assert race({"short": short}, device=torch.device("cpu"), rounds=1).launch_bound("short") == {}
+
+
+def test_more_threads_than_can_be_meant():
+    with pytest.raises(ValueError, match="threads=100000 is more than"), use_threads(100_000):
+        pass

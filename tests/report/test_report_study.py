@@ -78,7 +78,7 @@ def test_variants_are_distinguished_by_their_ids(tmp_path):
     verdicts = {"softmax": "most accurate", "slow": "worse", "paper": "published"}
     assert {name: row["verdict"] for name, row in found.items()} == verdicts
     assert found["paper"]["test_accuracy"] == 0.999
-    assert result.sentences[0].startswith("Use lr 0.1: ")
+    assert result.recommendation.use.startswith("lr 0.1: ")
     assert "lr 0.2 failed: seed 4: ended by SIGKILL. The same command retries it." in result.limitations
 
 

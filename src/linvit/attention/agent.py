@@ -27,7 +27,7 @@ TABLE = 7  # side of the table of each agent's biases, which is interpolated to 
 
 @register("agent")
 class Agent(Attention):
-    """n: the largest number of agents, in about as many rows as columns; 7 × 7 without it.
+    """n: maximum number of agents, arranged in about as many rows as columns.
 
     bias=learned: B₁ and B₂ have, for each head and agent, a 7 × 7 table interpolated to the grid, plus one number for
     each row, column and prefix token.

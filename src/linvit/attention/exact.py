@@ -43,7 +43,7 @@ class Softmax(Attention):
 
 @register("identity")
 class Identity(Attention):
-    """Returns v: no mixing of tokens, and the speed no attention can beat."""
+    """Returns v: no mixing of tokens, the upper bound of speed."""
 
     formula = "v"
     estimates = "the speed limit"
@@ -65,7 +65,7 @@ class Identity(Attention):
 
 @register("uniform")
 class Uniform(Attention):
-    """The mean of v over all kept tokens: what a kernel that estimates nothing amounts to."""
+    """The mean of v over all kept tokens, whatever q and k are."""
 
     formula = "mean_j v_j"
     estimates = "the control"

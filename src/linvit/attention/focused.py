@@ -1,4 +1,4 @@
-"""Focused linear attention (FLatten): a power moves the directions of q and k apart, and keeps their lengths.
+"""Focused linear attention (FLatten): a power separates the directions of q and k and keeps their lengths.
 
     r = (relu(x) + ε)/softplus(t)      φ(x) = r^p ‖r‖/‖r^p‖      out = φ(q) [φ(k)ᵀv] / φ(q) [φ(k)ᵀ1]
 

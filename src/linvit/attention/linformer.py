@@ -1,7 +1,7 @@
 """Linformer: softmax over k projected keys, softmax(q (E K)ᵀ/√d) (F V), with E, F of k × tokens.
 
-Prefix and image tokens are columns of E alike. Fewer tokens than the attention was built for use the first columns;
-another resolution is a new grid, to which `regridded` interpolates them.
+Prefix and image tokens are columns of E alike. With fewer tokens than the attention was built for, the first columns
+are used; `regridded` interpolates E and F to another grid.
 """
 
 from __future__ import annotations

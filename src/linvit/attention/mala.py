@@ -14,7 +14,7 @@ from linvit.attention.centred import Centred
 
 @register("mala")
 class Mala(Centred):
-    """Larger queries make it sharper; linear attention does not depend on their length."""
+    """Longer queries give sharper attention; plain linear attention does not depend on their length."""
 
     formula = "mean v + (1 + 1/z) φ(q) [(φ(k) − mean φ(k))ᵀv] / (n√d), z = φ(q)·mean φ(k)/√d, φ = elu + 1"
     estimates = "itself"

@@ -1,4 +1,4 @@
-"""MHLA: linear attention in blocks of the grid; the queries of each block mix the sums of all blocks with own weights.
+"""MHLA: linear attention in blocks of the grid; the queries of each block weight the sums of all blocks.
 
     S_b = Σ_{j∈b} φ(k_j) v_jᵀ      z_b = Σ_{j∈b} φ(k_j)      φ = relu + 10⁻⁶
 

@@ -2,8 +2,7 @@
 
     α_j = N softmax_j(φ(q)‾·φ(k_j)/√d)      out_i = Σ_j α_j φ(q_i)·φ(k_j) v_j / Σ_j α_j φ(q_i)·φ(k_j)      φ = elu + 1
 
-A factor common to all α_j cancels. So the score of a key is its log-weight, which every path of linear attention takes
-and keeps in range.
+A common factor of all α_j cancels, so the score of a key is used as its log-weight.
 """
 
 from __future__ import annotations

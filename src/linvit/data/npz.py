@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from linvit.data.sources import FORMATS, Arrays, check_labels, check_memory, stack
+from linvit.data.sources import FORMATS, Arrays, check_labels, check_memory, numbered_classes, stack
 
 KEYS = {"train": "train", "validation": "val", "test": "test"}
 
@@ -29,14 +29,14 @@ def npz(path: Path) -> Arrays:
     if "train" not in parts:
         found = ", ".join(sorted(arrays)) or "none of them"
         raise ValueError(f"{path}: needs the arrays x_train and y_train (and x_test, y_test); it has {found}")
-    shape, classes = parts["train"][0].shape[1:], int(parts["train"][1].max()) + 1
+    shape, classes = parts["train"][0].shape[1:], numbered_classes(f"{path}, y_train", parts["train"][1])
     for split, (images, labels) in parts.items():
         if len(images) != len(labels):
             raise ValueError(f"{path}: {split} has {len(images)} images but {len(labels)} labels")
         if images.shape[1:] != shape:
             raise ValueError(f"{path}: {split} images have shape {images.shape[1:]}, train has {shape}")
-        check_labels(f"{path}, y_{KEYS[split]}", labels, classes)
-    return stack(parts, [str(i) for i in range(classes)])
+        check_labels(f"{path}, y_{KEYS[split]}", labels, len(classes))
+    return stack(parts, classes)
 
 
 def _images(path: Path, key: str, x: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from linvit.data.sources import FORMATS, SPLITS, Pictures, check_labels, several
+from linvit.data.sources import FORMATS, SPLITS, Pictures, check_labels, numbered_classes, several
 from linvit.files import parse_json
 
 IMAGE, LABEL = ("image", "img"), ("label", "labels", "fine_label")
@@ -42,7 +42,7 @@ def pictures(folder: Path, files: Mapping[str, list[Path]]) -> Pictures:
         return _several(folder, tables, raw, names)
     train = np.concatenate(raw[: len(tables["train"])])
     if train.dtype.kind in "iu":
-        classes = names or [str(i) for i in range(int(train.max(initial=0)) + 1)]
+        classes = names or numbered_classes(ordered[0].path, train)
         for table, labels in zip(ordered, raw, strict=True):
             check_labels(table.path, labels, len(classes))
         labels = np.concatenate(raw).astype(np.int64)

@@ -137,7 +137,7 @@ class ThetaMlp(Learned):
 
 @register("hedgehog")
 class Hedgehog(FeatureMap):
-    """exp(±Wx) with a W for each head that starts as the identity: made to learn the softmax of a trained model."""
+    """exp(±Wx) with a W for each head that starts as the identity: designed to learn the softmax of a trained model."""
 
     formula = "[exp(Wx); exp(−Wx)], W (d×d) learned for each head"
     estimates = "learned (2 Σ_f cosh(x_f + y_f) at the start)"

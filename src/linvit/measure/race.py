@@ -32,7 +32,7 @@ CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 HOST = "host"  # the share of the wall time until the last operation was launched: a device may still have to compute
 ROUNDS, MIN_ROUNDS = 30, 5  # of a race; as few as that to end near a deadline
 SHORTEST = 2e-3  # seconds that one timing lasts at least, by repetition
-FINE, STEPS = 5e-4, 3  # seconds: the longest of so many steps of a clock that short calls can be timed with
+FINE, STEPS = 5e-4, 3  # seconds: the longest of this number of steps of a clock that short calls can be timed with
 LAUNCH_BOUND = 0.9  # of the time in which a device is given work: it waits for more, and does not show how fast it is
 Call = Callable[[], object]
 Key = TypeVar("Key", bound=Hashable)

@@ -93,7 +93,8 @@ class Result:
 
     title: str
     headline: str
-    sentences: list[str]
+    answer: list[tuple[str, str]] = field(default_factory=list)  # what to use, why, what next: a word and a text each
+    sentences: list[str]  # what else there is to say
     confidence: str = ""  # in a word or two
     reason: str = ""  # the rule behind the headline
     limitations: list[str] = field(default_factory=list)
@@ -112,7 +113,8 @@ class Result:
         """Plain data, for programs."""
         common = ("headline", "sentences", "confidence", "limitations", "suggested")
         paths = {"report": str(self.page), "results": str(self.page.with_name("results.csv"))}
-        return {name: getattr(self, name) for name in common if getattr(self, name) != ""} | self.numbers() | paths
+        found = {name: getattr(self, name) for name in common if getattr(self, name) != ""}
+        return found | {name.lower(): text for name, text in self.answer} | self.numbers() | paths
 
     def numbers(self) -> dict[str, Any]:
         """Additional entries of `json`."""
@@ -174,8 +176,10 @@ def markdown(result: Result, figures: Sequence[tuple[str, str]]) -> str:
     lines = [
         f"# {escape(result.title)}",
         "",
-        f"**{escape(result.headline)}.** {escape(' '.join(result.sentences))}",
+        f"**{escape(result.headline)}.** {escape(' '.join(result.sentences))}".rstrip(),
         "",
+        *(f"- **{name}**: {escape(text)}" for name, text in result.answer),
+        *([""] if result.answer else []),
     ]
     lines += _fenced(result.suggested)
     note = " ".join(filter(None, [result.confidence and f"{result.confidence.capitalize()}.", result.reason]))

@@ -71,7 +71,7 @@ class ErrorRequest(ModelBenchRequest):
     verb = "bench error"
 
     sigma: tuple[float, ...] = option((), "Standard deviation of random q and k; repeatable. [default: 0.5 1 2]")
-    device: str = option("cpu", "Where attentions are computed: auto, cpu, cuda, cuda:1 or mps.")
+    device: str = option("cpu", "Where attentions are computed: auto, cpu, cuda, cuda:1 or mps.", metavar="DEVICE")
     dtype: Literal["float64", "float32", "bfloat16", "float16"] = option(
         "float64", "Of q, k and v; the softmax reference is always float64."
     )
@@ -165,7 +165,7 @@ class MemoryRequest(AttentionBenchRequest):
     head_dim: int = option(64, "Width of a head.", ge=1)
     prefix: int = option(0, "Prefix tokens (CLS) among the N tokens.", ge=0)
     batch: int = option(1, "Sequences per call.", ge=1)
-    device: str = option("cpu", "auto, cpu, cuda, cuda:1 or mps.")
+    device: str = option("cpu", "auto, cpu, cuda, cuda:1 or mps.", metavar="DEVICE")
     dtype: Literal["float32", "bfloat16", "float16"] = option("float32", "Of q, k and v.")
 
 

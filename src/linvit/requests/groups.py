@@ -26,7 +26,7 @@ class Show(Request):
 
 
 class Compute(Request):
-    device: str = option("auto", "auto, cpu, cuda, cuda:1 or mps.")
+    device: str = option("auto", "auto, cpu, cuda, cuda:1 or mps.", metavar="DEVICE")
     threads: int | None = option(None, "CPU threads. [default: PyTorch's choice]", ge=1)
 
 
@@ -35,7 +35,7 @@ class Seeded(Request):
 
 
 class NamedData(Request):
-    data_root: Path | None = option(None, "Folder of the named data sets. [default: $LINVIT_DATA]")
+    data_root: Path | None = option(None, "Folder of the named data sets. [default: $LINVIT_DATA]", metavar="DIR")
 
 
 class Images(NamedData):

@@ -172,7 +172,7 @@ class JobRequest(Planned):
         None, "Number of the job, from 1. [default: $SLURM_ARRAY_TASK_ID]", argument=True, metavar="N"
     )
     threads: int | None = option(None, "CPU threads. [default: the study's, or 1]", ge=1)
-    device: str | None = option(None, "cpu, cuda or cuda:1. [default: the study's]")
+    device: str | None = option(None, "cpu, cuda or cuda:1. [default: the study's]", metavar="DEVICE")
     quiet: bool = option(False, "Print only the result.", short="-q", transient=True)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from linvit.report.statistics import LEVEL, holm
+from linvit.report.comparison import LEVEL
+from linvit.report.statistics import holm
 from linvit.studies.declaration import all_published
 from linvit.studies.hypotheses import Part, Verdict
 from linvit.studies.mistakes import flagged

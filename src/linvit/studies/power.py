@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from linvit.report.statistics import LEVEL, POWER, dunnett
+from linvit.report.comparison import LEVEL, POWER, dunnett
 from linvit.studies.agenda import AGENDA
 from linvit.studies.claims import CLAIMS
 from linvit.studies.declaration import Column, Declaration, PublishedStudy

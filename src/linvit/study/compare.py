@@ -374,6 +374,12 @@ def published_records(study: Study) -> list[Record]:
     return found
 
 
+def _checked(jobs: Sequence[StudyJob]) -> bool:
+    """Whether every variant was also trained for half of the steps, by which the report judges if more would matter."""
+    halves = [job for job in jobs if job.half]
+    return {job.variant for job in halves} == {job.variant for job in jobs} and all(job.finished() for job in halves)
+
+
 def warnings(study: Study, prepared: Prepared, jobs: Sequence[StudyJob], limit: int | None) -> list[str]:
     """What a reader must know before trusting the comparison, and the records do not show."""
     found, data, recipe = [], prepared.designer.dataset, study.recipe
@@ -381,7 +387,7 @@ def warnings(study: Study, prepared: Prepared, jobs: Sequence[StudyJob], limit: 
     full = (OF_TASK[study.model.stem] if pixels else TUNED.get(data.name, {})).get("epochs")
     if done < 1 and study.steps:
         found.append(f"{study.steps} steps are {done:.2g} of an epoch: the models are barely trained.")
-    elif full and done < full:
+    elif full and done < full and not _checked(jobs):
         found.append(f"{done:g} of the recipe's {full:g} epochs: more training may change the order.")
     if limit is not None:
         found.append(f"At most {limit:,} images of each split were used: more may change the order.")
