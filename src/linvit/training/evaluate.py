@@ -46,7 +46,7 @@ def evaluate_folder(
         raise ValueError(f"split '{split}' is not one of test, validation")
     stored = read_model(folder)
     model, config, identity = built(stored), stored.config, ""
-    if not config.causal:
+    if not config.pixels:
         check_classes(model)
     reading = {"root": data_root and str(data_root), "limit": limit, "skip_bad": skip_bad or None}
     reading = {name: value for name, value in reading.items() if value is not None}
@@ -62,7 +62,7 @@ def evaluate_folder(
     images, place, about = getattr(dataset, split), pick_device(device), stored.about
     if not len(images):
         raise ValueError(f"{dataset.name} has no {split} images")
-    if config.causal:
+    if config.pixels:
         result: Evaluation | Several | Likelihood = likelihood(model.to(place), config, images, place)
     elif dataset.several or "thresholds" in about:
         result = _of_several(model.to(place), dataset, images, about)
@@ -89,8 +89,9 @@ def _of_several(model: VisionTransformer, dataset: Dataset, images: Split, about
 
 def check_classes(model: VisionTransformer) -> None:
     """A ValueError if the model cannot classify."""
-    if model.config.causal:
-        raise ValueError("this is a next-pixel model without classes: `linvit sample` draws images with it")
+    if model.config.pixels:
+        drawn = ": `linvit sample` draws images with it" if model.config.causal else ""
+        raise ValueError(f"this is a {model.config.stem} model without classes{drawn}")
     if not model.about["classes"]:
         raise ValueError(
             f"{model.about['name']} has no head, only features: train it on images of the classes you need"
