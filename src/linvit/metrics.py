@@ -206,9 +206,10 @@ TABLE = (
     Metric("conversion_seconds", "s", ("model",), "wall time of a conversion's stage", -1, ("seed",), timed=True),
     Metric("conversion_layers", "count", ("model",), "layers for which a conversion chose the number of features",
            also=("seed",)),
-    Metric("conversion_pace", "s", GROWN, "of one image of a batch, by the teacher", -1, ("batch", "seed"), timed=True),
+    Metric("conversion_pace", "s", GROWN, "of one image of a batch, by the teacher; read: of reading one", -1,
+           ("batch", "read", "seed"), timed=True),
     Metric("conversion_plan", "s", (), "expected duration of the search for a target, and its images by split", -1,
-           ("batch", "search", "decide", "validation", "test", "seed"), timed=True),
+           ("batch", "search", "decide", "validation", "test", "kinds", "seed"), timed=True),
     Metric("conversion_candidate", "×", ("model", *GROWN), "inference with another attention in all softmax "
            "layers, relative to the teacher; refused: the reason; limit: no attention", 1,
            (*TIMED, "replaced", "tokens", "seed", "refused", "limit"), timed=True),

@@ -55,7 +55,7 @@ def evaluate_folder(
         source, identity = stored_source(stored.folder)
         dataset = open_source(source.model_copy(update=reading), progress)
     else:
-        dataset, _ = open_data(data, progress, **fitting, **reading)
+        dataset, _ = open_data(data, progress, **fitting, **reading, cached=False)
     expected, found = (config.channels, config.image_size), (dataset.channels, dataset.image_size)
     if expected != found:
         raise ValueError(f"the images of {dataset.name} have (channels, size) {found}, but the model takes {expected}")
@@ -104,6 +104,7 @@ def class_numbers(dataset: Dataset, classes: Sequence[str]) -> np.ndarray:
     if unknown := [name for name in dataset.classes if name not in index]:
         raise ValueError(
             f"{dataset.name} has the class '{unknown[0]}', which the model does not know "
-            f"(it knows {', '.join(list(index)[:8])}{', …' if len(index) > 8 else ''})"
+            f"(it knows {', '.join(list(index)[:8])}{', …' if len(index) > 8 else ''}): rename the classes, or "
+            "give the model a new head with `linvit train DATA --from MODEL`"
         )
     return np.array([index[name] for name in dataset.classes])
