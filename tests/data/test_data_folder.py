@@ -317,7 +317,7 @@ def test_an_image_size_that_does_not_fit_is_refused_before_a_file_is_opened(imag
 def test_results_wait_in_bounded_number():
     """However slow the writer, only a few decoded chunks are in memory."""
     made = []
-    results = cache._ordered_map(lambda item: made.append(item) or item, range(200))
+    results = cache.ordered_map(lambda item: made.append(item) or item, range(200))
     assert next(results) == 0
     time.sleep(0.05)
     assert len(made) <= 2 * (os.cpu_count() or 1) + 1

@@ -138,8 +138,8 @@ def check_names(attention: str) -> None:
 def check_task(request: Trainable, variants: Sequence[Variant]) -> None:
     """What one task measures cannot be compared with what another does."""
     task = variants[0].task
-    kinds = {v.task: (TASKS[v.task].causal, TASKS[v.task].several) for v in variants if not v.published}
-    kind = TASKS[task].causal, TASKS[task].several
+    kinds = {v.task: (TASKS[v.task].stem, TASKS[v.task].several) for v in variants if not v.published}
+    kind = TASKS[task].stem, TASKS[task].several
     if others := [name for name, other in kinds.items() if other != kind]:
         raise ValueError(f"variants of the tasks {task} and {others[0]} cannot be compared: make a study of each")
     for name, why in (
@@ -194,7 +194,7 @@ def choose_starts(
 ) -> dict[str, Start]:
     """What each attention starts from, by request or by default for such images; empty: from scratch."""
     attentions = list(dict.fromkeys(v.attention for v in variants if v.start is None and not v.published))
-    start = request.start or (backbones.SCRATCH if TASKS[variants[0].task].causal else None)
+    start = request.start or (backbones.SCRATCH if TASKS[variants[0].task].stem else None)
     shaped = {**request.options, **dict.fromkeys(searched, True)}
     for variant in variants:
         shaped |= variant.options

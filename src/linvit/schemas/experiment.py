@@ -39,6 +39,7 @@ class Source(Frozen):
     limit: int | None = None
     skip_bad: bool = False
     resize: Resize = "squeeze"  # of sources that were stored before there was a choice
+    cached: bool = True  # decoded at once into the cache, not whenever an image is read
     fold: Fold | None = None  # None: the data set's own splits
 
     def folded(self, fold: Fold | None) -> Source:

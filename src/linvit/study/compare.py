@@ -300,7 +300,7 @@ def _name(request: CompareRequest, dataset: Dataset | None) -> str:
 def wanted_variants(request: CompareRequest, variants: Sequence[Variant]) -> list[Variant]:
     """One for each attention, those that are given, the control, and what the request adds to each."""
     task = request.task or (variants[0].task if variants else "classification")
-    usual = () if variants else CAUSAL_ATTENTIONS if TASKS[task].causal else ATTENTIONS
+    usual = () if variants else CAUSAL_ATTENTIONS if TASKS[task].stem == "next-pixel" else ATTENTIONS
     found = [Variant(attention=spec, task=task) for spec in request.attentions or usual]
     found = [v.model_copy(update={"role": role_of(v.attention)}) for v in [*found, *variants]]
     if request.controls and not any(variant.control for variant in found):
@@ -383,8 +383,8 @@ def _checked(jobs: Sequence[StudyJob]) -> bool:
 def warnings(study: Study, prepared: Prepared, jobs: Sequence[StudyJob], limit: int | None) -> list[str]:
     """What a reader must know before trusting the comparison, and the records do not show."""
     found, data, recipe = [], prepared.designer.dataset, study.recipe
-    causal, done = study.model.causal, study.epochs or 0.0
-    full = (OF_TASK["next-pixel"] if causal else TUNED.get(data.name, {})).get("epochs")
+    pixels, done = study.model.pixels, study.epochs or 0.0
+    full = (OF_TASK[study.model.stem] if pixels else TUNED.get(data.name, {})).get("epochs")
     if done < 1 and study.steps:
         found.append(f"{study.steps} steps are {done:.2g} of an epoch: the models are barely trained.")
     elif full and done < full and not _checked(jobs):
@@ -403,10 +403,10 @@ def warnings(study: Study, prepared: Prepared, jobs: Sequence[StudyJob], limit: 
         found.append("Speeds and memory are of models without torch.compile, unlike the training.")
     if known := repeats(data):
         share = f"{known:,} of {len(data.test):,} test images ({known / len(data.test):.1%})"
-        effect = "bits per dimension are too low" if causal else "accuracies are too high"
+        effect = "bits per dimension are too low" if pixels else "accuracies are too high"
         found.append(f"{share} repeat training images: {effect}.")
     tested = len(data.test) * (study.folds or 1)
-    if not causal and tested < FEW_TEST_IMAGES:
+    if not pixels and tested < FEW_TEST_IMAGES:
         share = "" if data.several else f": one of them is {1 / max(1, tested):.1%} of accuracy"
         found.append(f"Only {tested} test images{share}.")
     return found
