@@ -251,7 +251,8 @@ def _complete(common: np.ndarray, folds: int) -> np.ndarray | None:
     if not folds:
         return common
     table = common.reshape(-1, folds)
-    return table.all(axis=1) if (table.all(axis=1) == table.any(axis=1)).all() else None
+    whole = np.asarray(table.all(axis=1))
+    return whole if np.array_equal(whole, table.any(axis=1)) else None
 
 
 def _images(right: Mapping[int, np.ndarray]) -> dict[tuple[int, int], tuple[float, float]]:

@@ -279,8 +279,9 @@ def register(*studies: Declaration) -> None:
 def studies_in_order() -> list[Declaration]:
     """All studies: those of the reports in order, the paper's figures by number, then the others."""
 
-    def key(study: Declaration) -> tuple[bool, str, float]:
+    def key(study: Declaration) -> tuple[bool, str, float, bool]:
+        table = isinstance(study, PublishedStudy)  # before what is only measured
         number = re.search(r"fig(\d+)", study.name)
-        return not study.report, study.report, int(number[1]) if number else math.inf
+        return not study.report, study.report, int(number[1]) if number else math.inf, not table
 
     return sorted((study for _, study in STUDIES.items()), key=key)
