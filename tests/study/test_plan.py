@@ -74,6 +74,18 @@ def planner(images: Survey = PHOTOS, given: dict | None = None, size: int | None
     )
 
 
+def test_a_small_budget_is_spent_on_few_of_the_default_attentions() -> None:
+    """But on as many as cost nothing else."""
+    found = {}
+    for minutes in (3, 15, 60, 600):
+        count = found[minutes] = planner().affordable(60.0 * minutes)
+        rung, seeds = replace(planner(), variants=count).choose(60.0 * minutes)
+        fewest, of_fewest = replace(planner(), variants=3).choose(60.0 * minutes)
+        assert (rung, seeds >= 3) == (fewest, of_fewest >= 3)
+    assert found[3] == 3
+    assert found[600] == 6
+
+
 def test_a_start_has_its_own_image_sizes() -> None:
     """Not those of the recipe that was tuned for these images."""
     like = model_config(image_size=64, stem="conv", trunk=(8, 16), pools=2, dim=32, heads=2)

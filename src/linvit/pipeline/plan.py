@@ -2,8 +2,9 @@
 
 Small models on small images learn something in minutes where large ones do not finish an epoch, and models that have
 not learned cannot be compared. So the plan takes the largest of a ladder of models that sees every image often enough
-with three seeds, the fewest that can prove anything; else with one, which can still show what to try. What is left of
-the budget goes into more seeds, then into more steps.
+with three seeds, the fewest that can prove anything; else with one, which can still show what to try. Of the default
+attentions it takes as many as cost neither size, seeds nor training. What is left of the budget goes into more seeds,
+then into more steps.
 
 A trained start keeps its own image size. Its frozen features with a fitted head come first, for every variant: they
 take one pass over the images, of fewer images if there is no time for all. It is trained only if the rest of the budget
@@ -44,13 +45,14 @@ from linvit.report.statistics import LOOK, dunnett
 from linvit.requests import CompareRequest
 from linvit.schemas.model import ModelConfig
 from linvit.schemas.study import Offer, Plan, Study, Variant
-from linvit.training.defaults import TUNED
+from linvit.training.defaults import ATTENTIONS, TUNED
 from linvit.training.heads import operations
 from linvit.training.loop import Rate
 
 DEFAULT_BUDGET = "30m"  # for images without a tuned recipe, if no length is given
 LADDER = ((128, 1), (96, 1), (64, 1), (64, 2), (48, 2), (32, 2), (32, 4))  # image size, and how many times narrower
 MIN_SEEDS = 3  # that can prove a difference
+MIN_VARIANTS = 3  # of the default ones: softmax, another and the control
 MORE_SEEDS = (10, 5)  # if training is still long enough with them
 SEEN_IMAGES, MIN_EPOCHS, MAX_EPOCHS = 80_000, 4, 40  # that a run from scratch should see
 START_SEEN_IMAGES, START_MIN_EPOCHS, START_MAX_EPOCHS = 8_000, 1.5, 12  # and one from a trained model
@@ -220,6 +222,22 @@ class Planner:
         more = [math.ceil(n / self.folds) for n in MORE_SEEDS]
         return next((n for n in more if self.epochs(rung, n, budget) >= USEFUL * self.enough), seeds)
 
+    def affordable(self, budget: float) -> int:
+        """How many of the variants can be compared at no cost in image size, width, seeds, training or images; where
+        the fewest are not trained enough either, just these."""
+
+        def result(variants: int) -> tuple[Any, ...]:
+            planner = replace(self, variants=variants)
+            rung, seeds = planner.choose(budget)
+            epochs, proof = planner.epochs(rung, seeds, budget), seeds * self.folds >= MIN_SEEDS
+            if self.fitted and epochs < self.enough / 2:  # nothing is trained: what counts is the number of images
+                return rung.side, planner.frozen_seconds(rung) <= planner._room(budget)
+            return rung.side, rung.narrower, proof, epochs >= self.enough
+
+        fewest = min(MIN_VARIANTS, self.variants)
+        best = result(fewest)
+        return next(n for n in range(self.variants, 0, -1) if n <= fewest or (best[-1] and result(n) == best))
+
     def offer(self, budget: float) -> Offer:
         rung, seeds = self.choose(budget)
         epochs = min(USEFUL * self.enough, self.epochs(rung, seeds, budget))
@@ -293,13 +311,13 @@ def choose_plan(
     earlier: Study | None,
     resizable: bool,
     progress: Progress,
-) -> tuple[Planner | None, Plan | None]:
-    """What to train within the request's budget, or within the default one; None: its length is given. resizable: the
-    images can be opened at any size."""
+) -> tuple[Planner | None, Plan | None, Sequence[Variant]]:
+    """What to train within the request's budget, or within the default one, and which of the variants, if these are the
+    default ones; None: its length is given. resizable: the images can be opened at any size."""
     if (budget := budget_of(request, images, variants)) is None:
-        return None, None
-    if earlier and earlier.budget == budget and earlier.plan:
-        return None, earlier.plan  # what was chosen stays chosen
+        return None, None, variants
+    if earlier and earlier.budget == budget and earlier.plan:  # what was chosen stays chosen
+        return None, earlier.plan, without(variants, earlier.plan.left_out)
     trained = [v for v in variants if not v.published]
     near = device if slots is None else pick_device("auto")  # where steps are timed
     cores, amp = slots or places(device), amp_dtype(request.options.get("amp", "auto"), near)
@@ -310,9 +328,14 @@ def choose_plan(
     planner = planner.timed(seconds(budget), progress)
     if fitted:
         planner = replace(planner, opening=decoding_seconds(images, planner.rungs[-1].side))
+    left_out: tuple[str, ...] = ()
+    if not request.attentions and [v.attention for v in trained if not v.control] == [*ATTENTIONS]:
+        fewer = planner.affordable(seconds(budget))
+        left_out = ATTENTIONS[len(ATTENTIONS) - (len(trained) - fewer) :]
+        planner, variants = replace(planner, variants=fewer), without(variants, left_out)
     rung, count = planner.choose(seconds(budget))
     if not fitted:
-        step = rung.options.get("batch_size", SMALL_BATCH) * rung.seconds * SLOWER * len(trained) / cores
+        step = rung.options.get("batch_size", SMALL_BATCH) * rung.seconds * SLOWER * planner.variants / cores
         planner.require(seconds(budget), 2 * step * (count * planner.folds + 0.5), "two steps of each run")
     plan = Plan(
         seconds=seconds(budget),
@@ -321,8 +344,13 @@ def choose_plan(
         seeds=count,
         folds=planner.folds,
         limit=planner.limit(rung, seconds(budget)) if fitted and resizable else None,
+        left_out=left_out,
     )
-    return planner, plan
+    return planner, plan, variants
+
+
+def without(variants: Sequence[Variant], left_out: Collection[str]) -> Sequence[Variant]:
+    return [v for v in variants if v.attention not in left_out]
 
 
 def budget_of(request: CompareRequest, images: Survey, variants: Sequence[Variant]) -> str | None:

@@ -164,6 +164,7 @@ class Plan(Frozen):
     seeds: int
     folds: int = 1  # of each seed; 1: none
     limit: int | None = None  # images of each split, if there is no time for all
+    left_out: tuple[str, ...] = ()  # default attentions for which there is no time
     steps: int = 0  # of a trained start: 0, its frozen features with a fitted head
     expected: dict[str, float] = Field(default_factory=dict)  # activity → seconds
     offers: list[Offer] = Field(default_factory=list)  # for this budget, then for larger ones
