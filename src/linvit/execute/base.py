@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import torch
 
-from linvit.execute.work import DatasetCache, Job, OnEvent, Probe, Work, WorkerDied, first_line
+from linvit.execute.work import DatasetCache, Job, OnEvent, Probe, StopWork, Work, WorkerDied, first_line
 from linvit.progress import Progress
 from linvit.records import Record
 from linvit.registry import Registry
@@ -51,10 +51,16 @@ class Executor(ABC):
         self.shutdown()
 
     def run_jobs(
-        self, jobs: Sequence[Job], on_event: Callable[[Job, Event], None]
+        self,
+        jobs: Sequence[Job],
+        on_event: Callable[[Job, Event], None],
+        admit: Callable[[Job], bool] = lambda job: True,
+        on_end: Callable[[Job], None] = lambda job: None,
     ) -> Iterator[tuple[Job, list[Record]]]:
-        """Each job with its records, in order. What an earlier call has finished is not submitted. A job whose process
-        died, or that ran out of memory, yields a `failed` record; a user's error ends the iteration."""
+        """Each job with its records, in order. What an earlier call has finished is not submitted, nor is what is not
+        admitted when it could begin; that has no records. A job whose process died, or that ran out of memory, yields a
+        `failed` record; a user's error ends the iteration. StopWork, raised by `on_event`, ends it when no job runs any
+        more: `on_event` should raise it for all of them."""
         done = {number: records for number, job in enumerate(jobs) if (records := job.finished())}
         waiting = deque((number, job) for number, job in enumerate(jobs) if number not in done)
         running: dict[Future[Any], int] = {}
@@ -62,9 +68,16 @@ class Executor(ABC):
             while number not in done:
                 while waiting and len(running) < self.slots:
                     at, next_job = waiting.popleft()
-                    running[self.submit(next_job, partial(on_event, next_job))] = at
+                    if admit(next_job):
+                        running[self.submit(next_job, partial(on_event, next_job))] = at
+                    else:
+                        done[at] = []
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     at = running.pop(future)
+                    if isinstance(future.exception(), StopWork):
+                        wait(running)
+                    else:
+                        on_end(jobs[at])
                     done[at] = job_records(jobs[at], future)
             yield job, done.pop(number)
 

@@ -38,20 +38,21 @@ from linvit.pipeline.steps import (
     WORKER_START,
     fitting_images,
     fitting_steps,
+    frozen_seconds,
     measuring_seconds,
+    run_seconds,
 )
 from linvit.progress import Progress
 from linvit.report.statistics import LOOK, dunnett
 from linvit.requests import CompareRequest
 from linvit.schemas.model import ModelConfig
-from linvit.schemas.study import Offer, Plan, Study, Variant
+from linvit.schemas.study import MIN_SEEDS, Offer, Plan, Study, Variant
 from linvit.training.defaults import ATTENTIONS, TUNED
 from linvit.training.heads import operations
 from linvit.training.loop import Rate
 
 DEFAULT_BUDGET = "30m"  # for images without a tuned recipe, if no length is given
 LADDER = ((128, 1), (96, 1), (64, 1), (64, 2), (48, 2), (32, 2), (32, 4))  # image size, and how many times narrower
-MIN_SEEDS = 3  # that can prove a difference
 MIN_VARIANTS = 3  # of the default ones: softmax, another and the control
 MORE_SEEDS = (10, 5)  # if training is still long enough with them
 SEEN_IMAGES, MIN_EPOCHS, MAX_EPOCHS = 80_000, 4, 40  # that a run from scratch should see
@@ -276,26 +277,42 @@ class Planner:
                 found.append(offer)
         return found[1:4]
 
-    def settle(self, plan: Plan, rates: Mapping[str, Rate], per_epoch: int, jobs: int, spent: float) -> Plan:
-        """The plan with the steps that fit, from each variant's own speed where its jobs will run."""
+    def settle(
+        self, plan: Plan, rates: Mapping[str, Rate], per_epoch: int, jobs: int, spent: float, frozen: bool = True
+    ) -> Plan:
+        """The plan with the steps that fit, from each variant's own speed where its jobs will run. frozen: features are
+        still to be computed. Seeds are given up where there is no time for two steps with all of them."""
         rung = next(r for r in self.rungs if r.side == plan.image_size and r.options.items() <= plan.options.items())
         most = max(2, round(USEFUL * self.enough * per_epoch))
         runs, images = plan.seeds * plan.folds, self.images.limited(plan.limit)
         head = operations(images.train, rung.model.features, images.classes) / SOLVED if self.fitted else None
-        steps, expected = fitting_steps(plan.seconds, spent, rates, images, per_epoch, runs, jobs, most, head)
+        try:
+            steps, expected = fitting_steps(
+                plan.seconds, spent, rates, images, per_epoch, runs, jobs, most, head, frozen
+            )
+        except ValueError:
+            if plan.seeds == 1 or self.seeds:
+                raise
+            return self.settle(plan.model_copy(update={"seeds": 1}), rates, per_epoch, jobs, spent, frozen)
         planner = self
         if head is not None and steps < self.enough / 2 * per_epoch:
             steps, most = 0, max(images.train, images.validation, images.test)
             expected.pop("training")
             count = fitting_images(plan.seconds, spent, rates, images, jobs, head)
-            if (count := max(count, self.least)) < most:  # slower than expected
+            if frozen and (count := max(count, self.least)) < most:  # slower than expected
                 expected["frozen features"] *= images.limited(count).total / images.total
-                plan = plan.model_copy(update={"limit": count})
+                plan, images = plan.model_copy(update={"limit": count}), images.limited(count)
         elif steps < most:
             planner = replace(self, correction=self.epochs(rung, plan.seeds, plan.seconds) / (steps / per_epoch))
         mine = planner.described(plan.seconds, rung, plan.seeds, steps / per_epoch, plan.limit)
-        offers = [mine, *planner.larger(plan.seconds)]
-        return plan.model_copy(update={"steps": steps, "expected": expected, "offers": offers})
+        changes = {
+            "steps": steps,
+            "expected": expected,
+            "frozen_seconds": {} if head is None else frozen_seconds(rates, images, head),
+            "run_seconds": run_seconds(rates, images, per_epoch, steps),
+            "offers": [mine, *planner.larger(plan.seconds)],
+        }
+        return plan.model_copy(update=changes)
 
 
 OFFERED = ("resolves", "seeds", "image_size", "narrower")  # in which one offer differs from another
