@@ -10,10 +10,13 @@ import pytest
 from studying import DATA, QUICK
 from test_frozen import ATTENTIONS, photos, speeds, start  # noqa: F401 (fixtures)
 
+from linvit import report
 from linvit.pipeline.steps import measuring_seconds
 from linvit.records import Records
 from linvit.requests import CompareRequest
 from linvit.study import Comparison, Study
+from linvit.study.measuring import MeasureStudy
+from linvit.study.placement import JobPlacement
 from linvit.study.schedule import GRACE
 from linvit.training.events import Progressed, Stepped
 
@@ -42,7 +45,7 @@ class Machine:
 
     def compare(self, data: Any, **words: Any) -> tuple[Study, Records, list[str]]:
         lines: list[str] = []
-        request = CompareRequest.of(data=str(data), **words | {"budget": "3m", "threads": 1, "measured": False})
+        request = CompareRequest.of(data=str(data), **{"measured": False} | words | {"budget": "3m", "threads": 1})
         Comparison(request, on_event=self.on_event, log=lines.append, clock=self.clock).run()
         return Study.read(words["out"] / "study.json"), Records(words["out"] / "records.jsonl"), lines
 
@@ -115,3 +118,29 @@ def test_runs_that_a_machine_has_no_time_for_are_left_to_the_next_call(tmp_path:
     assert {r.tags["seed"] for r in records if r.metric == "test_accuracy"} == {0, 1, 2, 3}
     assert any(r.metric == "half_accuracy" for r in records)
     assert not any(text.startswith("There was no time for ") for text in study.warnings)
+
+
+@pytest.mark.parametrize("page", [2.0, 15.0])
+def test_measurements_get_what_is_left_when_the_pages_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: float
+) -> None:
+    """The first page, without figures, is there as soon as accuracies are known; its time is kept for the last one."""
+    machine, pages = Machine(1.0, 0.0, lambda now: 1.0), []
+
+    def build(folder: Path, figures: bool) -> None:
+        pages.append(figures)
+        machine.now += page * (1 + 1.5 * figures)
+
+    def measured(self: JobPlacement, work: MeasureStudy, progress: object) -> tuple[list[str], dict]:
+        assert work.seconds is not None
+        assert work.seconds >= measuring_seconds(BUDGET) / 4
+        machine.now += work.seconds
+        return [], {}
+
+    monkeypatch.setattr(report, "build", build)
+    monkeypatch.setattr(JobPlacement, "measure", measured)
+    words = QUICK | {"attentions": ATTENTIONS, "seeds": 1, "out": tmp_path / "x", "measured": True}
+    study, _, _ = machine.compare(DATA, **words)
+    assert pages == [False, page < 10]
+    assert machine.now <= 1.05 * BUDGET
+    assert not any("still to be measured" in text for text in study.warnings)

@@ -45,7 +45,8 @@ from linvit.training.trackers import tracking
 
 OWN_FILES = ("experiment.json", "records.jsonl", "report.html", "results.csv")
 DEFAULT_SEEDS = 3
-PAGE_SECONDS = 10.0  # to write the report
+FIGURES = 2.5  # times as long as the first page takes the last, with figures as files
+LATE = 0.03  # of the budget, by which it may be exceeded for figures
 
 Log = Callable[[str], None]
 
@@ -88,6 +89,7 @@ class Comparison:
     progress: Progress = ignore
     clock: Callable[[], float] = time.perf_counter
     folder: Path = Path()
+    page_seconds: float = 0.0  # for which the first page was written
     rates: dict[str, Rate] = field(default_factory=dict)  # of each variant, where its jobs run
 
     def __post_init__(self) -> None:
@@ -117,6 +119,7 @@ class Comparison:
                     if request.jobs_file:
                         return self.write_jobs()
                     self.train()
+                    self.first_page()
                     self.measure()
                     return self.report()
             finally:
@@ -221,6 +224,18 @@ class Comparison:
         self.study.save(self.folder)
         self.all_jobs, self.late = Runs(self, self.ledger).run()
 
+    def first_page(self) -> None:
+        """With a budget, accuracies have their page at once; how long it takes is left for the last one."""
+        plan, study = self.study.plan, self.study
+        if plan is None or study.finished is not None:
+            return
+        begun, limit = self.clock(), plan.limit or self.request.limit
+        more = ["Speed and memory are still to be measured."] if self.request.measured else []
+        study.warnings = warnings(study, self.prepared, self.all_jobs, limit) + unfinished(self.late) + more
+        study.save(self.folder)
+        report.build(self.folder, figures=False)
+        self.page_seconds = self.clock() - begun
+
     def measure(self) -> None:
         """Everything besides accuracy, and what the page says of the whole."""
         study, start = self.study, self.clock()
@@ -258,13 +273,14 @@ class Comparison:
         plan = self.study.plan
         if plan is None or self.study.finished is not None:
             return None
-        left = self.started + plan.seconds - self.clock() - PAGE_SECONDS
+        left = self.started + plan.seconds - self.clock() - FIGURES * self.page_seconds
         return max(measuring_seconds(plan.seconds) / 4, left)
 
     def report(self) -> report.Result:
         with repeated(self.progress) as tell:
             tell(0, 1, "writing the report")
-            late = self.study.plan is not None and self.clock() > self.started + self.study.plan.seconds
+            plan, ends = self.study.plan, self.clock() - self.started + FIGURES * self.page_seconds
+            late = plan is not None and self.page_seconds and ends > (1 + LATE) * plan.seconds  # the page has them, too
             return report.build(self.folder, figures=self.request.measured and not late)
 
 
