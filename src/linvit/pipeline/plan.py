@@ -47,7 +47,7 @@ from linvit.report.statistics import LOOK, dunnett
 from linvit.requests import CompareRequest
 from linvit.schemas.model import ModelConfig
 from linvit.schemas.study import MIN_SEEDS, Offer, Plan, Study, Variant
-from linvit.training.defaults import ATTENTIONS, TUNED
+from linvit.training.defaults import ATTENTIONS, START_ATTENTIONS, TUNED
 from linvit.training.heads import operations
 from linvit.training.loop import Rate
 
@@ -94,6 +94,7 @@ class Planner:
     like: ModelConfig | None = None  # the model that is started from
     fitted: bool = False  # its frozen features come first, with a fitted head
     amp: torch.dtype = torch.float32  # of autocast
+    fewest: int = 0  # variants that are compared if there is no time for all; 0: all
     rungs: Sequence[Rung] = ()
     opening: float = 0.0  # seconds until the images are decoded
     correction: float = 1.0  # of what is expected of a rung, once more is known
@@ -141,7 +142,8 @@ class Planner:
         return Rung(side, narrower, chosen | ({"batch_size": batch} if batch != recipe.batch_size else {}), model)
 
     def timed(self, budget: float, progress: Progress) -> Planner:
-        """With the time of each rung, from the cheapest up while there is time; the rest by their operations."""
+        """With the time of each rung, from the cheapest up while there is time; the rest by their operations. A budget
+        that is too small even for the cheapest is refused as soon as that is known."""
         until = time.perf_counter() + timing_seconds(budget) / 4
         found: list[Rung] = []
         with use_threads(1):
@@ -153,6 +155,8 @@ class Planner:
                     found.append(replace(rung, seconds=found[-1].seconds * max(1.0, work)))
                 else:
                     found.append(replace(rung, seconds=self._seconds_per_image(rung.model)))
+                if not i:
+                    replace(self, variants=self.fewest or self.variants).check(found[0], budget)
         progress(len(self.rungs), len(self.rungs), "timed")
         return replace(self, rungs=found[::-1])
 
@@ -173,7 +177,7 @@ class Planner:
 
     def _room(self, budget: float) -> float:
         """Seconds for all runs."""
-        before = self.opening + PLACING + timing_seconds(budget) if self.fitted else 0.0
+        before = self.opening + (PLACING + timing_seconds(budget) if self.fitted else 0.0)
         return PLANNED_SHARE * budget - measuring_seconds(budget) - WORKER_START - before
 
     def frozen_seconds(self, rung: Rung, limit: int | None = None) -> float:
@@ -195,6 +199,14 @@ class Planner:
             what = f"the features of {least} images of each split with {self.variants} variants"
             self.require(budget, self.frozen_seconds(rung, least), what)
         return max(found, least)
+
+    def check(self, rung: Rung, budget: float) -> None:
+        """A ValueError, with a budget that is enough, if this one is too small to show anything with this rung."""
+        if self.fitted:
+            self.limit(rung, budget)
+        else:
+            step = rung.options.get("batch_size", SMALL_BATCH) * rung.seconds * SLOWER * self.variants / self.cores
+            self.require(budget, 2 * step * ((self.seeds or 1) * self.folds + 0.5), "two steps of each run")
 
     @property
     def least(self) -> int:
@@ -342,18 +354,18 @@ def choose_plan(
     fitted = like is not None and like.head == "linear" and not shaped
     planner = Planner(images, len(trained), cores, near, request.seeds, request.folds or 1, like, fitted, amp)
     planner = planner.with_rungs(request.options, request.image_size, resizable, {v.attention for v in trained})
+    opening = decoding_seconds(images, planner.rungs[-1].side)
+    asked = tuple(v.attention for v in trained if not v.control)
+    usual = not request.attentions and asked in (ATTENTIONS, START_ATTENTIONS)
+    planner = replace(planner, opening=opening, fewest=min(MIN_VARIANTS, len(trained)) if usual else 0)
     planner = planner.timed(seconds(budget), progress)
-    if fitted:
-        planner = replace(planner, opening=decoding_seconds(images, planner.rungs[-1].side))
     left_out: tuple[str, ...] = ()
-    if not request.attentions and [v.attention for v in trained if not v.control] == [*ATTENTIONS]:
+    if usual:
         fewer = planner.affordable(seconds(budget))
-        left_out = ATTENTIONS[len(ATTENTIONS) - (len(trained) - fewer) :]
+        left_out = asked[len(asked) - (len(trained) - fewer) :]
         planner, variants = replace(planner, variants=fewer), without(variants, left_out)
     rung, count = planner.choose(seconds(budget))
-    if not fitted:
-        step = rung.options.get("batch_size", SMALL_BATCH) * rung.seconds * SLOWER * planner.variants / cores
-        planner.require(seconds(budget), 2 * step * (count * planner.folds + 0.5), "two steps of each run")
+    planner.check(rung, seconds(budget))
     plan = Plan(
         seconds=seconds(budget),
         image_size=rung.side,

@@ -37,7 +37,8 @@ from linvit.study.measuring import MeasureStudy
 from linvit.study.placement import JobPlacement
 from linvit.study.runs import Runs
 from linvit.toml import to_toml
-from linvit.training.defaults import ATTENTIONS, CAUSAL_ATTENTIONS, CONTROL
+from linvit.training import backbones
+from linvit.training.defaults import ATTENTIONS, CAUSAL_ATTENTIONS, CONTROL, START_ATTENTIONS
 from linvit.training.loop import Rate
 from linvit.training.run import status
 from linvit.training.tasks import TASKS
@@ -294,7 +295,9 @@ def _name(request: CompareRequest, dataset: Dataset | None) -> str:
 def wanted_variants(request: CompareRequest, variants: Sequence[Variant]) -> list[Variant]:
     """One for each attention, those that are given, the control, and what the request adds to each."""
     task = request.task or (variants[0].task if variants else "classification")
-    usual = () if variants else CAUSAL_ATTENTIONS if TASKS[task].causal else ATTENTIONS
+    trained = request.start not in (None, backbones.SCRATCH, backbones.NAME)
+    usual = CAUSAL_ATTENTIONS if TASKS[task].causal else START_ATTENTIONS if trained else ATTENTIONS
+    usual = () if variants else usual
     found = [Variant(attention=spec, task=task) for spec in request.attentions or usual]
     found = [v.model_copy(update={"role": role_of(v.attention)}) for v in [*found, *variants]]
     if request.controls and not any(variant.control for variant in found):

@@ -90,7 +90,7 @@ class Measuring:
     """The measurements of one study.
 
     To end near a `deadline` (of time.monotonic) races have fewer rounds, and what comes last is left out, which is
-    noted; the next call adds it. Speeds of models come first, if one image each fits in, then memory, curves, errors, redraws and examples.
+    noted; the next call adds it. Speeds of models come first, then memory, curves, errors, redraws and examples.
     """
 
     def __init__(self, work: MeasureStudy, data: Dataset, progress: Progress, deadline: float | None = None):
