@@ -89,6 +89,7 @@ def test_slow_features_are_computed_of_fewer_images(
     from linvit.pipeline import plan
     from linvit.training import heads
 
+    monkeypatch.setenv("LINVIT_CACHE", str(tmp_path / "cache"))  # without heads that other tests fitted
     monkeypatch.setattr(plan, "MIN_LIMIT", 10)
     monkeypatch.setattr(heads, "BATCH", 4)
     speeds(monkeypatch, per_image=0.5, steps=0.01, seen=2.4)

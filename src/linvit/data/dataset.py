@@ -161,6 +161,7 @@ def load_data(
     validation: float = 0.1,
     seed: int = 0,
     limit: int | None = None,
+    sample: int | None = None,
     skip_bad: bool = False,
     resize: Resize = "crop",
     cache: str | Path | None = None,
@@ -177,7 +178,8 @@ def load_data(
     channels: 1 or 3; by default 3 if any image has colour.
     validation: the fraction of train held out, stratified, unless the set brings its own; chosen by `seed` and
         stored in `split_file` (default: in the cache).
-    limit: at most this many images in each split. skip_bad: leave unreadable images out and count them.
+    limit: at most this many images in each split. sample: the same, chosen before any image is decoded, so that no
+        other is. skip_bad: leave unreadable images out and count them.
     listing: what `read_source` has found of this source already, as a survey has.
     progress(done, total, what) is called while images are decoded.
     """
@@ -190,6 +192,7 @@ def load_data(
         (channels in (None, 1, 3), f"channels={channels} must be 1 (grey) or 3 (colour)"),
         (0 <= validation < 1, f"validation={validation} must be a fraction of the training images, e.g. 0.1"),
         (limit is None or limit >= 1, f"limit={limit} must be at least 1"),
+        (sample is None or sample >= 1, f"sample={sample} must be at least 1"),
         (resize in get_args(Resize), f"resize={resize} must be crop or squeeze"),
     ):
         if not right:
@@ -200,6 +203,11 @@ def load_data(
     classes = list(found.classes)
     wanted = Wanted(image_size, multiple_of, channels, skip_bad, resize)
     splits.check(where, found.labels, found.counts, classes, validation, limit)
+    own_test = "test" in found.counts
+    if sample is not None and isinstance(found, Pictures):
+        found = found.some(splits.choose(found.labels, found.counts, validation=validation, seed=seed, limit=sample))
+    elif sample is not None:
+        limit = min(sample, limit or sample)
     try:
         if isinstance(found, Arrays):
             pixels = _fitted(found, where, wanted)
@@ -225,7 +233,7 @@ def load_data(
         std=tuple(stored["std"]),
         identity=identity.hexdigest()[:32],
         skipped=pixels.skipped,
-        own_test="test" in pixels.counts,
+        own_test=own_test,
         resize=resize,
     )
 

@@ -6,8 +6,9 @@ validation images has no such entry, and `dataset.load_data` takes them from tra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,19 @@ class Pictures:
     classes: Sequence[str]
     counts: Mapping[str, int]
     fingerprint: str  # changes when the files do
+
+    def some(self, rows: Mapping[str, np.ndarray]) -> Pictures:
+        """These rows of each split alone; nothing is read yet."""
+        chosen = np.concatenate([rows[part] for part in SPLITS])
+
+        def read() -> Iterator[tuple[str, Path | bytes]]:
+            wanted = set(chosen.tolist())
+            found = {row: picture for row, picture in enumerate(self.read()) if row in wanted}
+            return (found[row] for row in chosen.tolist())
+
+        counts = {part: len(rows[part]) for part in SPLITS}
+        fingerprint = hashlib.sha256(self.fingerprint.encode() + chosen.tobytes()).hexdigest()
+        return replace(self, read=read, labels=self.labels[chosen], counts=counts, fingerprint=fingerprint)
 
 
 def stack(parts: Mapping[str, tuple[np.ndarray, np.ndarray]], classes: Sequence[str]) -> Arrays:

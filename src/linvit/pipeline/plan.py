@@ -96,7 +96,7 @@ class Planner:
     amp: torch.dtype = torch.float32  # of autocast
     fewest: int = 0  # variants that are compared if there is no time for all; 0: all
     rungs: Sequence[Rung] = ()
-    opening: float = 0.0  # seconds until the images are decoded
+    decoding: float = 0.0  # seconds until another image is decoded
     correction: float = 1.0  # of what is expected of a rung, once more is known
 
     @property
@@ -177,15 +177,16 @@ class Planner:
 
     def _room(self, budget: float) -> float:
         """Seconds for all runs."""
-        before = self.opening + (PLACING + timing_seconds(budget) if self.fitted else 0.0)
+        before = PLACING + timing_seconds(budget) if self.fitted else self.decoding * self.images.total
         return PLANNED_SHARE * budget - measuring_seconds(budget) - WORKER_START - before
 
     def frozen_seconds(self, rung: Rung, limit: int | None = None) -> float:
-        """For the features of all images, or of at most `limit` of each split, and the heads of all variants."""
+        """For the features of all images, or of at most `limit` of each split, once these are decoded, and the heads of
+        all variants."""
         images = self.images.limited(limit)
         head = operations(images.train, rung.model.features, images.classes) / SOLVED + RUN_OVERHEAD
         one = images.total * rung.seconds * FORWARD * SLOWER + head
-        return self.variants * self.folds * one / self.cores
+        return self.variants * self.folds * one / self.cores + self.decoding * images.total
 
     def limit(self, rung: Rung, budget: float) -> int | None:
         """How many images of each split the budget allows; None: all. A ValueError if they are too few."""
@@ -354,10 +355,10 @@ def choose_plan(
     fitted = like is not None and like.head == "linear" and not shaped
     planner = Planner(images, len(trained), cores, near, request.seeds, request.folds or 1, like, fitted, amp)
     planner = planner.with_rungs(request.options, request.image_size, resizable, {v.attention for v in trained})
-    opening = decoding_seconds(images, planner.rungs[-1].side)
+    decoding = decoding_seconds(images, planner.rungs[-1].side) if resizable else 0.0
     asked = tuple(v.attention for v in trained if not v.control)
     usual = not request.attentions and asked in (ATTENTIONS, START_ATTENTIONS)
-    planner = replace(planner, opening=opening, fewest=min(MIN_VARIANTS, len(trained)) if usual else 0)
+    planner = replace(planner, decoding=decoding, fewest=min(MIN_VARIANTS, len(trained)) if usual else 0)
     planner = planner.timed(seconds(budget), progress)
     left_out: tuple[str, ...] = ()
     if usual:

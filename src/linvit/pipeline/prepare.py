@@ -92,7 +92,7 @@ def prepare(
             request.options.get("patch_size"),
             image_size=side,
             channels=like and like.channels,
-            limit=(plan and plan.limit) or request.limit,
+            **fewer_images(request.folds, request.limit, plan and plan.limit),
             skip_bad=request.skip_bad,
             resize=request.resize or (stored_of(start).about["resize"] if start else "crop"),
         )
@@ -114,11 +114,19 @@ def prepare(
     )
 
 
+def fewer_images(folds: int | None, limit: int | None, planned: int | None) -> dict[str, int | None]:
+    """Options of a source. What a plan leaves out is not decoded either; folds divide what is."""
+    if planned is None or folds is not None:
+        return {"limit": planned or limit}
+    return {"limit": limit, "sample": planned}
+
+
 def with_limit(prepared: Prepared, limit: int) -> Prepared:
     """The same with at most this many images of each split; images that were given as a Dataset stay as they are."""
     if prepared.source is None:
         return prepared
-    source = prepared.source.model_copy(update={"limit": limit})
+    options = fewer_images(prepared.designer.folds, prepared.source.limit, limit)
+    source = prepared.source.model_copy(update=options)
     dataset = open_source(source)
     designer = replace(prepared.designer, whole=dataset, origin=source, datasets=DatasetCache())
     return replace(prepared, dataset=dataset, source=source, designer=designer)

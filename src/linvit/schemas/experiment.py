@@ -37,6 +37,7 @@ class Source(Frozen):
     multiple_of: int = 4
     channels: int | None = None  # if a pretrained model takes another number than the images have
     limit: int | None = None
+    sample: int | None = None  # images of each split that are decoded; limit: that are used of those
     skip_bad: bool = False
     resize: Resize = "squeeze"  # of sources that were stored before there was a choice
     fold: Fold | None = None  # None: the data set's own splits

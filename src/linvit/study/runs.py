@@ -48,11 +48,13 @@ class Runs:
 
     def run(self) -> tuple[list[StudyJob], list[StudyJob]]:
         """All jobs of the study as it was finally planned, and those for which there was no time."""
-        begun, schedule = self.clock(), self._schedule()
+        schedule = self._schedule()
         if schedule is None:
             for job, records in self._results(self._jobs(), None):
                 store_runs(self.ledger, study_records(job, records))
         else:
+            self._note("planning", self.comparison.started)
+            begun = self.clock()
             if self.study.fitted:
                 self._frozen(schedule)
                 self._note("frozen features", begun)
