@@ -205,6 +205,7 @@ def load_data(
     splits.check(where, found.labels, found.counts, classes, validation, limit)
     own_test = "test" in found.counts
     if sample is not None and isinstance(found, Pictures):
+        splits.check(where, found.labels, found.counts, classes, validation, sample)
         found = found.some(splits.choose(found.labels, found.counts, validation=validation, seed=seed, limit=sample))
     elif sample is not None:
         limit = min(sample, limit or sample)
