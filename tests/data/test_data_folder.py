@@ -327,10 +327,10 @@ def test_results_wait_in_bounded_number():
 def test_a_sample_is_chosen_before_anything_is_decoded(image_folder, monkeypatch):
     """The same images as with a limit, but no other file is opened."""
     folder, opened = image_folder(classes={"cat": 20, "dog": 15, "owl": 12}), []
-    limited = data.load_data(folder, image_size=8, limit=2)
+    limited = data.load_data(folder, image_size=8, limit=4)
     read = cache.read_image
     monkeypatch.setattr(cache, "read_image", lambda path, *more: opened.append(path) or read(path, *more))
-    found = data.load_data(folder, image_size=8, sample=2)
+    found = data.load_data(folder, image_size=8, sample=4)
     parts = [(getattr(found, name), getattr(limited, name)) for name in ("train", "validation", "test")]
     assert all(np.array_equal(one.images, other.images) for one, other in parts)
     assert all(np.array_equal(one.labels, other.labels) for one, other in parts)
