@@ -9,6 +9,9 @@ then into more steps.
 A trained start keeps its own image size. Its frozen features with a fitted head come first, for every variant: they
 take one pass over the images, of fewer images if there is no time for all. It is trained only if the rest of the budget
 is enough for that, and only what is no worse on validation images is kept.
+
+The plan is made three times: from a few timed steps of each rung; from each variant's own speed, where its jobs run,
+when the images are decoded; and from the time that is left, after the frozen features or when runs turn out too slow.
 """
 
 from __future__ import annotations
