@@ -103,6 +103,9 @@ def test_slow_features_are_computed_of_fewer_images(
     assert {r.n for r in records if r.metric == "test_accuracy"} == {study.dataset.test}
     assert any(f"{study.plan.limit:,} images of each split" in text for text in study.warnings)
     assert any(line.startswith("without training: ") for line in lines)
+    assert any(
+        line == f"features take longer than planned: at most {study.plan.limit} images of each split" for line in lines
+    )
 
 
 def test_runs_that_a_machine_has_no_time_for_are_left_to_the_next_call(tmp_path: Path) -> None:
@@ -130,7 +133,7 @@ def test_measurements_get_what_is_left_when_the_pages_are_written(
 
     def build(folder: Path, figures: bool) -> None:
         pages.append(figures)
-        machine.now += page * (1 + 1.5 * figures)
+        machine.now += page * (1 + 2 * figures)
 
     def measured(self: JobPlacement, work: MeasureStudy, progress: object) -> tuple[list[str], dict]:
         assert work.seconds is not None

@@ -46,7 +46,7 @@ from linvit.training.trackers import tracking
 
 OWN_FILES = ("experiment.json", "records.jsonl", "report.html", "results.csv")
 DEFAULT_SEEDS = 3
-FIGURES = 2.5  # times as long as the first page takes the last, with figures as files
+FIGURES = 3.0  # times as long as the first page takes the last, with figures as files
 LATE = 0.03  # of the budget, by which it may be exceeded for figures
 
 Log = Callable[[str], None]
@@ -89,12 +89,13 @@ class Comparison:
     log: Log = lambda text: None
     progress: Progress = ignore
     clock: Callable[[], float] = time.perf_counter
+    begun: float | None = None  # by the clock, when a budget begins; None: now
     folder: Path = Path()
     page_seconds: float = 0.0  # for which the first page was written
     rates: dict[str, Rate] = field(default_factory=dict)  # of each variant, where its jobs run
 
     def __post_init__(self) -> None:
-        self.started = self.clock()
+        self.started = self.clock() if self.begun is None else self.begun
 
     def run(self) -> report.Result | None:
         """The report's result; None if the request was only for a plan."""
@@ -235,7 +236,7 @@ class Comparison:
         study.warnings = warnings(study, self.prepared, self.all_jobs, limit) + unfinished(self.late) + more
         study.save(self.folder)
         report.build(self.folder, figures=False)
-        self.page_seconds = self.clock() - begun
+        self.page_seconds = study.seconds["page"] = round(self.clock() - begun, 1)
 
     def measure(self) -> None:
         """Everything besides accuracy, and what the page says of the whole."""

@@ -86,7 +86,10 @@ class Runs:
             found = self._attempt(first, len(first), schedule)
             if found is not None:
                 break
+            before = self.study.dataset.train
             self._replan(schedule, frozen=True)
+            if (limit := self.study.plan and self.study.plan.limit) and self.study.dataset.train < before:
+                self.comparison.log(f"features take longer than planned: at most {limit:,} images of each split")
         results = {job.variant: records for job, records in found if records}
         if not results:
             return
