@@ -38,7 +38,8 @@ class Schedule:
     begun: dict[int, float] = field(default_factory=dict)  # job → when
     ended: dict[int, float] = field(default_factory=dict)
     share: dict[int, float] = field(default_factory=dict)  # of a job that is done
-    seen: dict[int, float] = field(default_factory=dict)  # when that was heard
+    first: dict[int, tuple[float, float]] = field(default_factory=dict)  # when it was first heard of, and its share
+    seen: dict[int, float] = field(default_factory=dict)  # when its share was heard
     left_out: set[Round] = field(default_factory=set)
     stopped: bool = False
 
@@ -46,7 +47,7 @@ class Schedule:
         """The jobs that are about to run, in their order, of which the first `required` must fit."""
         self.jobs = {job.number: job for job in jobs}
         self.required = list(self.jobs)[:required]
-        for kept in (self.begun, self.ended, self.share, self.seen):
+        for kept in (self.begun, self.ended, self.share, self.first, self.seen):
             kept.clear()
 
     def expected(self, job: StudyJob) -> float:
@@ -57,9 +58,10 @@ class Schedule:
 
     @property
     def pace(self) -> float:
-        """How many times longer than expected runs take; 1 while too little is known."""
-        taken = sum(self.seen[number] - self.begun[number] for number in self.seen)
-        done = sum(self.expected(self.jobs[number]) * self.share[number] for number in self.seen)
+        """How many times longer than expected runs take; 1 while too little is known. Until its first event a run is
+        built, which takes no longer for a long one."""
+        taken = sum(seen - self.first[number][0] for number, seen in self.seen.items())
+        done = sum(self.expected(self.jobs[n]) * (self.share[n] - self.first[n][1]) for n in self.seen)
         return taken / done if taken >= EVIDENCE and done > 0 else 1.0
 
     def left(self, numbers: Sequence[int]) -> float:
@@ -107,6 +109,7 @@ class Schedule:
             self._hear(job, 1.0)
 
     def _hear(self, job: StudyJob, share: float) -> None:
+        self.first.setdefault(job.number, (self.clock(), share) if share < 1 else (self.begun[job.number], 0.0))
         if share > self.share[job.number]:
             self.share[job.number], self.seen[job.number] = share, self.clock()
 
