@@ -19,6 +19,7 @@ from linvit.pipeline.steps import RUN_OVERHEAD, WORKER_START, fitting_images, fi
 from linvit.records import Records
 from linvit.report.study import study_result
 from linvit.requests import CompareRequest
+from linvit.schemas.study import Plan
 from linvit.study import Study, compare
 from linvit.study.compare import wanted_variants
 from linvit.study.placement import JobPlacement
@@ -301,3 +302,17 @@ def test_default_attentions_are_left_out_where_there_is_no_time(photos, start, t
     asked, _, _ = run(photos, start, tmp_path / "y", attentions=START_ATTENTIONS, jobs=1)
     assert asked.plan is not None
     assert asked.plan.left_out == ()
+
+
+def test_seeds_are_given_up_before_training_is() -> None:
+    """Of variants that turn out slower than timed."""
+    ladder, rates = planner(), {name: Rate(0.4, 60.0) for name in "abcdef"}
+    plan_ = Plan(seconds=3600.0, image_size=224, options={}, seeds=3)
+    found = ladder.settle(plan_, rates, 82, 2, 60.0)
+    assert (found.seeds, found.steps > 0) == (1, True)
+    assert set(found.run_seconds) == set(found.frozen_seconds) == set(rates)
+    assert found.run_seconds["a"] > found.steps / 0.4
+    later = ladder.settle(plan_, rates, 82, 2, 60.0 + sum(found.frozen_seconds.values()) / 2, frozen=False)
+    assert later.steps == pytest.approx(found.steps, rel=0.05)
+    asked = replace(ladder, seeds=3).settle(plan_, rates, 82, 2, 60.0)
+    assert (asked.seeds, asked.steps) == (3, 0)

@@ -297,19 +297,22 @@ class Planner:
         self, plan: Plan, rates: Mapping[str, Rate], per_epoch: int, jobs: int, spent: float, frozen: bool = True
     ) -> Plan:
         """The plan with the steps that fit, from each variant's own speed where its jobs will run. frozen: features are
-        still to be computed. Seeds are given up where there is no time for two steps with all of them."""
+        still to be computed. All seeds but one are given up where they leave no time for training."""
         rung = next(r for r in self.rungs if r.side == plan.image_size and r.options.items() <= plan.options.items())
         most = max(2, round(USEFUL * self.enough * per_epoch))
         runs, images = plan.seeds * plan.folds, self.images.limited(plan.limit)
         head = operations(images.train, rung.model.features, images.classes) / SOLVED if self.fitted else None
+        once = plan.seeds > 1 and not self.seeds and plan.model_copy(update={"seeds": 1})
         try:
             steps, expected = fitting_steps(
                 plan.seconds, spent, rates, images, per_epoch, runs, jobs, most, head, frozen
             )
         except ValueError:
-            if plan.seeds == 1 or self.seeds:
+            if not once:
                 raise
-            return self.settle(plan.model_copy(update={"seeds": 1}), rates, per_epoch, jobs, spent, frozen)
+            return self.settle(once, rates, per_epoch, jobs, spent, frozen)
+        if once and head is not None and steps < self.enough / 2 * per_epoch:
+            return self.settle(once, rates, per_epoch, jobs, spent, frozen)
         planner = self
         if head is not None and steps < self.enough / 2 * per_epoch:
             steps, most = 0, max(images.train, images.validation, images.test)
@@ -350,7 +353,7 @@ def choose_plan(
     if (budget := budget_of(request, images, variants)) is None:
         return None, None, variants
     if earlier and earlier.budget == budget and earlier.plan:  # what was chosen stays chosen
-        return None, earlier.plan, without(variants, earlier.plan.left_out)
+        return None, earlier.plan, variants if request.attentions else without(variants, earlier.plan.left_out)
     trained = [v for v in variants if not v.published]
     near = device if slots is None else pick_device("auto")  # where steps are timed
     cores, amp = slots or places(device), amp_dtype(request.options.get("amp", "auto"), near)
