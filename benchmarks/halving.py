@@ -2,8 +2,8 @@
 
     python benchmarks/halving.py --out docs/benchmarks      # about half a minute on one core
 
-A budget pays for a number of runs. With equal time every variant gets the same number of seeds. With successive halving
-all get one seed, then softmax, the reference, and the more accurate half of the others share the rest of the budget. The
+A budget pays for a number of runs. With equal time every variant gets the same number of seeds. With successive
+halving all get one seed, then softmax, the reference, and the more accurate half of the others share the rest. The
 verdicts are the report's. A verdict that a variant loses less than the margin, one point, to every other is wrong if it
 truly loses a point or more to one. The report allows that in 5 % of studies, over two looks. Two analyses of halving:
 
@@ -96,10 +96,10 @@ def main() -> None:
         "",
         f"`python benchmarks/halving.py --studies {options.studies}` at commit {commit()}: simulated studies of six "
         f"variants with a deviation of {100 * DEVIATION:g} points between seeds and {IMAGES:,} test images, as plans "
-        "assume. Read benchmarks/halving.py for the three analyses.",
+        "assume. Read benchmarks/halving.py for the analyses.",
         "",
-        "Compare therefore gives all variants equal time: with halving either nothing can be shown, or verdicts are wrong "
-        "far more often than the report allows, since the best variant may be among those that were ended.",
+        "All variants of a comparison therefore get equal time. With halving either nothing can be shown, or verdicts "
+        "are wrong far more often than the report allows: the best variant may be among those that were ended.",
         "",
         f"| {' | '.join(head)} |",
         f"|{'---|' * len(head)}",
