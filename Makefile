@@ -2,7 +2,7 @@
 
 BIN := .venv/bin
 
-.PHONY: setup demo dist docs test test-kills test-all test-lowest test-gpu lint bench clean
+.PHONY: setup demo dist docs site test test-kills test-all test-lowest test-gpu lint bench clean
 
 # Installs what it is given. uv, where there is one, takes about half of pip's time and chooses PyTorch's build for this
 # machine (UV_TORCH_BACKEND=cpu for another one); where it cannot, for want of PyTorch's index, pip does it.
@@ -25,7 +25,8 @@ setup: .venv/.done
 	touch $@
 
 demo: .venv/.core
-	$(BIN)/linvit compare digits --epochs 14 --out runs/demo
+	$(BIN)/linvit compare digits --image-size 28 --folds 5 --margin 2% --epochs 8 -a softmax -a performer-relu:m=16 \
+	  --set trunk=32 --set dim=32 --set mlp_dim=64 --set batch_size=16 --out runs/demo
 
 # Two workers share the cores: threads that wait must not spin.
 test test-kills test-all: export OMP_WAIT_POLICY ?= passive
@@ -67,7 +68,21 @@ dist: setup
 	$(BIN)/python -m build
 
 docs: setup
-	$(BIN)/python docs/api.py
+	$(BIN)/python docs/generate/write_reference.py
+
+# The documentation site, in site/. Its tools have an environment of their own, so that `make setup` is no slower.
+SITE := .venv-site/bin
+
+.venv-site/.done: pyproject.toml
+	test -x $(SITE)/python || python3 -m venv .venv-site
+	$(SITE)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"][\
+	  "optional-dependencies"]["site"])' | xargs $(SITE)/python -m pip install --quiet --disable-pip-version-check
+	touch $@
+
+site: .venv-site/.done
+	$(SITE)/zensical build --clean --strict
+	sed -i.bak 's#/report\.md"#/report/"#g' site/results/reports.html && rm site/results/reports.html.bak  # are pages here
+	cd docs && find . -name '*.md' -not -path './results/*/*' | tar cf - -T - | tar xf - -C ../site  # llms.txt names them
 
 bench: setup
 	$(BIN)/python benchmarks/peers.py --out docs/benchmarks
@@ -76,5 +91,5 @@ bench: setup
 	$(BIN)/linvit bench speed --threads 2 --out runs/bench
 
 clean:
-	rm -rf build dist .pytest_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf build dist site .pytest_cache .ruff_cache .hypothesis src/*.egg-info
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

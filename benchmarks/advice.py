@@ -1,12 +1,12 @@
-"""Is `linvit advise` right about shapes that it has not measured? Its forecasts beside whole models, end to end.
+"""Accuracy of `linvit advise` for shapes that it has not measured: its forecasts and the times of whole models.
 
     python benchmarks/advice.py --out docs/benchmarks      # at most 15 minutes on two cores, which must be quiet
 
 Draws vision transformers at random (seeded): image and patch size, heads, head_dim, depth, MLP, batch, inference or
 training, and a linear attention with its m or k. The forecast knows attention layers at the points of
-`linvit.measure.advice` alone; then the model is timed with softmax, with the linear attention and with `identity`, side
-by side. Right is who says "faster" of what is faster; differences below 5 % are ties and count for neither. It ends
-with so many shapes that are no ties. Writes advice.md.
+`linvit.measure.advice` alone; then the model is timed with softmax, with the linear attention and with `identity`,
+interleaved. A forecast is correct if it has the right sign; differences below 5 % are ties and do not count. It ends
+after `--decided` shapes that are not ties. Writes advice.md.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def measured(case: Case, rounds: int) -> tuple[list[float], float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("."))
-    parser.add_argument("--decided", type=int, default=DECIDED, help="shapes that are no ties")
+    parser.add_argument("--decided", type=int, default=DECIDED, help="shapes that are not ties")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--minutes", type=float, default=14.0)
     parser.add_argument("--seed", type=int, default=0)
@@ -113,26 +113,25 @@ def main() -> None:
         tie = max(truth, 1 / truth) < TIE
         correct = (guess > 1) == (truth > 1)
         ties, right = ties + tie, right + (correct and not tie)
-        word = "tie" if tie else "right" if correct else "**wrong**"
+        word = "tie" if tie else "correct" if correct else "**wrong**"
         rows.append(f"| {case.words} | {guess:.2f} | {truth:.2f} ({low:.2f}–{high:.2f}) | {word} |")
         print(rows[-1], flush=True)
     decided = len(rows) - ties
     share = right / max(1, decided)
     lines = [
-        "# Does `linvit advise` say faster or slower rightly?",
+        "# Accuracy of `linvit advise`",
         "",
-        f"**{right} of {decided} ({share:.0%}; the goal is {GOAL:.0%})**, and {ties} ties, whose times differ by less "
-        f"than {TIE - 1:.0%}.",
+        f"**{right} of {decided} models ({share:.0%}; goal: {GOAL:.0%})** were classified correctly as faster or "
+        f"slower than with softmax. {ties} more were ties: times within {TIE - 1:.0%}.",
         "",
         f"Measured on {cpu_name()}, {torch.get_num_threads()} threads, float32, torch {torch.__version__}, commit "
         f"{commit()}, in {(time.monotonic() - begun) / 60:.0f} minutes. Made by `python benchmarks/advice.py --seed "
         f"{asked.seed}`.",
         "",
-        f"The forecast stands on {points} points that took {spent:.0f} s; its median error there is {known.error:.0%}, "
-        "each left out in turn. Then whole vision transformers were drawn at random and timed with softmax and with "
-        "the linear attention,",
-        f"interleaved: how many times faster the whole model is, as forecast and as measured (median and quartiles of "
-        f"{asked.rounds} rounds).",
+        f"The forecast is a fit to {points} points measured in {spent:.0f} s (median leave-one-out error: "
+        f"{known.error:.0%}). Whole vision transformers were then drawn at random and timed with softmax and with the "
+        "linear attention, interleaved. *Forecast* and *measured* are times as fast as with softmax (median and "
+        f"quartiles of {asked.rounds} rounds).",
         "",
         "| image / patch | tokens | heads × head_dim | depth | task, batch | attention | forecast | measured | |",
         "|---|---|---|---|---|---|---|---|---|",

@@ -3,9 +3,9 @@
     python benchmarks/backbones.py --out runs/backbones
 
 Data: `tiny-imagenet:part=most`, 80 of the first 100 classes of Tiny ImageNet; every fifth class is kept out, to show
-what the start is worth. softmax is trained from nothing, the others begin with its weights and are trained further, or,
-with `--same`, from nothing too. Killed, the same command goes on. What is finished is written, in half precision with
-its card, to src/linvit/backbones.
+what the start is worth. softmax is trained from scratch, the others start from its weights or, with `--same`, from
+scratch too. The same command resumes. Finished backbones are written, in half precision with their cards, to
+src/linvit/backbones.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Do conversions keep the drop that was allowed, and does the search find what trying every mix finds?
+"""Whether conversions keep the allowed drop, and how the greedy search compares with an exhaustive one.
 
     python benchmarks/drops.py --out docs/benchmarks      # about 25 minutes on two cores; the same call resumes
 
-Ten small softmax transformers of six layers learn MNIST, each with its own seed. Each is converted with `max_drop`, and
+Ten small softmax ViTs with six layers learn MNIST, each with its own seed. Each is converted with `max_drop`, and
 teacher and student are compared on all test images, which no decision has seen. Then each teacher's layers are made
 linear without training in all 2^6 ways, on the images that guide the search: how many layers the best of all mixes can
 do without, and how many the greedy search's. Writes drops.md.
@@ -100,18 +100,17 @@ def page(found: Sequence[Found], options: argparse.Namespace) -> str:
     kept = sum(one.kept for one in found)
     near = sum(one.exhaustive - one.greedy <= 1 for one in found)
     lines = [
-        "# Conversions that promise a drop",
+        "# Conversions with a bounded drop",
         "",
-        f"Made by `python benchmarks/drops.py`, commit {commit()}: softmax transformers of {DEPTH} layers, "
+        f"Made by `python benchmarks/drops.py`, commit {commit()}: softmax ViTs with {DEPTH} layers, "
         f"{options.images:,} images of MNIST, {options.epochs:g} epochs; to `{TO}` with `--max-drop {ALLOWED:.0%} "
-        f"--stages 1,2`, {options.steps} steps. Accuracies are of all 10,000 test images.",
+        f"--stages 1,2`, {options.steps} steps. Accuracies are for all 10,000 test images.",
         "",
-        f"**{kept} of {len(found)}** conversions lost no more than {ALLOWED:.0%} of their teacher's test accuracy. "
-        f"Without training, to `{SEARCHED}` within {WITHIN:.0%}, the greedy search came within one layer of trying all "
-        f"{2**DEPTH} mixes in "
-        f"**{near} of {len(found)}**.",
+        f"**{kept} of {len(found)}** conversions lost at most {ALLOWED:.0%} of their teacher's test accuracy. "
+        f"For untrained conversions to `{SEARCHED}` within {WITHIN:.0%}, the greedy search came within one layer of "
+        f"the exhaustive search over all {2**DEPTH} mixes in **{near} of {len(found)}**.",
         "",
-        "| seed | teacher | student | lost | linear layers | greedy, untrained | all mixes, untrained |",
+        "| seed | teacher | student | lost | linear layers | untrained, greedy | untrained, exhaustive |",
         "|---|---|---|---|---|---|---|",
         *(
             f"| {one.seed} | {one.teacher:.2%} | {one.student:.2%} | {1 - one.student / one.teacher:.2%} "

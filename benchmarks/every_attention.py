@@ -1,4 +1,4 @@
-"""Does every attention learn to look? Each is trained on pictures that only attention by content can tell apart.
+"""Which attentions learn to match tokens by content: each is trained on images that require it.
 
     python benchmarks/every_attention.py --out docs/benchmarks      # about fifteen minutes on one core
 
@@ -77,15 +77,15 @@ def main() -> None:
     rows = sorted(((values[0], name) for name, values in found.items() if name not in CONTROLS), reverse=True)
     lines = [f"| `{name}` | {worst:.1%} | {'yes' if worst >= GOAL else '**no**'} |" for worst, name in rows]
     lines += [f"| `{name}` (control) | {found[name][-1]:.1%} | |" for name in CONTROLS]
-    separates = f"they reach {controls:.1%} at most" + ("" if controls < GOAL else ": **the goal proves nothing**")
-    text = f"""# Does every attention learn to look?
+    separates = f"they reach at most {controls:.1%}" + ("" if controls < GOAL else ": **the goal proves nothing**")
+    text = f"""# Which attentions learn to match tokens by content
 
-Pictures of {SIDE} × {SIDE} tokens with random patterns. One token has no mark and repeats the pattern of another, whose
-mark is the class: tokens must be mixed by what they hold. Chance is {1 / MARKS:.0%}, the goal {GOAL:.0%}. The controls
-are left to guess, `identity` because it mixes no tokens, `uniform` because it does not look at them: {separates}.
-Of the others, {sum(worst >= GOAL for worst, _ in rows)} of {len(rows)} reach the goal.
+Images of {SIDE} × {SIDE} tokens with random patterns. One token has no mark and repeats the pattern of another, whose
+mark is the class, so tokens must be matched by content. Chance is {1 / MARKS:.0%}, the goal {GOAL:.0%}. The controls
+cannot solve the task, since `identity` mixes no tokens and `uniform` ignores their content: {separates}.
+Of the other attentions, {sum(worst >= GOAL for worst, _ in rows)} of {len(rows)} reach the goal.
 
-Test accuracy after {args.epochs:g} epochs on {args.images:,} pictures; the lowest of {args.seeds} seed(s), of controls
+Test accuracy after {args.epochs:g} epochs on {args.images:,} images; the lowest of {args.seeds} seed(s), for controls
 the highest; depth {MODEL["depth"]}, size {MODEL["size"]}. Made by
 `{" ".join(["python benchmarks/every_attention.py", *sys.argv[1:]])}` on
 {cpu_name()}, {args.threads} thread(s), commit {commit()}.

@@ -1,11 +1,11 @@
-"""linvit's linear attention beside performer-pytorch, PyTorch's fused softmax, and the matrix products it cannot avoid.
+"""linvit's linear attention against performer-pytorch, PyTorch's fused softmax, and the matrix products alone.
 
     python benchmarks/peers.py --out docs/benchmarks       # about fifteen minutes on two cores; --quick: two
     python benchmarks/peers.py --out docs/benchmarks --only latency     # one section, the others as they were
 
-Every ratio is of CPU times measured side by side in one process (`linvit.measure.race`), the median over rounds of the
+Every ratio is of CPU times measured alternately in one process (`linvit.measure.race`), the median over rounds of the
 round's ratio; only the latencies of single small calls are by the wall's clock. Outputs and gradients are first
-compared with float64, the peer's with what it says that it computes, and no op that is wrong is timed. Memory is the
+compared with float64 (the peer's with the operation it documents), and no op that is wrong is timed. Memory is the
 peak of a fresh process minus what it held before (`linvit.measure.memory`). Writes peers.md and peers.json.
 """
 
@@ -338,9 +338,7 @@ def goals(found: dict) -> list[tuple[str, str, str, bool]]:
         case = f"performer-{kernel} vs performer-pytorch, d = 64, L ≥ {least}, m = {m}"
         rows.append((case, f"≥ {goal}×", span, each[0][0] >= goal))
     slowest = min(cell(lambda r: True, "both")[0], cell(lambda r: True, "forward")[0], key=lambda pair: pair[0])
-    rows.append(
-        ("slowest of all cells, forward or both", "≥ 1×", f"{slowest[0]:.2f}× ({at(slowest[1])})", slowest[0] >= 1)
-    )
+    rows.append(("slowest of all, forward or both", "≥ 1×", f"{slowest[0]:.2f}× ({at(slowest[1])})", slowest[0] >= 1))
     for kernel, goal in (("exp", 1.7), ("relu", 1.5)):
         each = cell(lambda r, k=kernel: r["kernel"] == k and r["m"] >= 64, "floor")
         span = f"{each[0][0]:.2f}–{each[-1][0]:.2f}× (worst: {at(each[-1][1])})"
@@ -378,20 +376,21 @@ def goals(found: dict) -> list[tuple[str, str, str, bool]]:
 def markdown(found: dict) -> str:
     about = found["about"]
     lines = [
-        "# Beside its peers",
+        "# Speed compared with other packages",
         "",
         f"Measured on {about['cpu']}, {about['threads']} threads, {about['dtype']}, {about['versions']},",
         f"performer-pytorch {about['performer-pytorch']}, commit {about['commit']}. Made by `{about['command']}`.",
-        "Ratios of CPU times side by side in one process, medians over rounds; H = 8 heads, batch 1."
+        "Ratios of CPU times measured alternately in one process, medians over rounds; 8 heads, batch 1."
         + about.get("note", ""),
         "",
         "| case (forward + backward) | goal | measured | reached |",
         "|---|---|---|---|",
         *(f"| {case} | {goal} | {text} | {'yes' if good else '**no**'} |" for case, goal, text, good in goals(found)),
         "",
-        "## Every cell: how many times faster than performer-pytorch",
+        "## Speed relative to performer-pytorch, by kernel and size",
         "",
-        "Median (quartiles). The last column is our forward+backward over the ten matrix products alone.",
+        "Median (quartiles). The last column divides linvit's forward + backward time by that of the ten matrix "
+        "products alone.",
         "",
         "| kernel | d | m | L | forward + backward | forward | ÷ GEMM floor |",
         "|---|---|---|---|---|---|---|",
@@ -411,21 +410,21 @@ def markdown(found: dict) -> str:
         lines.append("| " + " | ".join(map(str, parts)) + " |")
     lines += [
         "",
-        "## Causal, beside performer-pytorch's fallback",
+        "## Causal, relative to performer-pytorch's fallback",
         "",
-        "| kernel | m | L | times faster |",
+        "| kernel | m | L | times as fast |",
         "|---|---|---|---|",
     ]
     lines += [f"| {r['kernel']} | {r['m']} | {r['tokens']} | {show(r['both'])} |" for r in found["causal"]]
-    lines += ["", "## Cost of equal numbers of tokens", "", "| kernel | L | relative to L = 1,024 |", "|---|---|---|"]
+    lines += ["", "## Cost per token by length", "", "| kernel | L | relative to L = 1,024 |", "|---|---|---|"]
     lines += [f"| {r['kernel']} | {r['tokens']} | {show(r['cost'])} |" for r in found["flatness"]]
     lines += [
         "",
         "## Latency of one forward call",
         "",
-        f"Batch 1, d = 64, m = 32, no gradients, {found['waits']['threads']} threads that wait as by default,",
-        f"wall time, commit {found['waits']['commit']}. Beside it is the direct call, for models the one with softmax:",
-        "less is faster.",
+        f"Batch 1, d = 64, m = 32, no gradients, {found['waits']['threads']} threads with default waiting,",
+        f"wall time, commit {found['waits']['commit']}. Compared with the direct call, for models with softmax:",
+        "lower is faster.",
         "",
         "| L | call | µs | µs more | × | goal |",
         "|---|---|---|---|---|---|",

@@ -1,4 +1,4 @@
-"""What more pixels cost: DeiT-Tiny as transformers has it, with its own SDPA and with linear attention put inside it.
+"""Speed by image size: DeiT-Tiny of transformers, with SDPA and with linear attention.
 
     python benchmarks/pixels.py --out docs/benchmarks      # two minutes on two cores
 
@@ -41,13 +41,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     asked = parser.parse_args()
     lines = [
-        "# What more pixels cost",
+        "# Speed by image size",
         "",
         f"Measured on {cpu_name()}, {torch.get_num_threads()} threads, float32, torch {torch.__version__},",
         f"transformers {transformers.__version__}, commit {commit()}. Made by `python benchmarks/pixels.py`.",
         "",
-        "DeiT-Tiny as a `ViTForImageClassification`, one image at a time, all 12 layers linear or none; wall time,",
-        f"interleaved. Next to it, how many times faster than SDPA: median (quartiles) of {asked.rounds} rounds.",
+        "DeiT-Tiny as a `ViTForImageClassification`, one image at a time, with all 12 layers linear or none; wall",
+        f"time, interleaved. × SDPA: times as fast as with SDPA; median (quartiles) of {asked.rounds} rounds.",
         "",
         "| pixels | tokens | attention | ms | × SDPA | goal |",
         "|---|---|---|---|---|---|",

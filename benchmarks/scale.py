@@ -1,4 +1,4 @@
-"""What the parts cost that grow with a study: records, jobs, images, processes. The arithmetic of docs/scaling.md.
+"""How cost grows with a study: records, jobs, images, processes.
 
     python benchmarks/scale.py --out docs/benchmarks           # about fifteen minutes on two cores, 3 GB of disk
     python benchmarks/scale.py --only records jobs             # some of it
@@ -77,11 +77,11 @@ def records(wanted: int, home: Path) -> Rows:
     Records(folder / "records.jsonl").append(found)
     size = (folder / "records.jsonl").stat().st_size
     rows: Rows = []
-    for what, figures in (("a page", False), ("a page and its figures as files", True)):
+    for what, figures in (("a page", False), ("a page with figure files", True)):
         (seconds, cpu), result = timed(lambda figures=figures: report.build(folder, figures=figures))
         rows.append(
             (
-                f"{len(found):,} records of {seed * VARIANTS:,} runs of {VARIANTS} variants become {what}",
+                f"{len(found):,} records of {seed * VARIANTS:,} runs of {VARIANTS} variants rendered as {what}",
                 f"{seconds:.1f} s ({cpu:.1f} s of CPU)",
                 "" if figures else GOALS["page"],
             )
@@ -172,7 +172,7 @@ def jobs(wanted: int, home: Path) -> Rows:
             assert done == wanted
             rows.append(
                 (
-                    f"a queued job that does nothing, of {wanted:,}, by the executor `{name}`",
+                    f"an empty queued job, of {wanted:,}, by the executor `{name}`",
                     f"{1000 * seconds / wanted:.2f} ms",
                     GOALS["ray" if name == "ray" else "job"],
                 )
@@ -214,10 +214,10 @@ def run(steps: int, home: Path) -> Rows:
             f"{sum(sizes.values()) / 1e6:.1f} MB",
             "",
         ),
-        (f"of that {len(checkpoints)} checkpoints, each", f"{each:.2f} × the parameters' bytes", ""),
+        (f"of these, {len(checkpoints)} checkpoints, each", f"{each:.2f} × the parameters' bytes", ""),
         (
             f"its records, of {len(trained.data.classes)} classes",
-            f"{len(lines)} of together {sizes[Path('records.jsonl')] / 1e3:.1f} kB",
+            f"{len(lines)} with {sizes[Path('records.jsonl')] / 1e3:.1f} kB",
             "",
         ),
     ]
@@ -269,25 +269,25 @@ def images(wanted: int, home: Path) -> Rows:
         if many == wanted:
             rows.append(
                 (
-                    f"{many:,} JPEG files of 64 × 64 decoded on {cores} cores, with all of `load_data`",
+                    f"{many:,} JPEG files of 64 × 64 decoded on {cores} cores, including all of `load_data`",
                     _rate(many, found, cores),
                     GOALS["images"],
                 )
             )
             again = _decoded(folder, home / "cache")
-            rows.append(("the same once more, from the cache", f"{again['seconds']:.1f} s", ""))
+            rows.append(("the same again, from the cache", f"{again['seconds']:.1f} s", ""))
     few, many = sorted(peaks)
     grown = (peaks[many] - peaks[few]) / (many - few)
     rows.append(
         (
-            f"peak memory of it beyond what is mapped, {few:,} and {many:,} images",
-            f"{peaks[few] / 2**20:.0f} and {peaks[many] / 2**20:.0f} MiB ({grown:.0f} bytes for each more image)",
+            f"its peak memory beyond mapped files, {few:,} and {many:,} images",
+            f"{peaks[few] / 2**20:.0f} and {peaks[many] / 2**20:.0f} MiB ({grown:.0f} bytes per additional image)",
             "does not grow with the pixels",
         )
     )
     _photos(home / "large", wanted // 50, (500, 375))
     found = _decoded(home / "large", home / "cache", image_size=224)
-    rows.append(("JPEG files of 500 × 375 made 224 px", _rate(wanted // 50, found, cores), ""))
+    rows.append(("JPEG files of 500 × 375 decoded to 224 px", _rate(wanted // 50, found, cores), ""))
     return rows
 
 
@@ -355,7 +355,7 @@ def ranks(rounds: int, home: Path) -> Rows:
             ratios.append(speeds["all"][-1] / speeds["one"][-1])
         one, all_ = (statistics.median(speeds[how]) for how in ("one", "all"))
         spread = f"{min(ratios):.2f}–{max(ratios):.2f}"
-        what = f"{name}: {threads} processes with one thread beside one process with {threads}"
+        what = f"{name}: {threads} processes with one thread, relative to one process with {threads}"
         speed = f"{all_:,.0f} and {one:,.0f} images/s"
         rows.append((what, f"{statistics.median(ratios):.2f} × ({spread}; {speed})", GOALS["ranks"]))
         print(" | ".join(rows[-1]), flush=True)
@@ -432,7 +432,7 @@ def main() -> None:
             print(" | ".join(row), flush=True)
         rows += found
     asked = " ".join(f"--{name} {getattr(args, name)}" for name in args.only)
-    text = f"""# What grows with a study
+    text = f"""# How cost grows with a study
 
 Measured on {cpu_name()}, {len(os.sched_getaffinity(0))} cores, Python {sys.version.split()[0]},
 torch {torch.__version__}, commit {commit()}, by `python benchmarks/scale.py --only {" ".join(args.only)} {asked}`.

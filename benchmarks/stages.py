@@ -1,4 +1,4 @@
-"""What each stage of a conversion brings, against training from scratch for as many steps.
+"""Effect of each stage of a conversion, compared with training from scratch for as many steps.
 
     python benchmarks/stages.py cifar10       # an hour and a half of one core; the same call resumes
     python benchmarks/stages.py mnist         # half an hour
@@ -123,17 +123,17 @@ def page(one: Found) -> str:
         "from scratch, as many steps": [accuracy(run) for run in one.scratch],
     }
     lines = [
-        f"# Stages of a conversion: {one.data}",
+        f"# Effect of each conversion stage: {one.data}",
         "",
         f"Made by `python benchmarks/stages.py {one.data}`, commit {commit()}, {cpu_name()}, {torch.get_num_threads()} "
         f"thread, float32, PyTorch {torch.__version__}. The teacher, `{model.attention}` behind patches of "
-        f"{model.patch_size} pixels, took {one.length:,} steps and is right on {teacher:.2%} of "
+        f"{model.patch_size} pixels, took {one.length:,} steps and has an accuracy of {teacher:.2%} on "
         f"{len(one.teacher.data.test):,} test images.",
         "",
-        f"All layers become `{one.to}`, {len(students)} seeds; {taken:,} steps of all stages together are "
+        f"All layers become `{one.to}`, {len(students)} seeds; {taken:,} steps in all stages together are "
         f"{taken / one.length:.1%} of the teacher's.",
         "",
-        "| validation, mean over seeds | accuracy | agreement with the teacher | steps | time of one |",
+        "| validation, mean over seeds | accuracy | agreement with the teacher | steps | time of one run |",
         "|---|---|---|---|---|",
         *(
             f"| {rows[0].name} | {fmean(r.accuracy for r in rows):.2%} | {fmean(r.agreement for r in rows):.2%} "
@@ -141,7 +141,7 @@ def page(one: Found) -> str:
             for rows in zip(*(done.stages for done in students), strict=True)
         ),
         "",
-        f"| test | {' | '.join(f'seed {seed}' for seed in seeds)} | mean | of the teacher's |",
+        f"| test | {' | '.join(f'seed {seed}' for seed in seeds)} | mean | of the teacher's accuracy |",
         "|---|" + "---|" * (len(seeds) + 2),
         *(
             f"| {name} | {' | '.join(f'{value:.2%}' for value in values)} | {fmean(values):.2%} "
@@ -152,7 +152,7 @@ def page(one: Found) -> str:
     ]
     if one.mixes:
         lines += [
-            f"With `--max-drop {ALLOWED:.0%}`, to `{SEARCHED[one.data]}`, its features chosen by layer (at most 4 × "
+            f"With `--max-drop {ALLOWED:.0%}`, to `{SEARCHED[one.data]}`, features chosen per layer (at most 4 × "
             "head_dim), one seed:",
             "",
             "| stages | replaced layers | student, test | lost | which |",

@@ -5,11 +5,12 @@
 ViT-S at 384 px by default: 6 heads of 64, 577 tokens, 43 images, bfloat16, forward without gradients. q, k and v are
 three tensors, or slices of one projection as in a model, which products of cuBLAS cannot always read where they are.
 
-- eager: operations as they are dispatched on the `meta` device, which takes the GPU's path.
-- compiled: kernels that Inductor generates, listed with what they read and write. The layer is lowered by Inductor's
-  own passes, scheduler and Triton backend for fake tensors on "cuda", with the properties of an A100 in place of a
-  device's. No kernel is run, and none is chosen by timing. A kernel's bytes are Inductor's own count: each buffer that
-  it reads or writes, once; products are cuBLAS calls with their inputs and outputs.
+- eager: operations as they are dispatched on the `meta` device, which takes the path of a GPU with Triton.
+- compiled: kernels that Inductor generates or calls, listed with what they read and write. The layer is lowered by
+  Inductor's own passes, scheduler and Triton backend for fake tensors on "cuda", with the properties of an A100 in
+  place of a device's. No kernel is run, and none is chosen by timing. A kernel's bytes are each buffer that it reads or
+  writes, once: Inductor's own count, except for linvit's projection, which Inductor takes to read its own output.
+  Products are cuBLAS calls with their inputs and outputs.
 - triton: the tensors that linvit's own kernels are launched with.
 - saved: what a compiled forward pass keeps for the backward pass, q, k and v included, in bytes for each token and
   head, as Inductor's partitioner decides on the meta device.
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import math
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -27,6 +29,7 @@ from unittest import mock
 
 import torch
 import torch.utils._triton
+import triton
 from torch import _guards
 from torch._dynamo.device_interface import CudaInterface
 from torch._functorch.aot_autograd import aot_function
@@ -34,8 +37,11 @@ from torch._inductor import compile_fx
 from torch._inductor.debug import DebugContext
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.graph import GraphLowering
+from torch._inductor.ir import UserDefinedTritonKernel
+from torch._inductor.scheduler import BaseSchedulerNode, NopKernelSchedulerNode
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
+from triton.backends.compiler import GPUTarget
 
 from linvit.attention import accelerated, build_attention, fused
 from linvit.attention.performer import Performer
@@ -67,9 +73,12 @@ def device_properties() -> Iterator[None]:
     answers += [(CudaInterface, name, value) for name, value in for_interface.items()]
     answers.append((CudaInterface.Worker, "get_device_properties", A100))
     answers.append((torch.utils._triton, "triton_hash_with_backend", "none"))
+    answers.append((accelerated, "_has_triton", True))
     with contextlib.ExitStack() as patches:
         for owner, name, value in answers:
             patches.enter_context(mock.patch.object(owner, name, lambda *_, value=value: value, create=True))
+        driver = SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", 80, 32))
+        patches.enter_context(mock.patch.object(triton.runtime.driver, "_active", driver))
         yield
 
 
@@ -90,7 +99,8 @@ def compiled_kernels(spec: str, load: Workload, slices: bool) -> list[Kernel]:
             with V.set_graph_handler(graph), V.set_debug_handler(DebugContext()):
                 graph.run(*inputs)
                 graph.codegen()
-                found.extend(described(node, graph) for node in graph.scheduler.nodes)
+                nodes = [node for node in graph.scheduler.nodes if not isinstance(node, NopKernelSchedulerNode)]
+                found.extend(described(node, graph) for node in nodes)
         return module.forward
 
     attention = build_attention(spec, load.site)
@@ -102,13 +112,22 @@ def compiled_kernels(spec: str, load: Workload, slices: bool) -> list[Kernel]:
     return found
 
 
-def described(node: Any, graph: GraphLowering) -> Kernel:
-    def text(names: list[str]) -> str:
-        return ", ".join(f"{name} {_shape(graph, name)}" for name in names)
+def described(node: BaseSchedulerNode, graph: GraphLowering) -> Kernel:
+    renamed = graph.scheduler.mutation_real_name  # what a kernel of linvit's writes into goes by another name then
+    made = list(dict.fromkeys(renamed.get(name, name) for name in (x.get_name() for x in node.get_outputs())))
+    reads = {renamed.get(dependency.name, dependency.name) for dependency in node.read_writes.reads}
+    read = sorted(reads - set(made))
+    size = node.get_read_write_buffers_sizes()
+    if isinstance(node.node, UserDefinedTritonKernel):  # Inductor takes it to read what it writes
+        size = sum(_bytes(graph, name) for name in (*read, *made))
+    return Kernel(size, *(", ".join(f"{name} {_shape(graph, name)}" for name in names) for names in (read, made)))
 
-    made = [output.get_name() for output in node.get_outputs()]
-    read = sorted({dependency.name for dependency in node.read_writes.reads} - set(made))
-    return Kernel(node.get_read_write_buffers_sizes(), text(read), text(made))
+
+def _bytes(graph: GraphLowering, name: str) -> int:
+    buffer = graph.try_get_buffer(name)
+    if buffer is None:
+        return 0  # a constant: Ω
+    return buffer.get_dtype().itemsize * math.prod(int(size) for size in buffer.get_size())
 
 
 def _shape(graph: GraphLowering, name: str) -> str:
@@ -129,7 +148,7 @@ def saved_bytes(spec: str, load: Workload, slices: bool) -> float:
         kept[x.untyped_storage()._cdata] = x.untyped_storage().nbytes()
         return x
 
-    attend = torch.compile(accelerated._frugal, backend="aot_eager_decomp_partition")
+    attend = torch.compile(accelerated._checkpointed, backend="aot_eager_decomp_partition")
     prepared = attention.prepare(q, k)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         attend(prepared.q, prepared.k, v, prepared.weight, prepared.bias, prepared.features)

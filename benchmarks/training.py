@@ -1,9 +1,9 @@
-"""How much of a training is the model's own step: reading, augmenting, logging and saving should cost next to nothing.
+"""Overhead of a training step: reading, augmenting, logging and saving, relative to the model's own step.
 
     python benchmarks/training.py --out docs/benchmarks      # about three minutes on two cores
 
 Inside one real training, groups of its steps alternate with groups of steps of a twin model on one fixed batch. The
-ratio of the two speeds is reported per pair of groups, and so is the part of a step that augmentation takes. Writes
+ratio of the two speeds is reported per pair of groups, and so is the share of a step that augmentation takes. Writes
 training.md.
 """
 
@@ -107,15 +107,14 @@ def main() -> None:
     for case, (name, options) in CASES.items():
         rows.append(f"| {case} | {measure(name, options, args.seconds)} |")
         print(rows[-1], flush=True)
-    text = f"""# What a training step costs beside the model's own
+    text = f"""# Overhead of a training step
 
 Measured on {cpu_name()}, {args.threads} threads, torch {torch.__version__}, commit {commit()}, by
 `python benchmarks/training.py --threads {args.threads} --seconds {args.seconds:g}`.
-Groups of {GROUP} steps of a real training alternate with as many of the same model and optimizer on one fixed batch;
-medians (quartiles) over pairs of groups. Validation at the end of an epoch is not part of a step; saving a checkpoint
-is.
+Groups of {GROUP} steps of a real training alternate with groups of steps of the same model and optimizer on one fixed
+batch; medians (quartiles) over pairs of groups. Checkpoints are included, validation is not.
 
-| training | images/s | speed, of the fixed batch's (goal ≥ 0.95) | augmentation, of a step (goal < 5 %) | pairs |
+| training | images/s | relative to the fixed batch (goal ≥ 0.95) | augmentation, share of a step (goal < 5 %) | pairs |
 |---|---|---|---|---|
 """
     args.out.mkdir(parents=True, exist_ok=True)

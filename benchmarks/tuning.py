@@ -4,7 +4,7 @@
 
 A search flatters its winner: the best of many trials on one seed. So every variant is trained again, with its defaults
 and with what was found, on seeds that the search never used, and the two are compared seed by seed. Test images are not
-read. Writes tuning.md; what was trained stays under --runs, and the same command goes on there.
+read. Writes tuning.md; what was trained stays under --runs, from which the same command resumes.
 """
 
 from __future__ import annotations
@@ -66,17 +66,16 @@ def main() -> None:
         scores = dict(zip(todo, pool.map(accuracy, *zip(*todo.values(), strict=True)), strict=True))
 
     lines = [
-        "# A short search beside the defaults",
+        "# A short search compared with the defaults",
         "",
         f"Measured on {cpu_name()}, two trainings at a time, one thread each, torch {torch.__version__}, commit",
         f"{commit()}. Made by `python benchmarks/tuning.py`.",
         "",
         f"MNIST, {DATA['limit']:,} training images, {EPOCHS} epochs; space `default`, TPE, median pruning, {TRIALS}",
-        f"trials of each variant: {len(trials)} in all ({counts}) in {took / 60:.1f} minutes. Then {len(SEEDS)} seeds",
-        f"that the search never used; accuracy on {trials[0].n:,} validation images, the difference seed by seed with",
-        "its 95 % interval (t).",
+        f"trials of each variant: {len(trials)} in all ({counts}) in {took / 60:.1f} minutes. Then {len(SEEDS)} new",
+        f"seeds; accuracy on {trials[0].n:,} validation images, and the paired difference with its 95 % interval (t).",
         "",
-        "| variant | best trial | defaults | found | difference, points |",
+        "| variant | best trial | defaults | best options | difference, points |",
         "|---|---|---|---|---|",
     ]
     for spec in ATTENTIONS:
@@ -87,7 +86,7 @@ def main() -> None:
         shown = [percent(x) for x in (best.winner_of(spec).validation_accuracy, *map(statistics.mean, (usual, tuned)))]
         shown.append(f"{mean:+.2f} ({mean - half:+.2f} … {mean + half:+.2f})")
         lines.append(f"| {spec} | " + " | ".join(shown) + " |")
-    lines += ["", "What was found:", ""]
+    lines += ["", "Best options:", ""]
     for winner in best.winners:
         options = ", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in winner.options.items())
         lines.append(f"- `{winner.variant}`: {options}")

@@ -156,20 +156,18 @@ def page(rows: list[Row]) -> str:
     lines = [
         "# Two-scale attention",
         "",
-        "Made by `python benchmarks/twoscale.py`; see there for what is measured.",
+        "Made by `python benchmarks/twoscale.py`, whose docstring describes the measurements.",
         "",
     ]
     lines += ["## Accuracy without training", ""]
-    lines += [
-        "| pixels | attention of all layers | keys of a query | top-1 | of softmax's (95 %) | same class | images |"
-    ]
+    lines += ["| pixels | attention | keys per query | top-1 | relative to softmax (95 %) | agreement | images |"]
     lines += ["|---|---|---|---|---|---|---|"]
     for row in (row for row in rows if "accuracy" in row):
         middle, low, high = (f"{100 * x:.1f}" for x in row["share"])
         share = "" if row["spec"] == BASELINE else f"{middle} % ({low} to {high})"
         cells = [row["part"].split()[-2], f"`{row['spec']}`", f"{row['keys']:.0f}", f"{100 * row['accuracy']:.1f} %"]
         lines.append(f"| {' | '.join([*cells, share])} | {100 * row['agreement']:.1f} % | {row['images']:,} |")
-    lines += ["", "## Speed relative to fused softmax", "", "Median (quartiles) of the ratios of each round.", ""]
+    lines += ["", "## Speed relative to fused softmax", "", "Median (quartiles) over rounds.", ""]
     lines += ["| what | attention | inference | training step | threads | rounds |", "|---|---|---|---|---|---|"]
     for row in (row for row in rows if "rounds" in row):
         ratios = (f"{row[task][1]:.2f} ({row[task][0]:.2f}–{row[task][2]:.2f})" for task in ("inference", "train_step"))

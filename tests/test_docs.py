@@ -1,13 +1,13 @@
-"""The documents are of this code: the API page, the examples of CONTRIBUTING, commands, and links."""
+"""Examples, tutorials and commands in the documentation run with this code."""
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+import pages
 import pytest
 import torch
 
@@ -16,6 +16,7 @@ from linvit.attention import ATTENTIONS, create_attention
 from linvit.cli import parse, verbs
 from linvit.data import DATASETS
 from linvit.execute import EXECUTORS, DatasetCache, Job
+from linvit.kernels import KERNELS
 from linvit.pipeline.design import Designer
 from linvit.schemas.study import Variant, name_variants
 from linvit.training.run import run
@@ -23,24 +24,21 @@ from linvit.training.tasks import TASKS
 from linvit.training.trackers import TRACKERS
 
 ROOT = Path(__file__).parents[1]
-EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.S)
-GUIDES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+TUTORIALS = ROOT / "docs/tutorials"
+
+
+def blocks(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
+
+
+EXAMPLES = [*blocks(ROOT / "CONTRIBUTING.md"), *blocks(TUTORIALS / "attention.md")]
 SMALL = {"stem": "patch", "patch_size": 4, "dim": 14, "depth": 1, "heads": 2, "mlp_dim": 22, "epochs": 1}
-
-
-def test_the_api_page_is_what_the_docstrings_say():
-    spec = importlib.util.spec_from_file_location("api", ROOT / "docs/api.py")
-    assert spec is not None
-    assert spec.loader is not None
-    api = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(api)
-    assert (ROOT / "docs/api.md").read_text(encoding="utf-8") == api.text(), "docs/api.md is old: make docs"
 
 
 @pytest.fixture
 def plugins(tmp_path, monkeypatch):
     """The examples that register something, as files that a user would have."""
-    for registry in (ATTENTIONS, DATASETS, TASKS, EXECUTORS, TRACKERS):
+    for registry in (ATTENTIONS, KERNELS, DATASETS, TASKS, EXECUTORS, TRACKERS):
         registry.discover()
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     for number, text in enumerate(text for text in EXAMPLES if "register(" in text):
@@ -49,13 +47,19 @@ def plugins(tmp_path, monkeypatch):
     monkeypatch.setenv("LINVIT_CACHE", str(tmp_path / "cache"))
 
 
-def test_examples_of_contributing_run(plugins, tmp_path, monkeypatch):
+def test_examples_that_register_something_run(plugins, tmp_path, monkeypatch):
     q, k, v = torch.randn(3, 2, 3, 5, 7)
     mask = torch.tensor([[True] * 5, [True, True, False, False, False]])
-    out = create_attention("half", heads=3, head_dim=7, tokens=5)(q, k, v, mask)
-    torch.testing.assert_close(out[1, :, :2], (v[1, :, :2] + v[1, :, :2].mean(1, keepdim=True)) / 2)
+    for spec in ("cosine:a=0.5", "performer-softplus:m=11"):
+        attention = create_attention(spec, heads=3, head_dim=7, tokens=5)
+        out, matrix = attention(q, k, v, mask), attention.attention_matrix(q, k, mask)
+        torch.testing.assert_close(out[1:, :, :2], attention(*(x[1:, :, :2] for x in (q, k, v))))
+        torch.testing.assert_close(out, matrix @ v, atol=1e-5, rtol=1e-4)
+        assert not matrix[1, :, :, 2:].any()
+    with pytest.raises(ValueError, match=r"a=1\.5 must be between 0 and 1"):
+        create_attention("cosine:a=1.5", heads=3, head_dim=7, tokens=5)
     dataset = data.load_data("brightness:images=90")
-    experiment = Designer(dataset, None, 0, SMALL, match=False).experiment(Variant(attention="half", task="margin"))
+    experiment = Designer(dataset, None, 0, SMALL, match=False).experiment(Variant(attention="cosine", task="margin"))
     place = tmp_path / "run"
     lines = TRACKERS["lines"](experiment, place, place)
     records = run(experiment, dataset, place, device=torch.device("cpu"), listeners=[lines])
@@ -80,13 +84,6 @@ def test_the_study_of_contributing_has_variants_that_differ(monkeypatch):
     ]
 
 
-@pytest.mark.parametrize("page", sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]), ids=lambda p: p.name)
-def test_links_lead_somewhere(page):
-    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
-        assert "://" in target or (page.parent / target).exists(), target
-
-
 def commands(text: str) -> Iterator[str]:
     """What follows `linvit` in a page: in lines of code blocks, fenced or indented, and in code within sentences."""
     text = text.replace("\\\n", " ")
@@ -100,7 +97,7 @@ def commands(text: str) -> Iterator[str]:
             yield found[1]
 
 
-@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", pages.WRITTEN, ids=lambda page: page.name)
 def test_every_command_can_be_parsed(page):
     for command in commands(page.read_text(encoding="utf-8")):
         words = shlex.split(re.sub(r"…|\$S\b", "", command), comments=True)

@@ -115,7 +115,26 @@ def test_a_torn_line_longer_than_a_block_and_a_file_of_nothing_else(tmp_path):
 
 @pytest.mark.parametrize(
     "line",
-    ["", "{", "5", "null", "[]", '"metric"', "{}", '{"metric": "a"}', '{"metric":"a","value":1,"tags":{}}', "\xff"],
+    [
+        *(
+            "",
+            "{",
+            "5",
+            "null",
+            "[]",
+            '"metric"',
+            "{}",
+            '{"metric": "a"}',
+            '{"metric":"a","value":1,"tags":{}}',
+            "\xff",
+        ),
+        *("[" * 100_000, '{"metric":["a"],"value":1}', '{"metric":"a","value":"1"}', '{"metric":"a","value":NaN}'),
+        *(
+            '{"metric":"a","value":1,"seed":[0]}',
+            '{"metric":"a","value":1,"seed":NaN}',
+            '{"metric":"a","value":1,"n":0.5}',
+        ),
+    ],
 )
 def test_a_bad_line_inside_is_named(tmp_path, line):
     records = Records(tmp_path / "records.jsonl")

@@ -107,13 +107,13 @@ def test_options_are_the_keyword_only_arguments():
     assert list(allowed) == ["m", "x", "p", "b"]
     assert check_options(parse("f:m=3,x=2,p=none,b=true"), allowed) == {"m": 3, "x": 2, "p": "none", "b": True}
     for text, part in (
-        ("f:m=2.5", "m=2.5 must be a whole number"),
-        ("f:m=true", "m=true must be a whole number"),
+        ("f:m=2.5", "m=2.5 must be an integer"),
+        ("f:m=true", "m=true must be an integer"),
         ("f:x=true", "x=true must be a number"),
         ("f:p=some", "p=some must be one of none, all"),
         ("f:b=1", "b=1 must be true or false"),
         ("f:n=1", "no option 'n'; choose from: b, m, p, x"),
-        ("f:m=none", "m=none must be a whole number"),
+        ("f:m=none", "m=none must be an integer"),
     ):
         with pytest.raises(ValueError) as caught:
             check_options(parse(text), allowed)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import tomllib
 
-from linvit.toml import to_toml
+import pytest
+
+from linvit.toml import parse_toml, to_toml
 
 
 def test_what_is_none_is_left_out():
@@ -14,3 +16,8 @@ def test_what_is_none_is_left_out():
         "seed": 2,
         "rows": [{"b": 1.5}, {"c": {}}],
     }
+
+
+def test_toml_that_is_nested_too_deeply():
+    with pytest.raises(ValueError, match="nested too deeply"):
+        parse_toml("a = " + "[" * 100_000)

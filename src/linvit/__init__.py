@@ -1,4 +1,4 @@
-"""linvit: which attention should my vision transformer use, and can I have it now?
+"""linvit: compare, train, convert and measure attentions for vision transformers.
 
 Importing linvit imports no torch; the names below load what they need on first use.
 """

@@ -1,4 +1,4 @@
-"""Devices: which one is used, in what precision it computes, and moving tensors there without waiting for it."""
+"""Devices: choosing one, the precision it computes in, and copies that do not block."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ NATIVE_BF16 = (8, 0)  # compute capability from which on CUDA devices multiply i
 
 
 def pick_device(name: str = "auto") -> torch.device:
-    """`auto` is the first of cuda, mps and cpu that is there. On CUDA, products of float32 may from now on use TF32,
-    unless this process has chosen otherwise before."""
+    """`auto` is the first of cuda, mps and cpu that is available. For CUDA, this lets float32 products use TF32, unless
+    the process has already changed the matmul precision from PyTorch's default."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
@@ -40,8 +40,8 @@ def pick_device(name: str = "auto") -> torch.device:
 
 
 def amp_dtype(amp: str, device: torch.device) -> torch.dtype:
-    """What autocast computes in; float32 for none. `auto` is bfloat16 on CUDA devices that have it, float16 on older
-    ones, and none elsewhere. A ValueError where the device cannot do it, or only many times slower."""
+    """The dtype of autocast; float32 means none. `auto` is bfloat16 on CUDA devices with native bfloat16, float16 on
+    older ones, and none elsewhere. Raises a ValueError if the device does not support it, or only emulates it."""
     if amp == "auto":
         if device.type != "cuda":
             return torch.float32
@@ -59,7 +59,7 @@ def amp_dtype(amp: str, device: torch.device) -> torch.dtype:
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager:
-    """In it, a model computes in this precision; nothing for float32."""
+    """Autocast to this dtype; a null context for float32."""
     return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
 
 
@@ -74,13 +74,13 @@ def check_bfloat16(option: str, device: torch.device | str) -> None:
 
 @cache
 def _amx_runs() -> bool:
-    """Tried in another process, which it would end."""
+    """Tried in a subprocess, because an illegal instruction ends the process."""
     product = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); torch.nn.functional.linear(a, a)"
     return subprocess.run([sys.executable, "-c", product], capture_output=True).returncode == 0
 
 
 def wait(device: torch.device) -> None:
-    """Until the device has done what it was given."""
+    """Synchronise with the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":
@@ -88,30 +88,30 @@ def wait(device: torch.device) -> None:
 
 
 def memory(device: torch.device) -> int:
-    """Bytes of the memory that the device computes in."""
+    """Bytes of the device's memory."""
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else MEMORY
 
 
 def places(device: torch.device) -> int:
-    """How many trainings this machine has a device for: cores, or all of its GPUs if none was named."""
+    """How many trainings can run at once: one per core, or one per GPU unless the device has an index."""
     if device.type == "cpu":
         return cpu_count()
     return torch.cuda.device_count() if device.type == "cuda" and device.index is None else 1
 
 
 def to_device(x: Tensor, device: torch.device | str) -> Tensor:
-    """A tensor of the host on the device. To CUDA it is copied from pinned memory, so that neither side waits."""
+    """Copy a host tensor to the device; to CUDA from pinned memory and without blocking."""
     device = torch.device(device)
     return pinned(x, device).to(device, non_blocking=True)
 
 
 def pinned(x: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host in memory from which the device copies by itself."""
+    """The host tensor in pinned memory, if the device is CUDA."""
     return x.pin_memory() if device.type == "cuda" and x.is_cpu and not x.is_pinned() else x
 
 
 def settings(device: torch.device) -> str:
-    """What else decides speed and rounding on a GPU: how float32 is multiplied, and which fused softmax may be used."""
+    """Settings that affect speed and rounding on CUDA: the matmul precision and the enabled SDPA backends."""
     if device.type != "cuda":
         return ""
     backends = ("flash", "mem_efficient", "cudnn", "math")

@@ -68,6 +68,14 @@ def append_line(path: Path, row: Mapping[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
+def parse_json(text: str | bytes) -> Any:
+    """What JSON says. A ValueError also where it is nested so deeply that Python's parser gives up."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 def read_lines(path: Path, skip_bad: bool = False) -> Iterator[dict[str, Any]]:
     """The objects of a JSON-lines file. A torn last line is left out; any other bad one is an error that names it,
     or is left out too."""
@@ -78,7 +86,7 @@ def read_lines(path: Path, skip_bad: bool = False) -> Iterator[dict[str, Any]]:
             if not line.endswith(b"\n"):
                 return
             try:
-                row = json.loads(line)
+                row = parse_json(line)
                 if not isinstance(row, dict):
                     raise ValueError(f"{type(row).__name__}, not an object")
                 yield row

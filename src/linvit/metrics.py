@@ -44,7 +44,7 @@ class Metric:
     timed: bool = False  # depends on the machine and what it is doing
 
     def show(self, value: float | None) -> str:
-        """The value with its unit, as a person reads it."""
+        """The value formatted with its unit."""
         return "–" if value is None or not math.isfinite(value) else FORMS.get(self.unit, _plain)(value)
 
 
@@ -99,42 +99,41 @@ def _race(task: str, title: str, own: str) -> list[Metric]:
 
 
 TABLE = (
-    Metric("test_accuracy", "fraction", MODEL, "test images right; selection=best: chosen on validation data", 1),
+    Metric("test_accuracy", "fraction", MODEL, "on test images; selection=best: model selected on validation data", 1),
     Metric("balanced_accuracy", "fraction", MODEL, "mean recall over the classes of the test images", 1,
            column="balanced_accuracy"),
-    Metric("half_accuracy", "fraction", RUN, "test images right after half of the steps, with a schedule of its own",
+    Metric("half_accuracy", "fraction", RUN, "test accuracy of a run with half of the steps and its own schedule",
            1),
-    Metric("frozen_accuracy", "fraction", RUN, "test images right without training: frozen features, a fitted head", 1,
+    Metric("frozen_accuracy", "fraction", RUN, "test accuracy without training: frozen features and a fitted head", 1,
            column="frozen_accuracy", heading="Frozen"),
-    Metric("start_accuracy", "fraction", RUN, "validation images right before the first step, of a trained start", 1,
+    Metric("start_accuracy", "fraction", RUN, "validation accuracy of pretrained weights before the first step", 1,
            column="start_accuracy", heading="Before training"),
-    Metric("validation_accuracy", "fraction", RUN, "of the model chosen on it", 1),
-    Metric("mean_average_precision", "fraction", MODEL, "of test images with several labels: the mean over classes", 1),
-    Metric("half_mean_average_precision", "fraction", RUN, "the same after half of the steps, with a schedule of its "
-           "own", 1),
-    Metric("validation_mean_average_precision", "fraction", RUN, "of the model chosen on it", 1),
-    Metric("average_precision", "fraction", (*MODEL, "class"), "of one class on test images: its precision, the mean "
-           "over images that have it", 1),
-    Metric("threshold", "", (*MODEL, "class"), "probability from which a class is given: best F1 on validation images"),
-    Metric("image_precision", "", MODEL, "of each test image: jackknife pseudo-values of mean average precision",
+    Metric("validation_accuracy", "fraction", RUN, "of the model selected by it", 1),
+    Metric("mean_average_precision", "fraction", MODEL, "on test images with several labels, mean over classes", 1),
+    Metric("half_mean_average_precision", "fraction", RUN, "the same for a run with half of the steps and its "
+           "own schedule", 1),
+    Metric("validation_mean_average_precision", "fraction", RUN, "of the model selected by it", 1),
+    Metric("average_precision", "fraction", (*MODEL, "class"), "of one class on test images", 1),
+    Metric("threshold", "", (*MODEL, "class"), "threshold of a class, with the best F1 on validation images"),
+    Metric("image_precision", "", MODEL, "jackknife pseudo-values of mean average precision, per test image",
            artefact=".npz: values"),
-    Metric("bits_per_dim", "bit", MODEL, "of test images, by a next-pixel model: −log₂ p of a value, the mean", -1),
-    Metric("half_bits_per_dim", "bit", RUN, "the same after half of the steps, with a schedule of its own", -1),
-    Metric("validation_bits_per_dim", "bit", RUN, "of the model chosen on it", -1),
+    Metric("bits_per_dim", "bit", MODEL, "mean −log₂ p per value of test images, by a next-pixel model", -1),
+    Metric("half_bits_per_dim", "bit", RUN, "the same for a run with half of the steps and its own schedule", -1),
+    Metric("validation_bits_per_dim", "bit", RUN, "of the model selected by it", -1),
     Metric("image_bits", "", MODEL, "bits per dimension of each test image", artefact=".npz: bits"),
     Metric("test_loss", "nat", MODEL, "cross-entropy on test images", -1),
     *(Metric(name, "fraction", (*MODEL, "class"), f"{name} of one class on test images", 1)
       for name in ("precision", "recall", "f1")),
-    *(Metric(f"macro_{name}", "fraction", MODEL, f"{name}, its mean over classes, of folds: each image when held out",
+    *(Metric(f"macro_{name}", "fraction", MODEL, f"{name}, mean over classes, out of fold",
              1, column=f"macro_{name}") for name in ("precision", "recall", "f1")),
     Metric("confusion", "", MODEL, "test images by true (row) and predicted class", artefact='JSON {"matrix": [[…]]}'),
     Metric("predictions", "", MODEL, "the predicted class of each test image", artefact=".npz: predicted, labels; or, "
            "published, right in packed bits, labels"),
     Metric("learning_curve", "", RUN, "losses and accuracies by step", artefact="log.jsonl, a line per validation"),
-    Metric("learned_parameter", "", (*RUN, "layer", "name"), "a number that an attention learned, after the last step"),
-    Metric("diverged", "step", RUN, "the step at which a number was not finite", also=("layer",)),
-    Metric("failed", "", RUN, "a run whose process ended before it did", also=("why",)),
-    Metric("gradient_norm", "", RUN, "the largest of all steps, before clipping", -1),
+    Metric("learned_parameter", "", (*RUN, "layer", "name"), "learned scalar of an attention, after the last step"),
+    Metric("diverged", "step", RUN, "step with the first non-finite value", also=("layer",)),
+    Metric("failed", "", RUN, "run whose process ended early", also=("why",)),
+    Metric("gradient_norm", "", RUN, "largest gradient norm of all steps, before clipping", -1),
     Metric("train_seconds", "s", RUN, "wall time of training", -1, timed=True),
     Metric("test_seconds", "s", RUN, "wall time of testing", -1, timed=True),
     *_race("train_step", "Training speed", "train_step"),
@@ -147,14 +146,14 @@ TABLE = (
            bar="Training step", timed=True),
     Metric("macs", "MAC", RUN, "multiply–accumulates of one image", -1, column="macs", heading="MACs",
            bar="Multiply–accumulates per image"),
-    Metric("inference_throughput", "images/s", VARIANT, "median, a batch at a time", 1, TIMED, "inference_images_per_s",
+    Metric("inference_throughput", "images/s", VARIANT, "median, in batches", 1, TIMED, "inference_images_per_s",
            timed=True),
     Metric("inference_latency", "s", VARIANT, "median time of one image", -1, TIMED, "inference_latency_s", timed=True),
     Metric("attention_error", "fraction", SYNTHETIC, "mean row total variation to softmax", -1, ESTIMATED,
            "attention_error"),
     Metric("attention_error_uniform", "fraction", RUN, "the same of uniform attention on the same q and k",
            column="attention_error_uniform"),
-    Metric("attention_entropy", "nat", SYNTHETIC, "of its rows; log N is uniform", also=ESTIMATED,
+    Metric("attention_entropy", "nat", SYNTHETIC, "mean entropy of rows; log N for uniform attention", also=ESTIMATED,
            column="attention_entropy"),
     Metric("draw_spread", "fraction", RUN, "standard deviation of the accuracy over new draws of random features", -1,
            ("draws",), "draw_spread"),
@@ -172,8 +171,9 @@ TABLE = (
     Metric("attention_maps", "count", ("attention", "model", "seed"), "matrices of one image, layers × heads",
            also=("image",), artefact=".npz: maps (layers, heads, queries, keys)"),
     Metric("attention_macs", "MAC", ("attention", "tokens", "heads", "head_dim"), "of one call, all heads", -1),
-    Metric("prefix_sums", "fraction", ("attention", "tokens", "head_dim"), "how far causal attention by prefix sums is "
-           "from the masked matrix, at most", -1, artefact=".npz: sums (step, feature, column), outputs, exact"),
+    Metric("prefix_sums", "fraction", ("attention", "tokens", "head_dim"), "largest difference between causal "
+           "attention by prefix sums and by the masked matrix", -1,
+           artefact=".npz: sums (step, feature, column), outputs, exact"),
     Metric("non_finite", "count", ("attention", "sigma", "heads", "head_dim"), "outputs of single tokens that are not "
            "finite, of n; negative: the share of denominators below zero", -1, ("negative",)),
     Metric("attention_time", "s", CURVE, "one call; mode=forward, or both with its backward pass", -1,
@@ -182,44 +182,44 @@ TABLE = (
     Metric("attention_vs_identity", "×", CURVE, "the same relative to identity", 1, (*TIMED, *LAYERS), timed=True),
     Metric("attention_memory", "bytes", CURVE, "peak of one call without its inputs, in a fresh process", -1,
            ("refused",), timed=True),
-    Metric("memory_vs_softmax", "×", CURVE, "the same over fused softmax's; below 1 is less", -1, timed=True),
+    Metric("memory_vs_softmax", "×", CURVE, "the same relative to fused softmax; below 1 is less", -1, timed=True),
     Metric("largest_tokens", "tokens", ("attention", "mode", "heads", "head_dim", "prefix", "batch", "seed"),
-           "that fit the limit if memory keeps growing alike; to: the most that was measured", 1,
+           "tokens that would fit the limit, extrapolated; to: the largest measured number", 1,
            ("limit", "to"), timed=True),
     Metric("break_even_tokens", "tokens", ("variant", "baseline", "attention", "mode"),
-           "from which it is faster than softmax", -1,
+           "number of tokens from which it is faster than softmax", -1,
            ("from", "to", "heads", "head_dim", "prefix", "batch", "seed", *LAYERS), "break_even_tokens", timed=True),
     Metric("examples", "count", (), "test images with predictions/<variant>, confidence/<variant>, maps/<variant>",
            also=("variants",), artefact=".npz"),
     Metric("samples", "count", (), "images drawn by next-pixel models: drawn/<variant>, and real ones",
            also=("variants",), artefact=".npz"),
-    Metric("conversion_accuracy", "fraction", (*CONVERTED, "mix"), "images right, of a model between teacher and "
-           "student", 1, ("replaced", "loss", "stage", "seed")),
-    Metric("conversion_agreement", "fraction", CONVERTED, "images for which it predicts the teacher's class", 1,
+    Metric("conversion_accuracy", "fraction", (*CONVERTED, "mix"), "of teacher, student or a model between them", 1,
+           ("replaced", "loss", "stage", "seed")),
+    Metric("conversion_agreement", "fraction", CONVERTED, "share of images with the teacher's prediction", 1,
            ("replaced", "stage", "seed")),
     Metric("conversion_steps", "count", ("model",), "steps of a conversion's stage", -1, ("seed", "kept")),
     Metric("conversion_seconds", "s", ("model",), "wall time of a conversion's stage", -1, ("seed",), timed=True),
-    Metric("conversion_layers", "count", ("model",), "the layers for which a conversion chose the number of features",
+    Metric("conversion_layers", "count", ("model",), "layers for which a conversion chose the number of features",
            also=("seed",)),
     Metric("conversion_pace", "s", GROWN, "of one image of a batch, by the teacher", -1, ("batch", "seed"), timed=True),
-    Metric("conversion_plan", "s", (), "what finding the target takes, about; of its images, how many of each split",
-           -1, ("batch", "search", "decide", "validation", "test", "seed"), timed=True),
-    Metric("conversion_candidate", "×", ("model", *GROWN), "inference of the model with another attention in all "
-           "layers that have softmax, relative to the teacher; refused: why it cannot be; limit: no attention", 1,
+    Metric("conversion_plan", "s", (), "expected duration of the search for a target, and its images by split", -1,
+           ("batch", "search", "decide", "validation", "test", "seed"), timed=True),
+    Metric("conversion_candidate", "×", ("model", *GROWN), "inference with another attention in all softmax "
+           "layers, relative to the teacher; refused: the reason; limit: no attention", 1,
            (*TIMED, "replaced", "tokens", "seed", "refused", "limit"), timed=True),
-    Metric("conversion_target", "count", (), "attentions that a conversion that chooses its target mixes; 0: none, and "
-           "why", also=("kinds", "why", "seed")),
-    Metric("conversion_pays", "pixels", ("model",), "side of images from which on it is fast enough, by forecast; "
+    Metric("conversion_target", "count", (), "attentions mixed by a conversion without --to; 0: none, and why",
+           also=("kinds", "why", "seed")),
+    Metric("conversion_pays", "pixels", ("model",), "image size from which it is fast enough, by forecast; "
            "seconds: of finding the target there; doubled: its speed at twice the size; 0: none", -1,
            ("seconds", "doubled", "seed"), timed=True),
-    Metric("conversion_kept", "count", (), "1: the teacher is the result of a conversion that chooses its target; why: "
-           "speed, accuracy or mix", also=("why", "seed")),
-    Metric("conversion_depth", "count", (), "the layers of a model that is converted", also=("seed",)),
-    Metric("conversion_drop", "fraction", ("model", "mix"), "accuracy lost to the teacher on images that decide; "
-           "bound: its upper limit at this risk", -1, ("bound", "risk", "of", "lost", "won", "passed", "seed")),
-    Metric("conversion_lost", "fraction", (), "test accuracy lost to the teacher on the same images; low, high: 95 %",
-           -1, ("low", "high", "seed")),
-    Metric("conversion_speed", "images/s", ("model", *GROWN), "median, a batch at a time", 1,
+    Metric("conversion_kept", "count", (), "1: a conversion without --to kept the teacher; why: speed, accuracy or mix",
+           also=("why", "seed")),
+    Metric("conversion_depth", "count", (), "layers of the converted model", also=("seed",)),
+    Metric("conversion_drop", "fraction", ("model", "mix"), "loss of accuracy on the images that decide; bound: its "
+           "upper limit at this risk", -1, ("bound", "risk", "of", "lost", "won", "passed", "seed")),
+    Metric("conversion_lost", "fraction", (), "loss of test accuracy on the same images; low, high: 95 %", -1,
+           ("low", "high", "seed")),
+    Metric("conversion_speed", "images/s", ("model", *GROWN), "median, in batches", 1,
            (*TIMED, "replaced", "tokens", "seed"), timed=True),
     Metric("conversion_vs_teacher", "×", ("model", *GROWN), "the same relative to the teacher", 1,
            (*TIMED, "replaced", "tokens", "seed"), timed=True),

@@ -1,4 +1,4 @@
-"""Record: one measured number as one flat JSON line, with where it comes from.
+"""Record: one measurement as one flat JSON line, with its provenance.
 
 A records file is only ever appended to. A line is written by one `write` and synced before the number is reported, so
 a kill loses nothing that was shown; a torn last line (power cut) is ignored by readers and removed by the next writer.
@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from linvit.files import read_lines
@@ -57,21 +58,21 @@ def versions() -> str:
 
 @dataclass(frozen=True)
 class Record:
-    """One number. `tags` say what was measured (attention, dataset, seed, split, …) and become columns of the line."""
+    """One measurement. `tags` (attention, dataset, seed, split, …) say what was measured."""
 
     metric: str
     value: float | int | None  # None: not a finite number (a diverged run)
     unit: str = ""
-    n: int = 1  # how many observations the value summarises
+    n: int = 1  # number of observations
     experiment: str = ""
     device: str = ""
     threads: int = 0
     dtype: str = ""
-    settings: str = ""  # of a GPU: how it multiplies float32, which fused softmax it may use
+    settings: str = ""  # of a GPU: float32 matmul precision, SDPA backends
     versions: str = field(default_factory=versions)
     commit: str = field(default_factory=commit)
     time: float = field(default_factory=time.time)
-    artefact: str = ""  # a file beside the records that holds what one number cannot
+    artefact: str = ""  # a file with what one number cannot hold
     tags: dict[str, Tag] = field(default_factory=dict)
 
     def line(self) -> str:
@@ -85,22 +86,43 @@ class Record:
 
     @classmethod
     def of(cls, row: dict[str, Any]) -> Record:
-        """A line's object, as a record."""
+        """The record of a parsed line."""
         own = {name: row.pop(name) for name in OWN if name in row}
         return cls(**own, tags=row)
+
+    def check(self) -> None:
+        """A TypeError if a field or a tag holds what no record does."""
+        for name, kinds in KINDS.items():
+            if not isinstance(value := getattr(self, name), kinds) or _is_odd(value):
+                raise TypeError(f"{name}={value!r}")
+        for name, value in self.tags.items():
+            if not isinstance(value, SCALARS) or _is_odd(value):
+                raise TypeError(f"{name}={value!r}")
 
     def tagged(self, **tags: Tag) -> Record:
         return replace(self, tags=self.tags | tags)
 
     @property
     def where(self) -> str:
-        """On what it was measured."""
+        """Device, threads, dtype and versions."""
         threads = f"{self.threads} thread{'s' * (self.threads != 1)}"
         parts = self.device, threads, self.dtype, self.settings, self.versions
         return ", ".join(part for part in parts if part)
 
 
 OWN = tuple(f.name for f in fields(Record))
+SCALARS = (str, int, float, NoneType)
+KINDS: dict[str, tuple[type, ...]] = {
+    "value": (int, float, NoneType),
+    "n": (int,),
+    "threads": (int,),
+    "time": (int, float),
+}
+KINDS |= {name: (str,) for name in OWN if name not in (*KINDS, "tags")}
+
+
+def _is_odd(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 class Records:
@@ -123,7 +145,9 @@ class Records:
     def __iter__(self) -> Iterator[Record]:
         for number, row in enumerate(read_lines(self.path), 1):
             try:
-                yield Record.of(row)
+                record = Record.of(row)
+                record.check()
+                yield record
             except TypeError as error:
                 raise ValueError(f"{self.path}:{number}: damaged ({error})") from None
 

@@ -144,9 +144,7 @@ def _describe(annotation: Any) -> str:
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         parts = [part for part in typing.get_args(annotation) if part is not type(None)]
         return " or ".join(_describe(part) for part in parts)
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}.get(
-        annotation, str(annotation)
-    )
+    return {int: "an integer", float: "a number", bool: "true or false", str: "a word"}.get(annotation, str(annotation))
 
 
 def check_options(spec: Spec, allowed: Mapping[str, inspect.Parameter]) -> dict[str, Value]:

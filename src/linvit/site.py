@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Site:
-    """Where an attention sits in a model; all it may know of its surroundings."""
+    """The place of an attention in a model: shapes, grid, layer and seed."""
 
     heads: int
     head_dim: int
@@ -23,7 +23,7 @@ class Site:
         for name, least in {"heads": 1, "head_dim": 1, "tokens": 1, "prefix": 0, "layer": 0, "seed": 0}.items():
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"{name}={value!r} must be a whole number of at least {least}")
+                raise ValueError(f"{name}={value!r} must be an integer of at least {least}")
         if self.grid is not None:
             object.__setattr__(self, "grid", tuple(self.grid))
             if len(self.grid) != 2 or min(self.grid) < 1 or self.prefix + math.prod(self.grid) != self.tokens:
@@ -37,7 +37,7 @@ class Site:
         grid if that would be a single row."""
         image = tokens - self.prefix
         if image < 0:
-            raise ValueError(f"prefix={self.prefix} is more than the {tokens} tokens there are")
+            raise ValueError(f"prefix={self.prefix} is more than tokens={tokens}")
         grid = squarest(image) if image else (0, 0)
         return replace(self, tokens=tokens, grid=grid if grid[0] > 1 or image == 1 else None)
 
@@ -50,15 +50,15 @@ def squarest(tokens: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a model, or a part of it, takes."""
+    """Cost of a model or a part of it."""
 
     parameters: int = 0
     macs: int = 0  # multiply–accumulates of one image's forward pass
-    alive: int = 0  # the most numbers at once, besides those that stay, while it is built or sees one image
-    kept: int = 0  # numbers that stay and are no parameters
+    alive: int = 0  # peak of temporary numbers while it is built or processes one image
+    kept: int = 0  # numbers in buffers
     drawn: int = 0  # of these, random numbers, which `redraw` changes
-    shared: int = 0  # of the parameters, those that all such layers of a model have in common
-    features: int = 0  # of a token, or projected keys; of several layers the most
+    shared: int = 0  # parameters shared by all such layers of a model
+    features: int = 0  # features per token, or projected keys; the maximum over layers
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(

@@ -1,9 +1,18 @@
-"""Settings as TOML text."""
+"""Settings as TOML."""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from typing import Any
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """What TOML says. A ValueError also where it is nested so deeply that Python's parser gives up."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def to_toml(tree: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from linvit.attention import build_attention
-from linvit.attention.fused import fits, triton_attention
+from linvit.attention.fused import projection, supports, supports_projection, triton_attention
 from linvit.attention.performer import Performer
 from linvit.attention.reference import reference_attention
 from linvit.site import Site
@@ -32,7 +32,7 @@ def check(spec: str, tokens: int, head_dim: int, masked: bool, dtype: torch.dtyp
         mask[1] = False  # no key is left of this image
     leaves = [x.float().requires_grad_() for x in (q, k, v)]
     prepared = attention.prepare(leaves[0], leaves[1], mask)
-    assert fits(prepared, v)
+    assert supports(prepared, v)
     exact = [x.detach().double().requires_grad_() for x in leaves]
     double = attention.double()
     expected = reference_attention(double.prepare(exact[0], exact[1], mask), exact[2].flatten(0, 1))
@@ -79,6 +79,22 @@ def check_slices_of_one_projection(dtype: torch.dtype) -> None:
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.parametrize("tokens_last", [False, True])
+@pytest.mark.parametrize(("features", "head_dim", "norm"), [(16, 64, 0.0), (67, 48, -0.5), (131, 16, -0.25)])
+def check_projection(features: int, head_dim: int, norm: float, tokens_last: bool) -> None:
+    """Of slices, in float16: as exact as the two parts of Ω, which are 2⁻²² of it off."""
+    source = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 67, 3, 3, head_dim, generator=source).half().unbind(2)[1].transpose(1, 2)
+    omega = torch.randn(features, head_dim, generator=source)
+    assert supports_projection(x, omega)
+    wide = x.double().flatten(0, 1)
+    expected = wide @ omega.double().mT + norm * wide.square().sum(-1, keepdim=True)
+    found = projection(x, omega, norm, tokens_last)
+    assert found.is_contiguous()
+    assert found.dtype == torch.float32
+    torch.testing.assert_close((found.mT if tokens_last else found).double(), expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("sigma", [1.0, 2.0, 4.0])
 @pytest.mark.parametrize("spec", ["performer-exp:m=64", "performer-relu:m=64"])
 def check_half_precision_is_hardly_more_than_the_outputs_rounding(spec: str, sigma: float) -> None:
@@ -107,4 +123,4 @@ def check_what_is_left_to_the_other_path(spec: str) -> None:
     attention = build_attention(spec, Site(2, 32, 9))
     assert isinstance(attention, Performer)
     q, k, v = torch.randn(3, 1, 2, 9, 32)
-    assert not fits(attention.prepare(q, k), v)
+    assert not supports(attention.prepare(q, k), v)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
+
 import cases
 import pytest
 import torch
@@ -10,7 +13,10 @@ from cases import build, inputs, ragged, rounding
 from linvit.attention.accelerated import accelerated_attention
 from linvit.attention.performer import Performer
 from linvit.attention.reference import reference_attention
+from linvit.measure.advice import Workload
+from linvit.site import Site
 
+ROOT = Path(__file__).parents[2]
 PERFORMERS = [spec for spec, causal in cases.performers() if not causal]
 
 
@@ -54,7 +60,8 @@ def test_where_every_key_is_masked_there_is_nothing(spec):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("spec", unsigned())
 def test_half_precision_is_near_the_oracle(spec, dtype):
-    """Each of four roundings (both features, their sums, the output) is half a unit in the last place at most."""
+    """φ(k) and the output are rounded, by half a unit in the last place at most; the former moves weights from key to
+    key, and so counts twice at most."""
     for sigma in (1, 4):
         attention = performer(spec, head_dim=31, tokens=127)
         q, k, v = inputs(sigma=sigma, dtype=dtype, head_dim=31, tokens=127, grad=True)
@@ -63,7 +70,7 @@ def test_half_precision_is_near_the_oracle(spec, dtype):
         exact = attention.double().prepare(q.detach().double(), k.detach().double())
         expected = reference_attention(exact, v.detach().double().flatten(0, 1))
         assert out.dtype == dtype
-        assert (out - expected).norm() <= 4 * torch.finfo(dtype).eps / 2 * expected.norm()
+        assert (out - expected).norm() <= 3 * torch.finfo(dtype).eps / 2 * expected.norm()
         assert all(gradient.isfinite().all() for gradient in gradients)
 
 
@@ -137,3 +144,18 @@ def test_it_compiles_into_one_graph(spec):
     ours = torch.autograd.grad(out.square().sum(), tensors)
     for a, b in zip(ours, torch.autograd.grad(expected.square().sum(), again), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", ["performer-relu:m=64", "performer-exp:m=64"])
+def test_compiled_traffic(spec):
+    """At most 10 kernels and 450 MB forward, for slices of one projection: 577 tokens, 6 heads of 64, 43 images."""
+    pytest.importorskip("triton", reason="Triton is not installed (the extra `triton`)")
+    found = importlib.util.spec_from_file_location("traffic", ROOT / "benchmarks/traffic.py")
+    assert found is not None
+    assert found.loader is not None
+    traffic = importlib.util.module_from_spec(found)
+    found.loader.exec_module(traffic)
+    kernels = traffic.compiled_kernels(spec, Workload(Site(6, 64, 577), 43), slices=True)
+    assert len(kernels) <= 10
+    assert sum(kernel.bytes for kernel in kernels) <= 450e6

@@ -16,8 +16,9 @@ from linvit.attention import fused  # noqa: E402
 
 HERE = Path(__file__).parent
 SIZES = {"D": 64, "E": 64, "M": 64, "DP": 64, "EP": 64, "MP": 64, "BLOCK": fused.BLOCK}
-HALF = {"Q", "K", "V", "OUT", "DO", "DQ", "DK", "DV"}
-SINGLE = {"W", "WEIGHT", "S", "L", "DS", "DL"}
+HALF = {"Q", "K", "V", "X", "OUT", "DO", "DQ", "DK", "DV"}
+SINGLE = {"W", "WEIGHT", "S", "L", "DS", "DL", "U"}
+KERNELS = "project", "keys", "queries", "query_gradients", "key_gradients"
 
 
 def interpreted(which: str) -> None:
@@ -49,6 +50,7 @@ def compiled(kernel: Any, capability: int, kind: str, sizes: dict[str, int], wei
         "FLOOR": 1e-3,
         "NORM": -0.5,
         "HAS_WEIGHT": weight,
+        "MB": min(fused.MOST_FEATURES, sizes["MP"]),
         "WIDE": triton.language.bfloat16,
     }
     names = kernel.arg_names
@@ -56,12 +58,12 @@ def compiled(kernel: Any, capability: int, kind: str, sizes: dict[str, int], wei
     signature = {name: "constexpr" if name in constants else types[name] for name in names}
     chosen = {(i,): constants[name] for i, name in enumerate(names) if name in constants}
     source = ASTSource(kernel, signature, constexprs=chosen)
-    options = {"num_warps": fused.warps(sizes["DP"], sizes["EP"], sizes["MP"])}
+    options = {} if kernel is fused.project else {"num_warps": fused.warps(sizes["DP"], sizes["EP"], sizes["MP"])}
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
 @pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize("name", ["keys", "queries", "query_gradients", "key_gradients"])
+@pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("kind", ["exp", pytest.param("relu", marks=pytest.mark.slow)])
 def test_it_compiles_for_gpus(name: str, capability: int, kind: str) -> None:
     made = compiled(getattr(fused, name), capability, kind, SIZES, kind == "exp")
@@ -72,7 +74,7 @@ def test_it_compiles_for_gpus(name: str, capability: int, kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", fused.FUSED)
-@pytest.mark.parametrize("name", ["keys", "queries", "query_gradients", "key_gradients"])
+@pytest.mark.parametrize("name", KERNELS)
 def test_the_largest_sizes_compile(name: str, kind: str) -> None:
     sizes = SIZES | {"D": 128, "E": 128, "M": 256, "DP": 128, "EP": 128, "MP": 256}
     assert compiled(getattr(fused, name), 80, kind, sizes, True).asm["ptx"]

@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 
 import pytest
 
 from linvit import __version__, cli
 from linvit.cli import list as list_verb
+from linvit.cli._output import warnings_in_one_line
 from linvit.requests import BY_VERB
 
 
@@ -165,6 +167,18 @@ def test_a_reader_that_leaves_early_is_no_error(capfd, verb, monkeypatch):
     assert cli.main(verb(fail(BrokenPipeError()))) == 141
     assert redirected == [sys.stdout.fileno()]
     assert capfd.readouterr().err == ""
+
+
+def test_an_error_cannot_control_the_terminal(capsys, verb):
+    code, _, err = run(capsys, *verb(fail(ValueError("no\x1b[2J such\nfile \udcff"))))
+    assert (code, err) == (2, "linvit: error: no\\x1b[2J such file \\udcff\n")
+
+
+def test_warnings_are_one_line_and_not_about_metadata_of_images(capsys):
+    with warnings_in_one_line():
+        for module in ("PIL.TiffImagePlugin", "linvit.data"):
+            warnings.warn_explicit("odd\ntag", UserWarning, "file.py", 1, module=module)
+    assert capsys.readouterr().err == "linvit: warning: odd tag\n"
 
 
 @pytest.mark.kills

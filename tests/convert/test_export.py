@@ -322,7 +322,7 @@ def test_times_come_from_one_race(tmp_path, monkeypatch):
 
 
 def test_from_a_folder_of_hugging_face_to_an_export(tmp_path, capsys):
-    """The commands of docs/convert.md."""
+    """The commands of docs/how-to/export.md."""
     transformers = pytest.importorskip("transformers")
     size = {"hidden_size": 22, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 29}
     labels = {i: str(i) for i in range(10)}

@@ -1,4 +1,4 @@
-"""The suite for real GPUs runs to its end on the fake one; its figures mean nothing there."""
+"""The suite for real GPUs runs on the fake one, where its times mean nothing."""
 
 from __future__ import annotations
 
@@ -31,6 +31,13 @@ def check_softmax_against_sdpa():
 def check_wrong_attentions(monkeypatch):
     monkeypatch.setattr(suite, "defaults", lambda: ["softmax", "performer-relu:m=11"])
     assert suite.wrong_attentions(dtypes=(torch.bfloat16,)) == {}
+
+
+def check_wrong_paths():
+    """Errors become reasons: there is no Triton on the fake device."""
+    found = suite.wrong_paths(paths=("eager", "triton"), dtypes=(torch.bfloat16,))
+    assert {name.split()[0] for name in found} == {"triton"}
+    assert len(found) == 5
 
 
 @pytest.mark.slow

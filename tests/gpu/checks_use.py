@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from pathlib import Path
 
 import numpy as np
@@ -61,24 +60,33 @@ def check_every_attention_agrees_with_the_cpu(device, spec, dtype):
     assert (out.cpu().float() - expected).norm() <= bound * expected.norm()
 
 
-def error(spec: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> float:
-    """Of the output on the device, relative to float64."""
+def errors(spec: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[float, float]:
+    """Relative to float64, those of the output on the device, and of the exact output when it is rounded."""
     attention = build_attention(spec, site_of(spec, heads=1, tokens=q.shape[2], head_dim=61))
     exact = copy.deepcopy(attention).double()(q.double(), k.double(), v.double())
-    out = attention.to("cuda")(*(x.to("cuda") for x in (q, k, v)))
-    return float((out.cpu().double() - exact).norm() / exact.norm())
+    out = attention.to("cuda")(*(x.to("cuda") for x in (q, k, v))).cpu()
+    ours, least = ((x.double() - exact).norm() / exact.norm() for x in (out, exact.to(v.dtype)))
+    return float(ours), float(least)
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("tokens", [67, 1021])
 @pytest.mark.parametrize("spec", [spec.replace("m=11", "m=61") for spec in UNSIGNED])
-def check_error_in_bfloat16(device, spec, tokens):
-    """φ(k), S, φ(q) and the output are rounded. If few features of a query matter, these errors do not average out, and
-    each is half a unit in the last place at most: eps / 2√3 in the mean over mantissas near one, and twice that for
-    four of them."""
+def check_error_in_half_precision(device, spec, tokens, dtype):
+    """At most 1.2 times that of softmax, or, where rounding the exact output alone is as much, 1.1 times that: at
+    σ = 4 softmax picks few keys, and is nearly exact where it picks one."""
     for sigma in (1.0, 2.0, 4.0):
-        given = inputs(sigma=sigma, dtype=torch.bfloat16, batch=1, heads=1, tokens=tokens, head_dim=61)
-        assert error(spec, *given) <= torch.finfo(torch.bfloat16).eps / math.sqrt(3)
+        given = inputs(sigma=sigma, dtype=dtype, batch=1, heads=1, tokens=tokens, head_dim=61)
+        (ours, least), (softmax, _) = errors(spec, *given), errors("softmax", *given)
+        assert ours <= max(1.2 * softmax, 1.1 * least)
+
+
+@torch.no_grad()
+def check_biases_are_not_rounded_to_half_precision(device):
+    """Biases of cells reach 118 here. Rounding them to bfloat16 made the error 17 times that of softmax."""
+    given = inputs(sigma=4.0, dtype=torch.bfloat16, batch=1, heads=1, tokens=256, head_dim=61)
+    assert errors("twoscale:cell=2", *given)[0] <= 4 * errors("softmax", *given)[0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

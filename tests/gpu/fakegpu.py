@@ -272,11 +272,11 @@ class _Fused(torch.autograd.Function):
     """Fused softmax attention: one kernel forward and one backward, as CUDA has."""
 
     @staticmethod
-    def forward(ctx, q, k, v, mask, is_causal):
+    def forward(ctx, q, k, v, mask, is_causal, scale):
         ctx.inputs = [x.inner.detach().requires_grad_() for x in (q, k, v)]
         _count("scaled_dot_product_attention", q.inner)
         with torch.enable_grad():
-            ctx.out = sdpa(*ctx.inputs, attn_mask=_inner(mask), is_causal=is_causal)
+            ctx.out = sdpa(*ctx.inputs, attn_mask=_inner(mask), is_causal=is_causal, scale=scale)
         return CudaTensor(ctx.out.detach())
 
     @staticmethod
@@ -284,21 +284,21 @@ class _Fused(torch.autograd.Function):
         _count("scaled_dot_product_attention_backward", gradient.inner)
         with torch.enable_grad():
             found = torch.autograd.grad(ctx.out, ctx.inputs, gradient.inner)
-        return *(CudaTensor(x) for x in found), None, None
+        return *(CudaTensor(x) for x in found), None, None, None
 
 
 sdpa = F.scaled_dot_product_attention
 
 
-def _fused(query, key, value, attn_mask=None, is_causal=False):
+def _fused(query, key, value, attn_mask=None, is_causal=False, scale=None):
     """`sdpa`, on this device noting the dtype in which it computes."""
     if not isinstance(query, CudaTensor):
-        return sdpa(query, key, value, attn_mask=attn_mask, is_causal=is_causal)
+        return sdpa(query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale)
     if torch.is_autocast_enabled("cuda"):
         query, key, value = (x.to(torch.get_autocast_dtype("cuda")) for x in (query, key, value))
     assert query.dtype == key.dtype == value.dtype, "CUDA's kernels take one dtype"
     _device().sdpa_dtypes[query.dtype] += 1
-    return _Fused.apply(query, key, value, attn_mask, is_causal)
+    return _Fused.apply(query, key, value, attn_mask, is_causal, scale)
 
 
 GIB = 1 << 30

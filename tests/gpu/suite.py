@@ -1,18 +1,21 @@
-"""What anybody with a GPU can run in minutes, and send back as one report; each part returns what it found."""
+"""Checks and measurements on a real GPU. Each function returns its part of the report."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from cases import defaults, site_of
 
 import linvit
-from linvit.attention import BASELINE, build_attention
+from linvit.attention import BASELINE, accelerated, build_attention, fused
 from linvit.devices import settings
 from linvit.measure.gate import wrong
 from linvit.measure.race import quartiles, race
@@ -25,6 +28,7 @@ from linvit.study.advising import advise
 CUDA = torch.device("cuda")
 DTYPES = torch.float32, torch.bfloat16, torch.float16
 LINEAR = "performer-relu:m=64"
+PATHS = "triton", "compiled", "eager"  # of linear attention
 LENGTHS = 197, 401, 577, 785, 1025, 1601, 2305, 4097
 
 
@@ -46,6 +50,48 @@ def wrong_attentions(dtypes: Sequence[torch.dtype] = DTYPES) -> dict[str, str]:
             if why := wrong(attention, *given.to(CUDA, dtype)):
                 found[f"{spec} in {dtype}"] = why
     return found
+
+
+def wrong_paths(paths: Sequence[str] = PATHS, dtypes: Sequence[torch.dtype] = DTYPES) -> dict[str, str]:
+    """Likewise for each path of linear attention, not only the fastest one. q, k and v are slices of one projection, as
+    in a model."""
+    found, source = {}, torch.Generator().manual_seed(0)
+    projection = torch.randn(2, 131, 4, 3, 64, generator=source)
+    for kind, dtype, path in itertools.product(fused.FUSED, dtypes, paths):
+        attention = build_attention(f"performer-{kind}:m=64", Site(3, 64, 131)).to(CUDA)
+        given = [x.transpose(1, 2) for x in projection.to(CUDA, dtype).unbind(2)]
+        accelerated.FAILURES.clear()
+        with forced(path), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                why = wrong(attention, *given)
+            except Exception as error:  # part of the report, whatever it is
+                why = first_line(error)
+        if accelerated.FAILURES:  # eager operations were used instead
+            why = first_line(accelerated.FAILURES[0])
+        if why:
+            found[f"{path} {kind} in {dtype}"] = why
+    return found
+
+
+def first_line(error: Exception) -> str:
+    text, _, _ = str(error).strip().partition("\n")
+    return f"{type(error).__name__}: {text}"
+
+
+@contextlib.contextmanager
+def forced(path: str) -> Iterator[None]:
+    """Linear attention takes this path, except in float64."""
+    with contextlib.ExitStack() as patches:
+
+        def wins(prepared: Any, v: torch.Tensor, needs_gradient: bool) -> bool:
+            return path == "triton" and v.dtype != torch.float64
+
+        patches.enter_context(mock.patch.object(accelerated, "_triton_wins", wins))
+        if path == "eager":
+            eager = mock.Mock(return_value=accelerated._checkpointed)
+            patches.enter_context(mock.patch.object(accelerated, "_fastest", eager))
+        yield
 
 
 def softmax_against_sdpa(tokens: Sequence[int] = (197, 577, 1025, 4097), batch: int = 16) -> dict[int, list[float]]:

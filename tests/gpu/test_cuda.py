@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available()
 
 @pytest.fixture(scope="module")
 def report() -> Iterator[dict[str, Any]]:
-    """Stored even if a test fails: that is when it is of use."""
+    """Written even if a test fails."""
     found: dict[str, Any] = {"device": suite.device()}
     yield found
     path = Path(os.environ.get("LINVIT_GPU_REPORT", "runs/gpu.json"))
@@ -28,6 +28,11 @@ def report() -> Iterator[dict[str, Any]]:
 def test_every_attention_is_right(report: dict[str, Any]) -> None:
     report["wrong"] = suite.wrong_attentions()
     assert not report["wrong"]
+
+
+def test_every_path_of_linear_attention_is_right(report: dict[str, Any]) -> None:
+    report["wrong_paths"] = suite.wrong_paths()
+    assert not report["wrong_paths"]
 
 
 @pytest.mark.parametrize("amp", ["off", "auto"])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import pytest
 import torch
 
 from linvit.measure import race as module
-from linvit.measure.race import over_rounds, quartiles, race, ratios, timed
+from linvit.measure.race import is_fine, over_rounds, quartiles, race, ratios, timed
+from linvit.measure.threads import use_threads
 
 CPU = torch.device("cpu")
 
@@ -55,6 +57,18 @@ def test_a_ratio_is_taken_inside_its_round(machine):
     assert times.of("b", by="wall") == [2.0, 4.0, 6.0, 8.0]
     assert times.ratios("a", "b") == [3.0] * 4
     assert times.ratios("b", "a") == pytest.approx([1 / 3] * 4)
+
+
+def test_a_cpu_clock_of_coarse_steps_is_not_used(machine, monkeypatch):
+    """As under `ulimit -t`: a short call would have taken no time at all."""
+    now = itertools.count()
+    assert not is_fine(lambda: next(now) // 3 * 4e-3)
+    assert is_fine(lambda: next(now) // 3 * 1e-6)
+    calls = {"a": machine.call("a", 3.0)}
+    assert race(calls, device=CPU, rounds=1).clock == "cpu"
+    monkeypatch.setattr(module, "is_fine", lambda clock: False)
+    times = race(calls, device=CPU, rounds=1)
+    assert (times.clock, times.ratio_clock) == ("wall", "wall")
 
 
 @pytest.mark.parametrize(("seconds", "repeats"), [(0.25, 8), (0.3, 7), (2.0, 1), (50.0, 1)])
@@ -142,3 +156,8 @@ def test_a_device_that_waits_for_launches_is_told(monkeypatch: pytest.MonkeyPatc
     assert times.launch_bound("short") == {"launch_bound": True}
     assert times.launch_bound("long") == {}
     assert race({"short": short}, device=torch.device("cpu"), rounds=1).launch_bound("short") == {}
+
+
+def test_more_threads_than_can_be_meant():
+    with pytest.raises(ValueError, match="threads=100000 is more than"), use_threads(100_000):
+        pass

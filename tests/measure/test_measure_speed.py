@@ -331,7 +331,7 @@ def test_what_is_wrong_where_it_is_compared_is_not_timed_where_it_is_not(monkeyp
 
 
 def test_a_prefix_is_no_longer_than_the_sequence():
-    with pytest.raises(ValueError, match="prefix=9 is more than the 8 tokens"):
+    with pytest.raises(ValueError, match="prefix=9 is more than tokens=8"):
         list(attention_speed(["softmax"], Site(2, 8, 9, prefix=9), tokens=[8]))
 
 

@@ -153,12 +153,12 @@ def test_a_dinov3_takes_larger_images(tmp_path):
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
-        ("dinov3", {"rope_theta": 10.0}, "rope_theta=10.0 is not what linvit computes: 100.0"),
-        ("dinov3", {"hidden_act": "silu"}, "hidden_act='silu' is not what linvit computes"),
+        ("dinov3", {"rope_theta": 10.0}, "rope_theta=10.0 is not supported by linvit: 100.0"),
+        ("dinov3", {"hidden_act": "silu"}, "hidden_act='silu' is not supported by linvit"),
         ("dinov3", {"use_gated_mlp": True}, "use_gated_mlp=True, but the weights have False"),
         ("dinov3", {"key_bias": True}, r"there is no layer.0.attention.k_proj.bias \(36,\)"),
-        ("dinov3", {"image_size": None}, "image_size=None must be a whole number"),
-        ("dinov3", {"image_size": [35, 70]}, r"image_size=\[35, 70\]: images that are not square are not read"),
+        ("dinov3", {"image_size": None}, "image_size=None must be an integer"),
+        ("dinov3", {"image_size": [35, 70]}, r"image_size=\[35, 70\]: images that are not square are not supported"),
         ("siglip", {"image_size": 42}, "image_size=42, but 25 positions of patches of 7 px are for 35 px"),
         ("siglip", {"num_hidden_layers": 3}, "num_hidden_layers=3, but the weights have 2"),
     ],
@@ -553,10 +553,10 @@ def edited(folder: Path, drop: str = "^$", rename: dict[str, str] | None = None,
         ({"architecture": "swin_tiny_patch4"}, "architecture='swin_tiny_patch4' is not a plain vision transformer"),
         ({"architecture": "vit_base_patch16_rope_224"}, "architecture='vit_base_patch16_rope_224' is not"),
         ({"architecture": "vit_base_patch16_rpn_224"}, "architecture='vit_base_patch16_rpn_224' is not a plain"),
-        ({"architecture": "vit_wide_patch7"}, "architecture='vit_wide_patch7': how many heads this has is not known"),
+        ({"architecture": "vit_wide_patch7"}, "architecture='vit_wide_patch7': the number of heads is unknown"),
         ({"model_args": {"num_heads": 4}}, "4 heads do not divide a width of 33"),
-        ({"model_args": {"act_layer": "relu"}}, "act_layer='relu' is not what linvit computes"),
-        ({"global_pool": "map"}, "global_pool='map' is not read"),
+        ({"model_args": {"act_layer": "relu"}}, "act_layer='relu' is not supported by linvit"),
+        ({"global_pool": "map"}, "global_pool='map' is not supported"),
         ({"quantization_config": {"bits": 4}}, r"quantization_config=\{'bits': 4\}: quantised"),
         ({"pretrained_cfg": {"mean": [0.5]}}, r"mean=\[0.5\] must be 3 numbers"),
         ({"pretrained_cfg": {"std": [0.5, 0.5, 0]}}, r"std=\[0.5, 0.5, 0\] must be 3 numbers"),
@@ -586,8 +586,8 @@ def edited(folder: Path, drop: str = "^$", rename: dict[str, str] | None = None,
         ({"drop": r"norm\.bias"}, r"there is no norm.bias \(33,\)"),
         ({"drop": r"norm\."}, r"there is no tensor for linvit's norm.weight \(33,\)"),
         ({"drop": "pos_embed"}, "there is no pos_embed"),
-        ({"rename": {"norm.bias": "norm_pre.bias"}}, r"norm_pre.bias \(33,\) has no place"),
-        ({"rename": {"head.weight": "head_dist.weight"}}, r"head_dist.weight \(5, 33\) has no place"),
+        ({"rename": {"norm.bias": "norm_pre.bias"}}, r"norm_pre.bias \(33,\) has no counterpart"),
+        ({"rename": {"head.weight": "head_dist.weight"}}, r"head_dist.weight \(5, 33\) has no counterpart"),
         (
             {"rename": {"norm.bias": "fc_norm.weight"}},
             "norm.weight and fc_norm.weight are both linvit's norm.weight|"
@@ -600,7 +600,7 @@ def edited(folder: Path, drop: str = "^$", rename: dict[str, str] | None = None,
                     "blocks.1.norm2.bias": "blocks.1.mlp.fc1.bias",
                 }
             },
-            r"blocks.1.\S+ has shape \(\d+,\), but the rest of the model asks for \(\d+,\)",
+            r"blocks.1.\S+ has shape \(\d+,\), but the rest of the model requires \(\d+,\)",
         ),
         (
             {"rename": {"blocks.1.norm1.bias": "blocks.9999999999.norm1.bias"}},
@@ -618,10 +618,10 @@ def test_what_timm_has_and_linvit_has_not(changes, words, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model_type": "swin"}, "model_type='swin' is not read; .*choose from: vit, deit"),
-        ({"hidden_act": "quick_gelu"}, "hidden_act='quick_gelu' is not what linvit computes; .*choose from: gelu, "),
+        ({"model_type": "swin"}, "model_type='swin' is not supported; .*choose from: vit, deit"),
+        ({"hidden_act": "quick_gelu"}, "hidden_act='quick_gelu' is not supported by linvit; .*choose from: gelu, "),
         ({"use_swiglu_ffn": True}, "use_swiglu_ffn=True, but the weights have False"),
-        ({"num_attention_heads": "many"}, "num_attention_heads='many' must be a whole number"),
+        ({"num_attention_heads": "many"}, "num_attention_heads='many' must be an integer"),
         ({"linvit_attention": "performer-nothing"}, "unknown attention 'performer-nothing'"),
         ({"image_size": 42}, "image_size=42, but 26 positions of patches of 7 px are for 35 px"),
         ({"image_size": [35, 70]}, r"image_size=\[35, 70\], but"),
@@ -713,13 +713,13 @@ def test_a_configuration_that_says_nothing(said, tmp_path):
         load(tmp_path)
     assert "\n" not in str(caught.value)
     torchvision_folder(tmp_path, **said)
-    with pytest.raises(ValueError, match=r"how many heads this has is not known: write num_heads into config.json"):
+    with pytest.raises(ValueError, match=r"the number of heads is unknown: add num_heads to config.json"):
         load(tmp_path)
 
 
 def test_two_heads_of_a_distilled_deit_are_refused(tmp_path):
     hugging_face("DeiT", "ForImageClassificationWithTeacher").save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"(cls|distillation)_classifier\.\w+ \(5.*\) has no place"):
+    with pytest.raises(ValueError, match=r"(cls|distillation)_classifier\.\w+ \(5.*\) has no counterpart"):
         load(tmp_path)
 
 
@@ -731,7 +731,7 @@ def test_files_that_are_not_what_they_should_be(tmp_path):
     with pytest.raises(ValueError, match="a file of weights is damaged"):
         load(tmp_path)
     save_file({k: v.to(torch.int8) for k, v in load_file_of(whole, tmp_path).items()}, weights)
-    with pytest.raises(ValueError, match=r"holds I8: quantised weights are not read"):
+    with pytest.raises(ValueError, match=r"holds I8: quantised weights are not supported"):
         load(tmp_path)
     weights.rename(tmp_path / "pytorch_model.bin")
     with pytest.raises(ValueError, match=r"no model.safetensors; pytorch_model.bin is a pickle, which is never read"):
@@ -771,7 +771,7 @@ def test_a_model_of_the_hub(tmp_path, monkeypatch):
 
     monkeypatch.setattr(hub, "snapshot_download", offline)
     with pytest.raises(
-        ValueError, match=r"^org/some-vit does not exist here, and the hub did not give it \(no network\)"
+        ValueError, match=r"^org/some-vit does not exist here, and could not be downloaded from the hub \(no network\)"
     ):
         load("org/some-vit")
     for path in ("tests/nothing", "nothing", "./a/b", "a/b/c"):  # none of these is an id

@@ -10,6 +10,7 @@ from synthetic import document, record, variant
 from linvit import report
 from linvit.ledger import open_ledger
 from linvit.requests import CompareRequest, ReproduceRequest
+from linvit.schemas.experiment import Source
 from linvit.schemas.study import Plan
 
 REQUEST = CompareRequest.of(data="photos", budget="30m", dropout=0.1, out="runs/mine")
@@ -54,28 +55,41 @@ def test_the_fastest_that_equals_the_best_is_recommended(built):
     advice = built.recommendation
     assert advice.variant == "performer-relu:m=64,projection=none"
     assert (built.headline, built.confidence) == ("Recommendation", "within 1 point")
-    assert "it loses less than 0." in built.sentences[1]
-    assert "over seeds and test images" in built.sentences[1]
-    assert built.sentences[2].startswith("Attention is worth 6.8 points here (6.2 to 7.4): the control, uniform, is")
+    assert advice.use == "performer-relu:m=64,projection=none, 1.7× as fast as softmax."
+    assert "points behind softmax, the most accurate (97." in advice.why
+    assert "it loses less than 0." in advice.why
+    assert advice.reason.endswith("Confidence is over seeds and test images.")
+    assert built.sentences[0].startswith("Attention is worth 6.8 points here (6.2 to 7.4): the control, uniform, is")
     assert "highest inference speed relative to softmax" in built.reason
     assert advice.changes is None
-    assert not built.suggested
+    assert advice.next == "Ask the same of your own images:"
+    assert words_of(built)[2:] == ["path/to/images", "-a", "softmax", "-a", advice.variant]
 
 
 def test_sentences_without_speeds_or_others(tmp_path):
     ahead = made(tmp_path / "ahead", {"softmax": near(0.97), "linformer:k=16": near(0.95)})
-    assert ahead.sentences[0] == "Use softmax: right on 97.0\xa0% of the test images, more than any other variant."
-    assert "on these 10,000 test images" in ahead.sentences[1]
-    assert "more accurate than every other variant" in ahead.sentences[1]
+    use, why, following = (text for _, text in ahead.answer)
+    assert use == "softmax: it is the most accurate."
+    assert why.startswith("It is right on 97.0\xa0% of the test images, more than any other variant. ")
+    assert "on these 10,000 test images" in ahead.reason
+    assert "more accurate than every other variant" in why
+    assert following.startswith("Ask the same of your own images")
+    assert words_of(ahead) == ["linvit", "compare", "path/to/images"]
     assert "the only variant that is shown" in ahead.reason
     alone = made(tmp_path / "alone", {"softmax": near(0.97)})
     assert (alone.recommendation.variant, alone.confidence) == ("softmax", "not compared")
     begun = made(tmp_path / "begun", {"softmax": near(0.97), "linformer:k=16": {}})
     assert (begun.recommendation.variant, begun.headline) == (None, "Not finished")
-    assert "Only softmax has been trained so far" in begun.sentences[0]
+    assert "Only softmax has been trained so far" in begun.recommendation.why
+    assert begun.suggested == [REQUEST.command()]
     both = made(tmp_path / "both", {"softmax": near(0.971), "performer-relu": near(0.97)})
     assert both.recommendation.variant == "softmax"
     assert "no speed was measured" in both.reason
+    (tmp_path / "faster").mkdir()
+    table = {"softmax": near(0.95), "performer-relu": near(0.97)}
+    faster = made(tmp_path / "faster", table, None, SPEEDS).recommendation
+    assert (faster.use, faster.variant) == ("performer-relu, 2× as fast as softmax.", "performer-relu")
+    assert "more than any other variant (softmax: 95.0" in faster.why
 
 
 def test_diverged_variants_are_never_recommended(tmp_path):
@@ -83,10 +97,10 @@ def test_diverged_variants_are_never_recommended(tmp_path):
     assert made(tmp_path / "one", table, None, SPEEDS, diverged=["performer-relu"]).recommendation.variant == "softmax"
     every = made(tmp_path / "all", table, None, SPEEDS, diverged=list(table))
     assert every.recommendation.variant is None
-    assert "every variant diverged" in every.sentences[0]
+    assert every.recommendation.why == "Every variant diverged."
     assert {v.verdict for v in every.summary.variants} == {"diverged"}
     control = made(tmp_path / "control", {"softmax": {}, "uniform": {}}, diverged=["uniform"])
-    assert "every variant diverged" not in control.sentences[0]
+    assert "diverged" not in control.recommendation.why
 
 
 def test_too_few_seeds(tmp_path):
@@ -100,8 +114,7 @@ def test_too_few_seeds(tmp_path):
     assert {v.verdict for v in found.summary.variants} == {"most accurate", "too few seeds"}
     assert found.recommendation.changes == {"seeds": 3, "attentions": ("softmax", "linformer:k=16"), "controls": True}
     assert found.suggested == [
-        "linvit compare photos --set dropout=0.1 --out runs/mine --attention softmax --attention linformer:k=16 "
-        "--budget 30m --seeds 3"
+        "linvit compare photos --set dropout=0.1 --out runs/mine -a softmax -a linformer:k=16 --budget 30m --seeds 3"
     ]
     assert found.sentences[-1].startswith("In one seed, attention was worth ")
     three, two = {0: 0.970, 1: 0.972, 2: 0.974}, {0: 0.971, 1: 0.971}
@@ -114,7 +127,20 @@ def test_a_call_from_python_has_no_command(tmp_path):
     found = made(tmp_path, OPEN, None, SPEEDS, requests=())
     assert found.recommendation.changes
     assert not found.suggested
+    assert found.answer[-1] == ("Next", "About 17 seeds would resolve it.")
     assert not found.commands
+
+
+def test_what_was_chosen_for_images_of_ones_own_is_to_be_trained(tmp_path):
+    source = Source(data="/home/me/photos", image_size=64)
+    table = {"softmax": near(0.97), "performer-relu": near(0.971)}
+    request = CompareRequest.of(data="photos", image_size=64, dropout=0.1, budget="30m", seeds=5, out="runs/mine")
+    words = words_of(made(tmp_path / "a", table, None, SPEEDS, source=source, requests=[request]))
+    assert words[:3] == ["linvit", "train", "photos"]
+    assert {"--image-size", "64", "dropout=0.1", "performer-relu", "runs/train-performer-relu"} <= set(words)
+    assert not {"--budget", "--seeds", "runs/mine"} & set(words)
+    python = made(tmp_path / "b", table, None, SPEEDS, source=source, requests=())
+    assert python.answer[-1] == ("Next", "Train it on your images: attention=performer-relu.")
 
 
 def test_controls_do_not_affect_the_others(tmp_path):
@@ -126,10 +152,10 @@ def test_controls_do_not_affect_the_others(tmp_path):
     }
     found = made(tmp_path / "control", table, None, SPEEDS)
     assert found.recommendation.variant == "performer-relu"
-    assert found.sentences[0].startswith("Attention hardly matters on these images: the control, identity, is right on")
+    assert "Attention hardly matters on these images: the control, identity, is right on" in found.recommendation.why
     assert found.summary["identity"].verdict == "within 1 point"
     del table["performer-relu"]
-    assert "All others are controls" in made(tmp_path / "alone", table).sentences[2]
+    assert "All others are controls" in made(tmp_path / "alone", table).recommendation.why
     quiet = {"softmax": table["softmax"], "performer-relu": {0: 0.920, 1: 0.9215, 2: 0.9245}}
     noisy = made(tmp_path / "noisy", quiet | {"uniform": {0: 0.7, 1: 0.9, 2: 0.5}})
     assert [v.verdict for v in noisy.summary.variants[:2]] == ["most accurate", "worse"]
@@ -145,23 +171,23 @@ def test_a_pair_without_a_shared_seed_promises_nothing(tmp_path):
     assert found.recommendation.variant == "softmax"  # the second and the third were never compared
     assert (
         "performer-relu (−0.1 points) is faster, but whether it loses 1 point or more is undecided"
-        in found.sentences[2]
+        in found.sentences[0]
     )
-    assert "inf" not in " ".join(found.sentences)
+    assert "inf" not in " ".join([*found.sentences, *(text for _, text in found.answer)])
 
 
 def test_noise_leaves_it_open(tmp_path):
     table = {"softmax": {0: 0.90, 1: 0.96, 2: 0.98}, "performer-relu": {0: 0.97, 1: 0.92, 2: 0.94}}
     found = made(tmp_path, table, None, SPEEDS)
     assert (found.headline, found.confidence) == ("Most accurate so far", "undecided")
-    assert found.sentences[2] == "Even 30 seeds would not resolve it: they differ too much."
+    assert found.recommendation.next == "Even 30 seeds would not resolve it: they differ too much."
 
 
 def test_a_slower_one_that_is_about_to_pass_makes_it_too_early(tmp_path):
     table = {"softmax": near(0.90), "performer-relu": near(0.93)}
     found = made(tmp_path / "a", table, {"softmax": 0.84, "performer-relu": 0.92}, SPEEDS)
     assert found.headline == "Too early to tell"
-    assert "softmax gained 5.0 points on performer-relu" in found.sentences[0]
+    assert "softmax gained 5.0 points on performer-relu" in found.recommendation.why
     calm = made(tmp_path / "b", table, {"softmax": 0.885, "performer-relu": 0.92}, SPEEDS)
     assert calm.recommendation.variant == "performer-relu"
 
@@ -203,7 +229,7 @@ def test_longer_training_is_of_all_variants(tmp_path):
     """The last request was for one of them."""
     later = REQUEST.replaced(attentions=("softmax",), seeds=9, controls=False)
     words = words_of(made(tmp_path, *EARLY, requests=[REQUEST, later]))
-    assert [words[i + 1] for i, word in enumerate(words) if word == "--attention"] == ["softmax", "performer-relu"]
+    assert [words[i + 1] for i, word in enumerate(words) if word == "-a"] == ["softmax", "performer-relu"]
 
 
 def test_one_that_was_trained_for_longer_is_shown_and_not_chosen(tmp_path):
@@ -222,24 +248,24 @@ def test_one_that_was_trained_for_longer_is_shown_and_not_chosen(tmp_path):
 def test_looks_are_counted_not_requests(tmp_path):
     first = dict.fromkeys(OPEN, 3)
     once = made(tmp_path / "once", OPEN, None, SPEEDS, requests=[REQUEST, REQUEST], looks=[{"softmax": 3}, first])
-    assert "seeds would resolve it" in once.sentences[-1]
-    assert words_of(once).count("--attention") == 2
+    assert "seeds would resolve it" in once.recommendation.next
+    assert words_of(once).count("-a") == 2
     noisy = {"softmax": [0.90, 0.91, 0.92] * 2, "performer-relu": [0.915, 0.90, 0.905] * 2}
     more = {name: dict(enumerate(values)) for name, values in noisy.items()}
     twice = made(tmp_path / "twice", more, None, SPEEDS, looks=[first, dict.fromkeys(OPEN, 6)])
-    assert "A second look did not resolve it" in twice.sentences[-1]
+    assert "A second look did not resolve it" in twice.recommendation.next
     assert not twice.suggested
 
 
 def test_a_second_look_that_was_interrupted_is_to_be_finished(tmp_path):
     seeds = {name: list(range(20)) for name in OPEN}
     found = made(tmp_path, OPEN, None, SPEEDS, seeds=seeds, looks=[dict.fromkeys(OPEN, 3)])
-    assert "34 runs of this study are missing" in found.sentences[-1]
+    assert "34 runs of this study are missing" in found.recommendation.next
     assert found.suggested == [REQUEST.command()]
 
 
 def test_what_was_not_timed_is_not_called_faster(tmp_path):
-    assert "may be faster, which was not measured" in " ".join(made(tmp_path / "none", OPEN).sentences)
+    assert "may be faster, which was not measured" in made(tmp_path / "none", OPEN).recommendation.why
     table = {"softmax": near(0.93), "performer-relu": near(0.931), "linformer:k=16": near(0.87)}
     two = {name: SPEEDS[name] for name in ("softmax", "performer-relu")}
     found = made(tmp_path / "two", table, None, two)
@@ -257,7 +283,7 @@ def test_accuracies_are_quoted_over_shared_seeds(tmp_path):
     }
     found = made(tmp_path, table, None, {"softmax": 1.0, "performer-relu": 2.0, "performer-exp": 2.0})
     assert found.recommendation.variant == "performer-relu"
-    assert "94.8" in found.sentences[0]  # of all twelve, as the best's
+    assert "94.8" in found.recommendation.why  # of all twelve, as the best's
 
 
 def test_a_variant_that_fails_does_not_silence_the_rest(tmp_path):

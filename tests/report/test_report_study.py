@@ -79,7 +79,7 @@ def test_variants_are_distinguished_by_their_ids(tmp_path):
     verdicts = {"softmax": "most accurate", "slow": "worse", "paper": "published"}
     assert {name: row["verdict"] for name, row in found.items()} == verdicts
     assert found["paper"]["test_accuracy"] == 0.999
-    assert result.sentences[0].startswith("Use lr 0.1: ")
+    assert result.recommendation.use.startswith("lr 0.1: ")
     assert "lr 0.2 failed: seed 4: ended by SIGKILL. The same command retries it." in result.limitations
 
 
@@ -180,7 +180,7 @@ def test_the_baseline_is_drawn_once(tmp_path, attentions, heads, name):
 def test_what_is_not_timed_is_named_with_the_reason(tmp_path):
     variants = [variant(name) for name in ("softmax", PERFORMER, "linformer:k=16", "other")]
     study(tmp_path, ("softmax", PERFORMER), artefacts=False, variants=variants)
-    why = "spec 'x': k=16 is more than the 4 tokens there are to project"
+    why = "spec 'x': k=16 is more than tokens=4"
     add(
         tmp_path,
         *(
@@ -188,7 +188,7 @@ def test_what_is_not_timed_is_named_with_the_reason(tmp_path):
             for name in (PERFORMER, "linformer:k=16")
         ),
     )
-    summary, reason = summary_of(tmp_path), "k=16 is more than the 4 tokens there are to project"
+    summary, reason = summary_of(tmp_path), "k=16 is more than tokens=4"
     assert scaling.partly_timed(summary) == [f"{PERFORMER} could not be timed at 4 tokens: {reason}."]
     assert scaling.not_timed(summary) == {"linformer:k=16": reason, "other": "not measured"}
 

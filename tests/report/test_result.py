@@ -76,17 +76,21 @@ def test_every_output_shows_the_same_result(built, capsys):
     show(built, request)
     printed = capsys.readouterr().out
     words, markdown = text_of(built.page), (built.page.parent / "report.md").read_text().replace("\\", "")
-    sentences = [" ".join(text.split()) for text in built.sentences]
+    sentences = [" ".join(text.split()) for text in (*built.sentences, *(text for _, text in built.answer))]
     for text in (built.headline, *sentences, *built.limitations, *(cell.text for cell in built.table.rows[2].values())):
         assert " ".join(text.split()) in words
         assert " ".join(text.split()) in " ".join(markdown.split())
-    assert built.headline in printed
     assert all(text in printed for text in built.sentences)
     assert str(built.page) in printed
+    use, why, following = printed.splitlines()[-3:]
+    assert [line.split()[0] for line in (use, why, following)] == ["Use", "Why", "Next"]
+    assert [line[6:] for line in (use, why)] == [text for _, text in built.answer[:2]]
+    assert following[6:] == f"{built.answer[2][1]} {built.suggested[0]}"
     show(built, request.replaced(as_json=True))
     said = json.loads(capsys.readouterr().out)
     assert said == json.loads(json.dumps(built.json()))
     assert said["sentences"] == built.sentences
+    assert (said["use"], said["why"], said["next"]) == tuple(text for _, text in built.answer)
     assert [row["verdict"] for row in said["variants"]] == [row["Verdict"] for row in built.table.texts]
     show(built, request.replaced(quiet=True))
     assert "softmax  " not in capsys.readouterr().out  # no table
@@ -135,7 +139,7 @@ def test_everything_a_user_names_is_escaped(hostile):
         assert attack not in page
     markdown = (hostile / "report.md").read_text(encoding="utf-8")
     assert not re.search(r"(?<!\\)<(script|img|b)", markdown.split("```")[0])
-    assert markdown.count("```") == 2
+    assert markdown.count("```") == 4  # what to run next, and what was run
     assert [row["attention"][:7] for row in rows(hostile)] == ["softmax", "'=cmd()"]
 
 
@@ -144,6 +148,15 @@ def test_json_cannot_leave_its_script():
     assert "<" not in text
     assert "\u2028" not in text
     assert json.loads(text) == {"a": "</script><!--", "b": "\u2028"}
+
+
+def test_a_page_that_cannot_be_made_is_an_error_of_one_line(copy):
+    """What files hold that linvit did not write cannot be foreseen."""
+    (copy / "models.json").write_text(json.dumps({name: [1] for name in ATTENTIONS}))
+    with pytest.raises(ValueError, match=r"the page cannot be made from the files there \(TypeError: ") as caught:
+        build(copy)
+    assert str(copy) in str(caught.value)
+    assert isinstance(caught.value.__cause__, TypeError)
 
 
 def test_missing_and_broken_artefacts_are_left_out(copy, tmp_path):

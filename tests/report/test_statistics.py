@@ -11,15 +11,24 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from linvit.report import statistics
+from linvit.report import comparison, statistics
+from linvit.report.comparison import compare, dunnett
 from linvit.report.merit import ACCURACY
-from linvit.report.statistics import DIVERGED, MISSING, OPEN, UNKNOWN, WORSE, compare, dunnett, interval, judge
+from linvit.report.statistics import DIVERGED, MISSING, OPEN, UNKNOWN, WORSE, interval, judge
 
-spec = importlib.util.spec_from_file_location("decisions", Path(__file__).parents[2] / "benchmarks" / "decisions.py")
-assert spec is not None
-assert spec.loader is not None
-decisions = sys.modules["decisions"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(decisions)
+
+def benchmark(name: str):
+    """A script of benchmarks/ as a module."""
+    path = Path(__file__).parents[2] / "benchmarks" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+decisions, folded = benchmark("decisions"), benchmark("folds")
 BEST, WITHIN = ACCURACY.best, ACCURACY.within(0.01)
 
 
@@ -245,43 +254,96 @@ def test_folds_get_the_corrected_resampled_t(folds, seeds):
     found = interval(a, shared)
     assert found is not None
     assert (found.low, found.high) == pytest.approx(corrected(a, shared))
-    pair = compare(np.stack([a, b]), shared=shared)
+    pair = compare(np.stack([a, b]), folds=folds)
     low, high = corrected(a - b, shared)
     assert pair.half(0.025)[0, 1] == pytest.approx((high - low) / 2)
     runs = [(seed, fold) for seed in range(seeds) for fold in range(folds)]
-    standing = judge({"a": dict(zip(runs, a + 1, strict=True)), "b": dict(zip(runs, b, strict=True))}, shared=shared)
+    standing = judge({"a": dict(zip(runs, a + 1, strict=True)), "b": dict(zip(runs, b, strict=True))}, folds=folds)
     assert standing.of["b"].over_seeds == pytest.approx(corrected(b - a - 1, shared))
     assert pair.half(0.025)[0, 1] > compare(np.stack([a, b])).half(0.025)[0, 1]
 
 
-def cross_validated(rng, folds: int, seeds: int, images: int = 100, features: int = 11) -> np.ndarray:
-    """(2, runs): two learners that are equally good, each with features of its own; nearest class mean."""
+@pytest.mark.parametrize(("folds", "seeds"), [(5, 1), (3, 4)])
+def test_folds_whose_images_are_known(folds, seeds):
+    """What a run's own images explain of its noise is not correlated, and is known well."""
+    images = 211 * folds
+    rng = np.random.default_rng(folds)
+    right = rng.random((2, seeds, images)) < np.clip(0.9 + 0.1 * rng.normal(size=images), 0, 1)
+    hand = np.arange(images) % folds
+    runs = np.stack([right[..., hand == fold].mean(axis=-1) for fold in range(folds)], axis=-1).reshape(2, -1)
+    runs[0] += 0.05 * rng.normal(size=folds * seeds)  # as if models differed, too
+    d, n = right[0].astype(float) - right[1], folds * seeds
+    columns = d.mean(axis=0).var(ddof=1)
+    rest = d - d.mean(axis=0) - d.mean(axis=1)[:, None] + d.mean()
+    residual = (rest**2).sum() / ((seeds - 1) * (images - 1)) if seeds > 1 else 0.0
+    lasting = max(0.0, columns - residual / seeds)
+    models = (runs[0] - runs[1]).var(ddof=1) - comparison.EXPLAINED * (lasting + residual) * folds / images
+    assert models > 0
+    seen = stats.t.ppf(0.975, n - 1) ** 2 * models * (1 / n + 1 / (folds - 1))
+    expected = seen + stats.norm.ppf(0.975) ** 2 * (lasting + residual / seeds) / images
+    found = compare(runs, list(right), folds=folds)
+    assert found.half(0.025, loss=0.0)[0, 1] == pytest.approx(math.sqrt(expected), rel=1e-4)
+    keys = [(seed, fold) for seed in range(seeds) for fold in range(folds)]
+    scores = {name: dict(zip(keys, runs[i], strict=True)) for i, name in enumerate("ab")}
+    seen_by = {name: dict(enumerate(right[i])) for i, name in enumerate("ab")}
+    standing = judge(scores, seen_by, folds=folds).of
+    spans = [standing[name].over_seeds for name in "ab" if standing[name].behind is not None]
+    assert (spans[0][1] - spans[0][0]) / 2 == pytest.approx(math.sqrt(expected), rel=1e-4)
+    scores["b"].pop((0, 0))  # of an incomplete seed no image is compared
+    assert not np.isfinite(judge(scores, seen_by, folds=folds).comparison.images).any()
+
+
+@pytest.mark.parametrize(("k", "deviation", "share"), [(2, 0.0005, 0.0), (2, 0.006, 0.2), (3, 0.003, 0.2)])
+def test_folds_rarely_call_within_the_margin_what_loses_it(k, deviation, share):
+    """Over both looks, in the worst case, though models of all folds were trained on mostly the same images."""
+    truth = decisions.accuracies(k, 0.01, folded.TOP)
+    assert folded.rates(truth, deviation, share, 300).wrong <= at_most(0.05, 300)
+
+
+def test_known_images_decide_what_scores_of_folds_do_not():
+    """Folds differ no more than by the few images that only one of two models knows."""
+    keys, hand = [(0, fold) for fold in range(5)], np.arange(1800) % 5
+    right = {"a": np.arange(1800) >= 5 * 3, "b": np.ones(1800, dtype=bool)}
+    for fold, wrong in enumerate((6, 1, 4, 1, 3)):
+        right["b"][np.flatnonzero(hand == fold)[-wrong:]] = False
+    scores = {name: {(0, f): float(x[hand == f].mean()) for _, f in keys} for name, x in right.items()}
+    assert OPEN in words(judge(scores, folds=5)).values()
+    known = judge(scores, {name: {0: x} for name, x in right.items()}, folds=5)
+    assert set(words(known).values()) == {BEST, WITHIN}
+
+
+def cross_validated(
+    rng, folds: int, seeds: int, images: int = 100, features: int = 11
+) -> tuple[np.ndarray, np.ndarray]:
+    """(2, runs) and (2, seeds, images): two learners that are equally good, each with features of its own; nearest
+    class mean."""
     labels = np.arange(images) % 2
     x = rng.normal(size=(2, images, features)) + 0.35 * (2 * labels[:, None] - 1)
-    found = []
-    for _ in range(seeds):
+    found, right = [], np.zeros((2, seeds, images), bool)
+    for seed in range(seeds):
         hand = rng.permutation(images) % folds
         for fold in range(folds):
             train, test = hand != fold, hand == fold
             means = [x[:, train & (labels == label)].mean(axis=1) for label in (0, 1)]
             w, middle = means[1] - means[0], (means[1] + means[0]) / 2
             said = np.einsum("lnf,lf->ln", x[:, test] - middle[:, None], w) > 0
+            right[:, seed, test] = said == labels[test]
             found.append((said == labels[test]).mean(axis=1))
-    return np.array(found).T
+    return np.array(found).T, right
 
 
 @pytest.mark.parametrize(("folds", "seeds", "naive"), [(5, 1, 0.05), (5, 3, 0.2)])
 def test_equal_learners_are_told_apart_as_rarely_as_promised(folds, seeds, naive):
-    """Which they are not, least with several seeds, if runs are taken for independent."""
+    """Whether images are known or not; but not, least with several seeds, if runs are taken for independent."""
     rng, studies = np.random.default_rng(folds + seeds), 400
-    wrong = np.zeros(2)
+    wrong = np.zeros(3)
     for _ in range(studies):
-        scores = cross_validated(rng, folds, seeds)
+        scores, right = cross_validated(rng, folds, seeds)
         d = scores[0].mean() - scores[1].mean()
-        for i, shared in enumerate((1 / (folds - 1), 0.0)):
-            wrong[i] += abs(d) > compare(scores, resolution=1e-9, shared=shared).half(0.025)[0, 1]
-    assert wrong[0] / studies <= at_most(0.05, studies)
-    assert wrong[1] / studies > naive
+        ways = ({"folds": folds}, {"folds": folds, "right": list(right)}, {})
+        wrong += [abs(d) > compare(scores, resolution=1e-9, **way).half(0.025)[0, 1] for way in ways]
+    assert (wrong[:2] / studies <= at_most(0.05, studies)).all()
+    assert wrong[2] / studies > naive
 
 
 def test_more_seeds_of_folds_settle_only_so_much():
@@ -291,7 +353,7 @@ def test_more_seeds_of_folds_settle_only_so_much():
         "b": {(0, i): 0.95 - 0.001 * (-1) ** i for i in range(5)},
     }
     assert judge(table, margin=0.002).settle(["b"])[0] == 27
-    seeds, who, times = judge(table, margin=0.002, shared=0.25).settle(["b"])
+    seeds, who, times = judge(table, margin=0.002, folds=5).settle(["b"])
     assert seeds == math.inf
     assert who == ["a", "b"]
     assert times == pytest.approx(11.91, abs=0.01)
@@ -330,7 +392,7 @@ def test_models_without_training_differ_by_test_images_alone():
     half = 1.959964 * np.sqrt(d.var(ddof=1) / count)
     assert found.of["b"].over_images == pytest.approx((d.mean() - half, d.mean() + half), abs=1e-5)
     assert (found.of["b"].word, found.of["b"].over_seeds) == (statistics.WORSE, None)
-    bound = statistics.dunnett(1, np.inf, statistics.LOOK) * np.sqrt(d.var(ddof=1) / count)
+    bound = comparison.dunnett(1, np.inf, comparison.LOOK) * np.sqrt(d.var(ddof=1) / count)
     assert found.of["b"].loses_at_least == pytest.approx(-d.mean() - bound, abs=1e-4)
     assert statistics.judge(scores, right, resolution=1 / count, margin=0.05).of["b"].word == statistics.UNKNOWN
 

@@ -14,8 +14,8 @@ from synthetic import record
 
 from linvit.records import Records
 from linvit.report import statistics
+from linvit.report.comparison import LEVEL
 from linvit.report.merit import ACCURACY
-from linvit.report.statistics import LEVEL
 from linvit.studies import STUDIES, PublishedStudy
 from linvit.studies.claims import (
     CLAIMS,

@@ -202,7 +202,7 @@ def test_missing_images_are_named_and_the_others_run(capsys, tmp_path, monkeypat
     assert "tiny: " in shown.out
     assert shown.err.count("\n") == 1
     assert "000-cifar100, 002-cifar100 not run: cifar100: its files are not in" in shown.err
-    assert "put there cifar-100-binary.tar.gz" in shown.err
+    assert "put cifar-100-binary.tar.gz" in shown.err
     assert state(STUDIES["tiny"], tmp_path / "x" / "tiny" / "smoke") == "done"
     assert state(STUDIES["000-cifar100"], tmp_path / "x" / "000-cifar100" / "smoke") == ""
 

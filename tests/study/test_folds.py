@@ -16,8 +16,10 @@ from linvit.ledger import open_ledger
 from linvit.pipeline.train import train
 from linvit.records import Records
 from linvit.report.statistics import interval
-from linvit.study import Study, compare
-from linvit.study.jobs import read_job
+from linvit.requests import CompareRequest
+from linvit.study import Comparison, Study, compare
+from linvit.study.compare import warnings
+from linvit.study.jobs import StudyJob, read_job
 from linvit.training.evaluate import evaluate_folder
 
 ATTENTIONS = ("softmax", "performer-relu:m=8")
@@ -91,7 +93,27 @@ def test_the_report_says_which_interval_it_is(folds: Path) -> None:
         assert float(row["test_accuracy_high"]) - float(row["test_accuracy"]) == pytest.approx(found.high - found.mean)
     summary = report.study_result(folds).summary
     assert (summary.seeds, summary.folds, summary.images) == (1, 3, 1797)
+    assert summary.sampled
+    for attention in ATTENTIONS:  # each image, when it was held out
+        right = summary.evidence.right[attention][0]
+        assert (len(right), right.mean()) == (1797, pytest.approx(summary[attention].best.mean))
     assert summary.variants[0].get("macro_f1") is not None
+
+
+def test_a_short_training_is_a_limitation_unless_runs_of_half_the_steps_judge_it(folds: Path) -> None:
+    words = {"attentions": ATTENTIONS, "folds": 3, "steps": 40, "controls": False, "threads": 1, "out": folds, **SMALL}
+    comparison = Comparison(CompareRequest.of(data="digits", dry_run=True, **words))
+    comparison.run()
+    comparison.study.epochs, jobs = 2.0, comparison.jobs()  # of the recipe's 20
+    assert [job.half for job in jobs].count(True) == 2
+
+    def texts(jobs: list[StudyJob]) -> list[str]:
+        return [text for text in warnings(comparison.study, comparison.prepared, jobs, None) if "recipe" in text]
+
+    assert texts(jobs) == []
+    assert texts(jobs[:-1]) == ["2 of the recipe's 20 epochs: more training may change the order."]
+    lost = jobs[-1].model_copy(update={"folder": str(folds / "nowhere")})
+    assert texts([*jobs[:-1], lost]) == texts(jobs[:-1])
 
 
 def test_a_study_keeps_its_folds(folds: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,6 +149,7 @@ def test_a_dataset_in_memory_is_divided_too(dataset: data.Dataset, tmp_path: Pat
     folder = compare(dataset, attentions=["softmax"], out=tmp_path / "x", **words)
     found = [r for r in Records(folder / "records.jsonl") if r.metric == "test_accuracy" and "fold" not in r.tags]
     assert [r.n for r in found] == [96]
+    assert len(report.study_result(folder).summary.evidence.right["softmax"][0]) == 96
 
 
 def test_train_holds_out_every_fold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,7 +51,7 @@ def test_the_fewest_bits_are_the_best(pixels: Path) -> None:
     result = report.study_result(pixels)
     assert result.summary.merit is BITS
     assert result.summary.sampled  # images are a sample, too
-    assert "point" not in " ".join(result.sentences)
+    assert "point" not in " ".join([*result.sentences, *(text for _, text in result.answer)])
     page = (pixels / "report.html").read_text()
     assert "Bits per dimension" in page
     assert "Test accuracy" not in page

@@ -23,7 +23,7 @@ from linvit.pipeline.batches import largest_batch
 from linvit.pipeline.plan import Planner
 from linvit.pipeline.steps import RUN_OVERHEAD, WORKER_START, fitting_steps, measuring_seconds
 from linvit.progress import ignore
-from linvit.report import statistics
+from linvit.report.comparison import Comparison
 from linvit.schemas.study import Offer
 from linvit.study import Study, compare
 from linvit.study.placement import JobPlacement
@@ -198,14 +198,12 @@ def test_a_batch_fits_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_plan_says_can_be_resolved_is_what_verdicts_can_resolve() -> None:
     """The bound of three variants whose seeds and images differ just as usual."""
     seeds, test, square = 5, 4000, np.ones((3, 3))
-    usual = statistics.Comparison(
-        0 * square,
-        seeds * square,
-        2 * plan.SEED_DEVIATION**2 * square,
-        2.0 * (seeds - 1) * square,
-        plan.DISCORDANT / test * square,
-    )
+    noise, images = 2 * plan.SEED_DEVIATION**2 * square, plan.DISCORDANT / test * square
+    runs, freedom = seeds * square, 2.0 * (seeds - 1) * square
+    usual = Comparison(0 * square, runs, noise, freedom, images, 0 * square, 0 * square)
     assert plan.resolution(3, seeds, test) == pytest.approx(usual.half()[0, 1])
+    one = Comparison(0 * square, runs, noise, freedom, images / 5, 0 * square, 0 * square, folds=5)
+    assert plan.resolution(3, 1, test, folds=5) == pytest.approx(one.half()[0, 1])
     assert plan.resolution(3, 10, test) < plan.resolution(3, 3, test) < plan.resolution(3, 3, test // 10)
 
 

@@ -256,9 +256,9 @@ def test_a_trained_model_is_loaded_as_it_was(finished):
         assert model.about["classes"] == finished.data.classes
 
 
-def change(best: Path, key: str, value: int) -> None:
+def change(best: Path, key: str, value: object, part: str = "model") -> None:
     about = json.loads((best / "config.json").read_text())
-    about["model"][key] = value
+    about[part][key] = value
     (best / "config.json").write_text(json.dumps(about))
 
 
@@ -272,6 +272,10 @@ def change(best: Path, key: str, value: int) -> None:
         (lambda best: change(best, "dim", 18), "does not fit its config.json"),
         (lambda best: change(best, "dim", -1), "config.json: dim=-1"),
         (lambda best: change(best, "dmi", 1), "a model has no option 'dmi'"),
+        (lambda best: change(best, "std", [{}], "data"), r"configuration \(data\.std\.0=\{\} must be a number"),
+        (lambda best: change(best, "mean", [0.5, 0.5], "data"), "config.json: mean has 2 values for 3 channels"),
+        (lambda best: change(best, "classes", None, "data"), "is not a linvit model's configuration"),
+        (lambda best: (best / "config.json").write_text("[" * 100_000), "nested too deeply"),
     ],
 )
 def test_a_damaged_model_says_what_is_wrong(tmp_path, finished, damage, message):

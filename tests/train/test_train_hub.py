@@ -87,7 +87,7 @@ def test_a_refusal_is_one_line(run, tmp_path):
     with serving() as (_, address):
         done = python(code, run, HF_ENDPOINT=address, HF_HOME=str(tmp_path), HF_TOKEN="hf_wrong")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "me/digits: the hub did not take it (" in done.stderr
+    assert "me/digits: the hub rejected the upload (" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

@@ -126,12 +126,18 @@ def test_a_resumed_training_ends_with_the_same_weights(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"stem": "pixel", "levels": None}, "stem=pixel does not go with task next-pixel, which needs stem=next-pixel"),
+        (
+            {"stem": "pixel", "levels": None},
+            "stem=pixel cannot be combined with task next-pixel, which needs stem=next-pixel",
+        ),
         ({"attention": "linformer:k=5"}, "linformer cannot be causal"),
-        ({"label_smoothing": 0.1}, "label_smoothing=0.1 does not go with task next-pixel"),
-        ({"mixup": 0.2}, "mixup=0.2 does not go with task next-pixel"),
+        ({"label_smoothing": 0.1}, "label_smoothing=0.1 cannot be combined with task next-pixel"),
+        ({"mixup": 0.2}, "mixup=0.2 cannot be combined with task next-pixel"),
         ({"folds": 2}, "folds=2 cannot be combined with task next-pixel"),
-        ({"task": "classification", "stem": "next-pixel"}, "stem=next-pixel does not go with task classification"),
+        (
+            {"task": "classification", "stem": "next-pixel"},
+            "stem=next-pixel cannot be combined with task classification",
+        ),
         ({"task": "last-pixel"}, "unknown task 'last-pixel'"),
     ],
 )

@@ -120,7 +120,7 @@ def test_whatever_the_recipe_two_processes_train_what_one_does(double, tmp_path)
     diverged = ranked.train(tmp_path / "diverged", **WRONG["diverged"])
     assert diverged.diverged
     assert said(pair, "diverged") == 2 * [diverged.diverged]
-    message = "error: task whole-batch cannot be shared by processes: its loss is of a whole batch"
+    message = "error: task whole-batch cannot be shared by processes: its loss depends on the whole batch"
     assert said(pair, "whole") == 2 * [message]
     for text in said(pair, "differ"):
         assert "the 2 processes of this training differ in the experiment" in text

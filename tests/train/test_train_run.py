@@ -164,8 +164,8 @@ def test_items_come_in_order_and_an_error_in_its_turn(count):
 @pytest.mark.parametrize(
     "attention", [ATTENTION, *(pytest.param(s, marks=pytest.mark.slow) for s in ATTENTIONS if s != ATTENTION)]
 )
-def test_the_demos_variants_learn_digits(tmp_path, attention):
-    """Three epochs instead of the demo's fourteen."""
+def test_the_default_variants_learn_digits(tmp_path, attention):
+    """Three epochs instead of the recipe's twenty."""
     trained = train("digits", attention=attention, epochs=3, out=tmp_path / "run", device="cpu")
     assert (trained.test_accuracy or 0) >= 0.9
 

@@ -105,7 +105,7 @@ def test_options_of_attentions_are_some_variants(tmp_path, specs, says):
 
 
 def test_values_of_attentions_are_checked(tmp_path):
-    with pytest.raises(ValueError, match=r"attention.m: .*m=many must be a whole number"):
+    with pytest.raises(ValueError, match=r"attention.m: .*m=many must be an integer"):
         check_attentions(read(tmp_path, "[attention]\nm = [8, 'many']"), ["performer-exp"])
     with pytest.raises(ValueError, match=r"attention.mm: none of performer-exp .* did you mean 'm'\?"):
         check_attentions(read(tmp_path, "[attention]\nmm = [8]"), ["performer-exp"])

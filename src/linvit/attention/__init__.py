@@ -96,7 +96,7 @@ def create_attention(
     seed: int = 0,
     causal: bool = False,
 ) -> Attention:
-    """The attention a spec names, for this place in a model. `tokens` counts prefix and image tokens."""
+    """The attention that a spec names, for one layer of a model. `tokens` counts prefix and image tokens."""
     return build_attention(spec, Site(heads, head_dim, tokens, grid, prefix, layer, seed, causal))
 
 

@@ -1,21 +1,29 @@
 """Bidirectional linear attention for GPUs: few, large operations, products in the precision of v, all else in float32.
 
 The same mathematics as linear.py, without blocks: a GPU is fast where operations are few and memory traffic is low.
+With f = φ(k)/c, features of the keys relative to their maximum over tokens c, and z their sum over tokens,
+
+    S' = fᵀv / z      P = φ(q) c z / Σ_f φ(q) c z      out = P S'
+
+so that S' are averages of values, P are weights that sum to one, and nothing leaves the range of float16.
 
 - Inputs in half precision are only ever widened: Ωx, maxima, exponentials, sums and denominators are float32.
-- φ(k) and φ(q) are rounded to v's dtype for the two large products, S = φ(k)ᵀv and φ(q)S. Both are normalised before
-  they are rounded, φ(k) by its sum over tokens and φ(q) by its denominator, so that no product leaves the range of
-  float16. A factor s = √(N/F), moved from queries to keys, keeps the elements of both near 1/√(N·F).
+- f is rounded to v's dtype for the product with v, and z is the sum of what it was rounded to: a rounded weight then
+  moves an average only as far as the weight's key differs from it.
+- P and S' are sums of two parts in half precision, so that their product rounds the output alone. It is one product
+  three times as deep, which costs about 90 MB of traffic in the example below.
 - Nothing but q, k and v is kept for the backward pass; features are recomputed.
 
-In bfloat16 the error of the output relative to that of softmax, measured on a simulated device with 67 and 1,021 tokens
-of 61 channels, is 0.8–1.0, 1.0–1.2 and 1.2–1.7 at σ = 1, 2 and 4 for pointwise features, and 1.4–1.7, 1.8–2.0 and
-1.7–2.5 for exponential ones. Softmax gains from σ: where it picks one key its output is exact. φ(k), S, φ(q) and the
-output are rounded once each, with errors of much the same size. To multiply by two parts, as fused.py does without more
-traffic, would remove the first three, for a quarter more memory traffic here.
+The error of the output relative to that of softmax, on a simulated device with 64 to 1,024 tokens of 64 channels and 64
+features, is 0.7–0.9, 0.9–1.0 and 0.9–1.4 at σ = 1, 2 and 4 in bfloat16, and at most 1.2 in float16. Rounding the exact
+output to bfloat16 alone gives 0.7–0.8, 0.9–1.0 and 0.9–1.3: where softmax picks one key, its output is a value, which
+needs no rounding.
 
-On CUDA it is compiled, which fuses everything between the products; where that fails it runs as it is. Where Triton's
-kernels (fused.py) cover the features, the first call of each shape times both, and the faster one is used.
+On CUDA it is compiled, which fuses everything between the products; where that fails it runs as it is. Ωx is a Triton
+kernel there, which reads slices of a projection in place; cuBLAS computes it by two products, and cannot read v in
+place. ViT-S with 577 tokens and 43 images takes 8 kernels and 441 MB forward (benchmarks/traffic.py). Where Triton's
+kernels for the whole of it (fused.py) support the features, the first call of each shape times both, and the faster one
+is used.
 """
 
 from __future__ import annotations
@@ -42,13 +50,13 @@ def accelerated_attention(prepared: Prepared, v: Tensor) -> Tensor:
     """q, k (G, N, d) as prepared by a kernel, or (B, H, N, d) as they are, and v of either form → the same in v's
     dtype."""
     q, k, φ, weight, bias = prepared
-    attend = _frugal if tracing() else _fastest(v.device.type)
-    if not tracing() and v.device.type == "cuda" and _triton_wins(prepared, v, _recorded(q, k, v, weight, bias)):
+    attend = _checkpointed if tracing() else _fastest(v.device.type)
+    if not tracing() and v.device.type == "cuda" and _triton_wins(prepared, v, _needs_gradient(q, k, v, weight, bias)):
         return fused.triton_attention(prepared, v)
     return attend(q, k, v, weight, bias, φ)
 
 
-def _recorded(*tensors: Tensor | None) -> bool:
+def _needs_gradient(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
@@ -58,96 +66,126 @@ def transformed() -> bool:
     return isinstance(functorch.peek_interpreter_stack(), functorch.CInterpreter)  # torch.compile sees no `is None`
 
 
-def _frugal(q: Tensor, k: Tensor, v: Tensor, weight: Tensor | None, bias: Tensor | None, φ: Features) -> Tensor:
+def _checkpointed(q: Tensor, k: Tensor, v: Tensor, weight: Tensor | None, bias: Tensor | None, φ: Features) -> Tensor:
     """`_attend`, recomputed in the backward pass. Compiled as a whole, so that the forward pass writes nothing more."""
-    if not _recorded(q, k, v, weight, bias) or transformed():
+    if not _needs_gradient(q, k, v, weight, bias) or transformed():
         return _attend(q, k, v, weight, bias, φ)
     made: Tensor = checkpoint(_attend, q, k, v, weight, bias, φ, use_reentrant=False, preserve_rng_state=False)  # type: ignore[assignment]
     return made
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, weight: Tensor | None, bias: Tensor | None, φ: Features) -> Tensor:
-    u_q, u_k = _projected(q, φ.omega), _projected(k, φ.omega, tokens_last=True)
-    w = _log_weight(k, weight, φ.norm)
-    features = (_exponential if φ.exponential else _pointwise)(u_q, u_k, w, bias, φ, weight is not None)
-    f_q, f_k = (x.to(v.dtype) for x in features)
-    return (f_q @ (f_k @ v.flatten(0, -3))).view(v.shape)
+    u_q = _projected(q, φ.omega)
+    u_k = _projected(k, φ.omega, φ.norm if φ.exponential else 0.0, tokens_last=True)
+    if weight is not None:
+        weight = weight.transpose(1, 2)
+    if φ.exponential:
+        p, f, z = _exponential(u_q, u_k, weight, bias, v.dtype)
+    else:
+        p, f, z = _pointwise(u_q, u_k, _log_weight(k, weight, φ.norm), weight is not None, φ, v.dtype)
+    s = _sums(f, v.flatten(0, -3))
+    return _average(p, s if z is None else s / z, v.dtype).view(v.shape)
 
 
-def _projected(x: Tensor, omega: Tensor | None, tokens_last: bool = False) -> Tensor:
-    """Ωx, (…, N, d) → (G, N, F) or (G, F, N), in float32 or better."""
-    half = x.dtype in HALF
-    if half and not (omega is None or omega.requires_grad or transformed()) and x.device.type in ("cuda", "meta"):
-        neighbours = x.dim() == 4 and x.stride(1) < x.stride(2)  # heads of a token are, in memory: this needs no copy
-        x = x if neighbours else x.reshape(-1, 1, *x.shape[-2:])
-        return _HalfProjection.apply(x, omega, tokens_last).flatten(0, 1)  # type: ignore[union-attr]
-    x = (x.to(torch.float32, memory_format=torch.contiguous_format) if half else x).flatten(0, -3)
-    if not tokens_last:
-        return pieces.projected(x, omega)
-    return x.transpose(1, 2) if omega is None else omega @ x.transpose(1, 2)
+def _projected(x: Tensor, omega: Tensor | None, norm: float = 0.0, tokens_last: bool = False) -> Tensor:
+    """Ωx + norm·‖x‖², (…, N, d) → (G, N, F) or (G, F, N), in float32 or better."""
+    if x.dtype in HALF and omega is not None and not omega.requires_grad and _wide_products(x):
+        return _HalfProjection.apply(x if x.dim() == 4 else x.unsqueeze(1), omega, norm, tokens_last)  # type: ignore[return-value]
+    x = (x.to(torch.float32, memory_format=torch.contiguous_format) if x.dtype in HALF else x).flatten(0, -3)
+    squares = pieces.log_weight(x, None, norm)
+    if tokens_last:
+        x, squares = x.transpose(1, 2), None if squares is None else squares.transpose(1, 2)
+        u = x if omega is None else omega @ x
+    else:
+        u = pieces.projected(x, omega)
+    return u if squares is None else u + squares
+
+
+def _wide_products(x: Tensor) -> bool:
+    """Whether products of half precision may have results in float32: on CUDA, and with hand-written gradients."""
+    return x.device.type in ("cuda", "meta") and not transformed()
 
 
 class _HalfProjection(torch.autograd.Function):
-    """Ωx, (B, H, N, d) → (B, H, N, F) or (B, H, F, N), with x read as it is: Ω is the sum of two matrices in half
-    precision, and products are summed in float32. The second product is 2⁻⁸ of the first, and may be rounded."""
+    """Ωx + norm·‖x‖², (B, H, N, d) → (B·H, N, F) or (B·H, F, N): one Triton kernel, or cuBLAS's products."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, omega: Tensor, tokens_last: bool) -> Tensor:  # type: ignore[override]
-        ctx.save_for_backward(omega)
-        ctx.dtype, ctx.tokens_last = x.dtype, tokens_last
-        rows = x.transpose(0, 1).flatten(1, 2)
-        parts = [part.expand(len(rows), -1, -1) for part in halves(omega, x.dtype)]
-        high, low = ((part, rows.mT) if tokens_last else (rows, part.mT) for part in parts)
-        u = torch.bmm(*high, out_dtype=torch.float32) + torch.bmm(*low)
-        u = u.unflatten(2 if tokens_last else 1, (len(x), -1))
-        return u.permute(2, 0, 1, 3) if tokens_last else u.transpose(0, 1)
+    def forward(ctx: Any, x: Tensor, omega: Tensor, norm: float, tokens_last: bool) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(omega, *([x] if norm else []))
+        ctx.shape, ctx.dtype, ctx.norm, ctx.tokens_last = x.shape, x.dtype, norm, tokens_last
+        if x.is_cuda and _has_triton() and fused.supports_projection(x, omega):
+            return fused.projection(x, omega.float().contiguous(), norm, tokens_last)
+        return _projection_by_products(x, omega, norm, tokens_last)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        (omega,) = ctx.saved_tensors
-        return ((gradient.mT if ctx.tokens_last else gradient) @ omega).to(ctx.dtype), None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        omega, *given = ctx.saved_tensors
+        gradient = (gradient.mT if ctx.tokens_last else gradient).unflatten(0, ctx.shape[:2])
+        found = gradient @ omega
+        if given:
+            found = found + 2 * ctx.norm * gradient.sum(-1, keepdim=True) * given[0]
+        return found.to(ctx.dtype), None, None, None
 
 
-def halves(omega: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Two matrices whose sum is Ω but for 2⁻¹⁶ (bfloat16) or 2⁻²² (float16) of it."""
-    high = omega.to(dtype)
-    return high, (omega - high).to(dtype)
+def _projection_by_products(x: Tensor, omega: Tensor, norm: float, tokens_last: bool) -> Tensor:
+    """Ω is the sum of two matrices in half precision. The second product is at most 2⁻⁸ of the first, and may be
+    rounded. The meta device stands for a GPU with Triton: there it is one product, as much traffic as that kernel's."""
+    shape = x.shape[:2]
+    if x.stride(1) > x.stride(2):  # heads are apart in memory; where those of a token are neighbours, nothing is copied
+        x = x.reshape(-1, 1, *x.shape[-2:])
+    rows = x.transpose(0, 1).flatten(1, 2)
+    left, right = (None, rows.mT) if tokens_last else (rows, None)
+
+    def product(part: Tensor, **options: Any) -> Tensor:
+        part = part.expand(len(rows), -1, -1)
+        return torch.bmm(part if left is None else left, part.mT if right is None else right, **options)
+
+    high, low = halves(omega, x.dtype)
+    u = product(high, out_dtype=torch.float32)
+    if not x.is_meta:
+        u = u + product(low)
+        if norm:
+            squares = norm * torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=u.dtype).square()
+            u = u + (squares.mT if tokens_last else squares)
+    u = u.unflatten(2 if tokens_last else 1, (len(x), -1))
+    u = u.permute(2, 0, 1, 3) if tokens_last else u.transpose(0, 1)
+    return u.reshape(shape.numel(), *u.shape[2:])
+
+
+def halves(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Two tensors whose sum is x but for 2⁻¹⁶ (bfloat16) or 2⁻²² (float16) of it."""
+    high = x.to(dtype)
+    return high, (x - high).to(dtype)
 
 
 def _log_weight(k: Tensor, weight: Tensor | None, norm: float) -> Tensor | None:
     """w_j of pieces.py as (G, 1, N), without k in float32."""
-    w = weight
-    if norm:
-        dtype = torch.float32 if k.dtype in HALF else k.dtype
-        squares = norm * torch.linalg.vector_norm(k, dim=-1, keepdim=True, dtype=dtype).square().flatten(0, -3)
-        w = squares if w is None else squares + w
-    return None if w is None else w.transpose(1, 2)
+    if not norm:
+        return weight
+    dtype = torch.float32 if k.dtype in HALF else k.dtype
+    squares = norm * torch.linalg.vector_norm(k, dim=-1, keepdim=True, dtype=dtype).square().flatten(0, -3)
+    return squares.transpose(1, 2) if weight is None else squares.transpose(1, 2) + weight
 
 
-def _balance(f_k: Tensor) -> float:
-    return math.sqrt(f_k.shape[2] / f_k.shape[1])
+Parts = tuple[Tensor, Tensor, Tensor | None]  # P (G, N, F), f (G, F, N) and z (G, F, 1)
 
 
-def _exponential(
-    u_q: Tensor, u_k: Tensor, w: Tensor | None, bias: Tensor | None, φ: Features, masked: bool
-) -> tuple[Tensor, Tensor]:
-    """Q'/s and K'·s: Q' = softmax_f(Ωq + λ + bias) and K' = exp(Ωk + w − λ) with λ_f = logsumexp_j(Ωk + w)."""
-    if w is not None:
-        u_k = u_k + (w.clamp_min(LOWEST) if masked else w)
-    λ = u_k.logsumexp(2, keepdim=True)
-    f_k = (u_k - λ).exp() * _balance(u_k)
-    if masked:
-        assert w is not None
-        f_k = f_k.masked_fill(w <= LOWEST, 0.0)  # also where every key is masked
-    λ = λ.transpose(1, 2)
-    return torch.softmax(u_q + (λ if bias is None else λ + bias), -1) / _balance(u_k), f_k
+def _exponential(u_q: Tensor, u_k: Tensor, weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Parts:
+    """f = exp(Ωk + w − c), c_f the maximum over tokens plus log ρ, and P = softmax_f(Ωq + c + log z + bias)."""
+    if weight is not None:
+        u_k = u_k + weight.clamp_min(LOWEST)
+    c = u_k.detach().amax(2, keepdim=True) + math.log(_ρ(u_k.shape[2]))
+    f = (u_k - c).exp()
+    if weight is not None:
+        f = f.masked_fill(weight <= LOWEST, 0.0)  # also where every key is masked
+    f, z = _rounded(f, dtype)
+    λ = (c + z.log()).transpose(1, 2)
+    return torch.softmax(u_q + (λ if bias is None else λ + bias), -1), f, z
 
 
-def _pointwise(
-    u_q: Tensor, u_k: Tensor, w: Tensor | None, bias: Tensor | None, φ: Features, masked: bool
-) -> tuple[Tensor, Tensor]:
-    """φ(q)/(D·c) and φ(k)·c, D = φ(q)·Σφ(k), with a factor c for each feature, or for each head where some of Σφ(k) may
-    vanish."""
+def _pointwise(u_q: Tensor, u_k: Tensor, w: Tensor | None, masked: bool, φ: Features, dtype: torch.dtype) -> Parts:
+    """f = φ(k)/c, c_f the maximum over tokens times ρ, and P = φ(q) c z / Σ_f φ(q) c z; but in float32 and float64,
+    where features may be negative and z zero, f = φ(k) and P = φ(q) / Σ_f φ(q) Σ_j φ(k)."""
     assert φ.f is not None
     if φ.omega is None:  # what f may overwrite is the caller's
         u_q, u_k = u_q.clone(), u_k.clone()
@@ -156,40 +194,117 @@ def _pointwise(
     if w is not None:
         factor = (w - w.detach().amax(2, keepdim=True).clamp_min(LOWEST)).exp()
         f_k, count = f_k * factor, factor.sum(2, keepdim=True)
-    z = f_k.sum(2, keepdim=True).transpose(1, 2)
     if not φ.divide:  # an RMS norm follows
-        return f_q, f_k
-    d = (f_q * z).sum(-1, keepdim=True)
-    safe = φ.positive and not masked
-    over = d.reciprocal() if safe else pieces.inverse(d, φ.least * f_k.shape[1] * count)
-    size = z.detach() if φ.positive else z.detach().abs().amax(-1, keepdim=True)
-    c = _balance(f_k) / size.clamp_min(torch.finfo(z.dtype).tiny)
-    return f_q * (over / c), f_k * c.transpose(1, 2)
+        return f_q, f_k, None
+    least = φ.least * f_k.shape[1] * count
+    if dtype in HALF:
+        c = f_k.detach().amax(2, keepdim=True).clamp_min(torch.finfo(f_k.dtype).tiny) * _ρ(f_k.shape[2])
+        f_k, z = _rounded(f_k / c, dtype)
+        f_q = f_q * (c * z).transpose(1, 2)
+        d = f_q.sum(-1, keepdim=True)
+    else:
+        z = None
+        d = (f_q * f_k.sum(2, keepdim=True).transpose(1, 2)).sum(-1, keepdim=True)
+    return f_q * (d.reciprocal() if φ.positive and not masked else pieces.inverse(d, least)), f_k, z
+
+
+def _ρ(tokens: int) -> float:
+    """A power of two near √N: with f of this size, gradients of sums over tokens stay in the range of float16."""
+    return 2.0 ** round(math.log2(tokens) / 2)
+
+
+def _rounded(f: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """f in this dtype, and the sum over tokens of what it is then."""
+    if dtype not in HALF or transformed():
+        rounded, z = f.to(dtype), f.sum(2, keepdim=True)
+    else:
+        rounded, z = _Rounded.apply(f, dtype)  # type: ignore[misc]
+    return rounded, z.clamp_min(torch.finfo(z.dtype).tiny)
+
+
+class _Rounded(torch.autograd.Function):
+    """The gradient of the sum is not rounded."""
+
+    @staticmethod
+    def forward(ctx: Any, f: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        rounded = f.to(dtype)
+        return rounded, rounded.sum(2, keepdim=True, dtype=f.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, of_rounded: Tensor, of_sum: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return of_rounded + of_sum, None
+
+
+def _sums(f: Tensor, v: Tensor) -> Tensor:
+    """Σ_j f_j v_j, (G, F, N) and (G, N, e) → (G, F, e) in float32 or better."""
+    if v.dtype not in HALF:
+        return f @ v
+    return _Sums.apply(f, v) if _wide_products(v) else f.float() @ v.float()  # type: ignore[return-value]
+
+
+class _Sums(torch.autograd.Function):
+    """f·v of half precision, in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, f: Tensor, v: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(f, v)
+        return torch.bmm(f, v, out_dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        f, v = ctx.saved_tensors
+        gradient = gradient.to(v.dtype)
+        return gradient @ v.mT, f.mT @ gradient
+
+
+def _average(p: Tensor, s: Tensor, dtype: torch.dtype) -> Tensor:
+    """P·S', (G, N, F) and (G, F, e), in this dtype."""
+    if dtype not in HALF:
+        return p @ s
+    return _Average.apply(p, s, dtype) if _wide_products(p) else (p @ s).to(dtype)  # type: ignore[return-value]
+
+
+class _Average(torch.autograd.Function):
+    """P·S' of float32 as one product of half precision: each factor is the sum of two parts, and three of the four
+    products of parts are summed; the fourth is too small to matter. Gradients use the larger parts."""
+
+    @staticmethod
+    def forward(ctx: Any, p: Tensor, s: Tensor, dtype: torch.dtype) -> Tensor:  # type: ignore[override]
+        (p_high, p_low), (s_high, s_low) = halves(p, dtype), halves(s, dtype)
+        ctx.save_for_backward(p_high, s_high)
+        return torch.cat([p_high, p_low, p_high], 2) @ torch.cat([s_high, s_high, s_low], 1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+        p, s = ctx.saved_tensors
+        return (gradient @ s.mT).float(), torch.bmm(p.mT, gradient, out_dtype=torch.float32), None
 
 
 _WINNERS: dict[tuple, bool] = {}  # by shape: whether Triton's kernels were faster
 
 
-def _triton_wins(prepared: Prepared, v: Tensor, recorded: bool) -> bool:
+def _triton_wins(prepared: Prepared, v: Tensor, needs_gradient: bool) -> bool:
     """From a race at the first call of each shape; False where there is no Triton for this device."""
-    if not _has_triton() or not fused.fits(prepared, v) or transformed():
+    if not _has_triton() or not fused.supports(prepared, v) or transformed():
         return False
     φ = prepared.features
-    key = (v.device, v.dtype, v.shape, prepared.q.shape, fused.kind_of(φ), len(φ.omega), recorded)  # type: ignore[arg-type]
+    assert φ.omega is not None
+    shapes = v.shape, prepared.q.shape, φ.omega.shape
+    key = (v.device, v.dtype, *shapes, fused.kind_of(φ), prepared.weight is not None, needs_gradient)
     if key not in _WINNERS:
         try:
-            _WINNERS[key] = _race(prepared, v, recorded)
-        except fused.FAILURES as error:
+            _WINNERS[key] = _race(prepared, v, needs_gradient)
+        except (RuntimeError, *fused.TRITON_ERRORS) as error:
             _WINNERS[key] = False
             reason = str(error).strip().partition("\n")[0]
             warnings.warn(f"linear attention runs without Triton's kernels: {reason}", RuntimeWarning, stacklevel=3)
     return _WINNERS[key]
 
 
-def _race(prepared: Prepared, v: Tensor, recorded: bool) -> bool:
-    """Whether Triton's kernels take less time than the compiled formulas, forward or, if recorded, both ways."""
+def _race(prepared: Prepared, v: Tensor, needs_gradient: bool) -> bool:
+    """Whether Triton's kernels take less time than the compiled formulas: forward, or both ways with gradients."""
     q, k, φ, weight, bias = prepared
-    q, k, v = (x.detach().requires_grad_(recorded) for x in (q, k, v))
+    q, k, v = (x.detach().requires_grad_(needs_gradient) for x in (q, k, v))
     weight, bias = (x if x is None else x.detach() for x in (weight, bias))
     given, attend = Prepared(q, k, φ, weight, bias), _fastest(v.device.type)
 
@@ -198,9 +313,9 @@ def _race(prepared: Prepared, v: Tensor, recorded: bool) -> bool:
         for turn in range(RACE_WARM_UP + RACE_ROUNDS):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
-            with torch.set_grad_enabled(recorded):
+            with torch.set_grad_enabled(needs_gradient):
                 out = call()
-            if recorded:
+            if needs_gradient:
                 torch.autograd.grad(out, [q, k, v], torch.ones_like(out))
             end.record()
             end.synchronize()
@@ -208,13 +323,21 @@ def _race(prepared: Prepared, v: Tensor, recorded: bool) -> bool:
                 times.append(begin.elapsed_time(end))
         return min(times)
 
-    theirs = seconds(lambda: attend(q, k, v, weight, bias, φ))
-    return seconds(lambda: fused.triton_attention(given, v)) < theirs
+    formulas = seconds(lambda: attend(q, k, v, weight, bias, φ))
+    return seconds(lambda: fused.triton_attention(given, v)) < formulas
+
+
+FAILURES: list[Exception] = []  # of compilation, or of a Triton kernel: neither is tried again
+
+
+@torch.compiler.assume_constant_result
+def _has_triton() -> bool:
+    """Whether Triton is installed, finds a CUDA device and has not failed."""
+    return not FAILURES and _finds_triton()
 
 
 @cache
-def _has_triton() -> bool:
-    """Whether Triton is installed and finds a CUDA device."""
+def _finds_triton() -> bool:
     if importlib.util.find_spec("triton") is None:
         return False
     from triton.runtime import driver
@@ -227,20 +350,20 @@ def _has_triton() -> bool:
 
 @cache
 def _fastest(device: str):
-    """`_frugal` for this type of device, compiled where there is a compiler for it."""
-    if device != "cuda" or not _has_triton():
-        return _frugal
-    compiled, failed = torch.compile(_frugal), []
+    """`_checkpointed` for this type of device, compiled where there is a compiler for it."""
+    if device != "cuda" or not _finds_triton():
+        return _checkpointed
+    compiled = torch.compile(_checkpointed)
 
     def attend(*inputs):
-        if failed:
-            return _frugal(*inputs)
+        if FAILURES:
+            return _checkpointed(*inputs)
         try:
             return compiled(*inputs)
-        except torch._dynamo.exc.TorchDynamoException as error:  # type: ignore[attr-defined]
-            failed.append(error)
+        except (torch._dynamo.exc.TorchDynamoException, *fused.TRITON_ERRORS) as error:  # type: ignore[attr-defined]
+            FAILURES.append(error)
             reason = str(error).strip().partition("\n")[0]
             warnings.warn(f"linear attention runs uncompiled on {device}: {reason}", RuntimeWarning, stacklevel=2)
-            return _frugal(*inputs)
+            return _checkpointed(*inputs)
 
     return attend

@@ -27,7 +27,7 @@ TABLE = 7  # side of the table of each agent's biases, which is interpolated to 
 
 @register("agent")
 class Agent(Attention):
-    """n: the largest number of agents, in about as many rows as columns; 7 × 7 without it.
+    """n: maximum number of agents, arranged in about as many rows as columns.
 
     bias=learned: B₁ and B₂ have, for each head and agent, a 7 × 7 table interpolated to the grid, plus one number for
     each row, column and prefix token.
@@ -35,6 +35,8 @@ class Agent(Attention):
 
     formula = "softmax(q aᵀ/√d) [softmax(a kᵀ/√d) v], a = q averaged over n cells"
     estimates = "itself"
+    origin = "Agent Attention (ECCV 2024), arXiv:2312.08874"
+    invariants = "rows sum to one and are not negative; rank at most n"
     size_option = "n"
     precision = "half"
     can_be_causal = False

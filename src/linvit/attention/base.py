@@ -44,7 +44,7 @@ class Switches:
     debug: bool = os.environ.get("LINVIT_DEBUG", "") not in ("", "0")  # name the input that holds a NaN
 
     def cost(self, site: Site) -> Cost:
-        """Added to that of the attention; without `gate` and `cpe`."""
+        """Cost of the options, added to that of the attention; without `gate` and `cpe`."""
         width = site.heads * site.head_dim
         gains = {None: 0, "head": 2 * site.head_dim, "all": 2 * width}[self.qk_norm]
         exact = 2 * site.prefix * site.tokens * width if self.exact_cls else 0
@@ -52,7 +52,7 @@ class Switches:
         return _convolution(width, self.dwc, site) + Cost(gains, exact, kept=table)
 
     def cost_around(self, dim: int, site: Site) -> Cost:
-        """Of `gate` and `cpe`, which work on tokens, not on q, k and v."""
+        """Cost of `gate` and `cpe`, which work on tokens, not on q, k and v."""
         inner = site.heads * site.head_dim
         gate = Cost((dim + 1) * inner, site.tokens * dim * inner, 2 * site.tokens * inner) if self.gate else Cost()
         return gate + _convolution(dim, self.cpe, site)
@@ -65,11 +65,13 @@ def _convolution(channels: int, size: int, site: Site) -> Cost:
 
 
 class Attention(nn.Module, ABC):
-    """A subclass gives `formula` and `estimates` for the documentation, implements `attend`, and states `own_cost`, so
-    that its cost is known without building it."""
+    """A subclass gives `formula`, `estimates`, `origin` and `invariants` for the documentation, implements `attend`,
+    and states `own_cost`, so that its cost is known without building it."""
 
     formula: ClassVar[str] = ""
     estimates: ClassVar[str] = ""
+    origin: ClassVar[str] = ""  # where it was published; empty: here
+    invariants: ClassVar[str] = ""  # what holds for its attention matrix; tests check it
     role: ClassVar[Role] = "candidate"
     linear: ClassVar[bool] = True  # in the number of tokens
     size_option: ClassVar[str | None] = None  # sets the number of projected keys; that of features is a kernel's
@@ -110,24 +112,24 @@ class Attention(nn.Module, ABC):
 
     @classmethod
     def build(cls, site: Site, switches: Switches, **options: Any) -> Self:
-        """The attention with these options, of its constructor or its `Options`."""
+        """Build the attention with the options of its constructor or `Options`."""
         return cls(site, switches, **options)
 
     @classmethod
     def cost(cls, site: Site, switches: Switches = Switches(), **options: Any) -> Cost:
-        """For one sequence, all heads; the model's projections are not included. Nothing is built."""
+        """Cost for one sequence and all heads, without the model's projections. Nothing is built."""
         return cls.own_cost(site, **options) + switches.cost(site)
 
     @classmethod
     def own_cost(cls, site: Site, **options: Any) -> Cost:
-        """Without the options of every attention. An attention that does not state it is built and measured."""
+        """Cost without the options that every attention has. By default the attention is built and measured."""
         from linvit.attention.measured import measured_cost
 
         return measured_cost(cls, site, **options)
 
     @classmethod
     def regridded(cls, weights: Mapping[str, Tensor], old: Site, new: Site, **options: Any) -> dict[str, Tensor]:
-        """Its weights, by their names inside it, for another grid of image tokens. Most do not depend on the grid."""
+        """Its weights, by name, converted to another grid of image tokens. Most do not depend on the grid."""
         return dict(weights)
 
     def share(self, owner: Attention) -> None:
@@ -139,12 +141,12 @@ class Attention(nn.Module, ABC):
 
     @torch.no_grad()
     def near_softmax(self) -> None:
-        """Start as close as possible to the softmax attention whose weights it is given: a convolution adds nothing."""
+        """Initialise as close as possible to softmax attention with the same weights: a convolution adds nothing."""
         if self.dwc is not None:
             self.dwc.weight.zero_()
 
     def kernel_parameters(self) -> list[nn.Parameter]:
-        """Those of a learned kernel, which a conversion fits to the teacher's attention before all others."""
+        """Parameters of a learned kernel, which a conversion fits to the teacher's attention first."""
         return []
 
     def learned(self) -> dict[str, Tensor]:
@@ -152,7 +154,7 @@ class Attention(nn.Module, ABC):
         return {}
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Computed in its `precision`, returned in v's dtype."""
+        """Attention output, computed in `precision` and returned in v's dtype."""
         usual, dtype, cast = self._check(q, k, v, mask), v.dtype, self._casts(q, k, v)
         as_given = self.precision == "input" or not autocasts(q)
         if usual and self.bare and as_given and (not cast or dtype in PRECISE):
@@ -171,7 +173,7 @@ class Attention(nn.Module, ABC):
         return self.precision == "float32"
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        """Decode one or a few tokens (B, H, t, D) after those whose `state` is given → their outputs, and the next."""
+        """Decode one or a few tokens (B, H, t, D) that follow those of `state` → their outputs, and the new state."""
         if not self.site.causal:
             raise ValueError("step() decodes causally: build the attention with causal=True")
         self._check(q, k, v, None)
@@ -182,16 +184,16 @@ class Attention(nn.Module, ABC):
         return out.to(dtype), state
 
     def decode(self, q: Tensor, k: Tensor, v: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """`step` with inputs as `attend` gets them. This keeps all earlier q, k and v and attends to them again, which
-        works for any attention; a subclass may have a smaller state."""
+        """`step` with inputs as `attend` gets them. The default keeps all earlier q, k and v, which works for any
+        attention; a subclass may have a smaller state."""
         new = q.shape[2]
         if state is not None:
             q, k, v = (torch.cat(pair, 2) for pair in zip(state, (q, k, v), strict=True))
         return self.attend(q, k, v, None)[:, :, -new:], (q, k, v)
 
     def attention_matrix(self, q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(B, H, N, N): the matrix that multiplies v, from attending to v = I. That works for any attention that is
-        linear in v; others raise a ValueError."""
+        """The matrix (B, H, N, N) that multiplies v, computed by attending to v = I. Attentions that are not linear in
+        v raise a ValueError."""
         self._check(q, k, q, mask)
         self.require_matrix()
         with full_precision(q):
@@ -200,7 +202,7 @@ class Attention(nn.Module, ABC):
             return self._mix(q, k, identity, mask)
 
     def require_matrix(self) -> None:
-        """A ValueError if there is no attention matrix."""
+        """Raise a ValueError if there is no attention matrix."""
         if self.no_matrix:
             raise ValueError(f"{type(self).__name__.lower()} has no attention matrix: {self.no_matrix}")
 
@@ -213,7 +215,7 @@ class Attention(nn.Module, ABC):
         return out
 
     def normalised(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """With the norms and rotations of `qk_norm` and `rope`."""
+        """q and k with the norms and rotations of `qk_norm` and `rope`."""
         if self.q_norm is not None and self.k_norm is not None:
             over, shape = ((1, 3), (-1, 1, q.shape[3])) if self.switches.qk_norm == "all" else (3, (-1,))
             q, k = _rms_norm(q, self.q_norm.view(shape), over), _rms_norm(k, self.k_norm.view(shape), over)

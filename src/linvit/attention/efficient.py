@@ -13,6 +13,8 @@ from linvit.site import Cost, Site
 class Efficient(Attention):
     formula = "softmax_features(q) [softmax_tokens(k)ᵀ v]"
     estimates = "itself"
+    origin = "Efficient Attention (WACV 2021), arXiv:1812.01243"
+    invariants = "rows sum to one and are not negative; rank at most d"
     precision = "half"
     can_be_causal = False
     why_not_causal = "its softmax over tokens sees later keys"

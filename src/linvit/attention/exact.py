@@ -18,6 +18,8 @@ class Softmax(Attention):
 
     formula = "softmax(q·k/√d) v"
     estimates = "itself"
+    origin = "Transformer (NeurIPS 2017), arXiv:1706.03762"
+    invariants = "rows sum to one and are positive; adding one vector to all keys changes nothing"
     role = "baseline"
     precision = "half"
     linear = False
@@ -41,10 +43,11 @@ class Softmax(Attention):
 
 @register("identity")
 class Identity(Attention):
-    """Returns v: no mixing of tokens, and the speed no attention can beat."""
+    """Returns v: no mixing of tokens, the upper bound of speed."""
 
     formula = "v"
     estimates = "the speed limit"
+    invariants = "returns v; the matrix is the identity"
     role = "limit"
     precision = "half"
     without_effect = dict.fromkeys(("qk_norm", "rope"), "q and k do not matter")
@@ -62,10 +65,11 @@ class Identity(Attention):
 
 @register("uniform")
 class Uniform(Attention):
-    """The mean of v over all kept tokens: what a kernel that estimates nothing amounts to."""
+    """The mean of v over all kept tokens, whatever q and k are."""
 
     formula = "mean_j v_j"
     estimates = "the control"
+    invariants = "every row is 1/N; rank one; independent of q and k"
     role = "control"
     precision = "half"
     without_effect = Identity.without_effect

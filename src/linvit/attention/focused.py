@@ -1,4 +1,4 @@
-"""Focused linear attention (FLatten): a power moves the directions of q and k apart, and keeps their lengths.
+"""Focused linear attention (FLatten): a power separates the directions of q and k and keeps their lengths.
 
     r = (relu(x) + ε)/softplus(t)      φ(x) = r^p ‖r‖/‖r^p‖      out = φ(q) [φ(k)ᵀv] / φ(q) [φ(k)ᵀ1]
 
@@ -66,4 +66,6 @@ class Focused(OwnKernel):
 
     formula = "φ(q) [φ(k)ᵀv] / φ(q) [φ(k)ᵀ1], φ = r^p ‖r‖/‖r^p‖, r = relu(x)/softplus(t)"
     estimates = "itself"
+    origin = "FLatten Transformer (ICCV 2023), arXiv:2308.00442"
+    invariants = "rows sum to one and are not negative; rank at most d; scaling a query has no effect (up to ε)"
     own, Options = _Focused, _Focused.Options

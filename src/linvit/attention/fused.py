@@ -7,8 +7,9 @@ Q'_f = φ(q)_f z_f / Σ_f φ(q)_f z_f: all weights are between zero and one, so 
 Backward, with δ = Σ_e ∂out·out of each query and σ_f = Σ_e S'·∂S', `query_gradients` makes ∂q, ∂S' and ∂log z, and
 `key_gradients` ∂k and ∂v.
 
-Inputs are read where they are, as slices of one projection too. What is float32 (Ω, Q', S', …) is multiplied with half
-precision as the sum of two parts in half precision: the output is hardly less exact than its own rounding.
+Inputs are read in place, also as slices of one projection. A float32 factor (Ω, Q', S', …) of a product with half
+precision is the sum of two parts in half precision, so that little more than the output is rounded.
+`project` alone computes Ωx for the features that these kernels do not support.
 
 Covered are exponential features and those of FUSED, all positive, with given Ω, log-weights and log-constants.
 """
@@ -26,14 +27,15 @@ from linvit.kernels.base import Features, Prepared
 FUSED = ("exp", "relu", "abs", "sigmoid", "elu1")  # what `_log_feature` computes
 HEAD_DIMS, WIDTHS = (16, 128), (16, 256)
 BLOCK = 64  # tokens at a time
-FAILURES: tuple[type[Exception], ...] = (RuntimeError,)  # of a device, or of Triton: sizes beyond a device's memory
+MOST_FEATURES = 128  # at a time, of a projection
+TRITON_ERRORS: tuple[type[Exception], ...] = ()  # of compilation, or of sizes beyond a device's shared memory
 
 if importlib.util.find_spec("triton") is not None:
     import triton
     import triton.language as tl
     from triton.errors import TritonError
 
-    FAILURES = RuntimeError, TritonError
+    TRITON_ERRORS = (TritonError,)
     LOWEST = tl.constexpr(-1e30)  # stands for the logarithm of zero: differences of it are not NaN
 
     @triton.jit
@@ -200,6 +202,21 @@ if importlib.util.find_spec("triton") is not None:
         _write(DK, _places(g, n, d, H, PB, PH, PN), dk, n, d, N, D)
         _write(DV, _places(g, n, e, H, RB, RH, RN), _dot(p, ds, WIDE), n, e, N, E)
 
+    @triton.jit
+    def project(
+        X, W, U, N, H, SB, SH, SN, UG, UN, UM,
+        D: tl.constexpr, M: tl.constexpr, DP: tl.constexpr, MB: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr,
+    ):  # fmt: skip
+        g = tl.program_id(0).to(tl.int64)
+        n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        d, m = tl.arange(0, DP), tl.program_id(2) * MB + tl.arange(0, MB)
+        x = _rows(X, _places(g, n, d, H, SB, SH, SN), n, d, N, D)
+        u = _dot(x, tl.trans(_matrix(W, m, d, D, M)), X.dtype.element_ty)
+        wide = x.to(tl.float32)
+        u += (NORM * tl.sum(wide * wide, 1))[:, None]
+        places = g * UG + n.to(tl.int64)[:, None] * UN + m[None, :] * UM
+        tl.store(U + places, u, mask=(n < N)[:, None] & (m < M)[None, :])
+
     INTERPRETED = not isinstance(keys, triton.JITFunction)
 
     def _launch(kernel: Any, grid: tuple[int, ...], *tensors: Tensor | int, **constants: Any) -> None:
@@ -208,13 +225,30 @@ if importlib.util.find_spec("triton") is not None:
 
     def _constants(q: Tensor, v: Tensor, omega: Tensor, kind: str, floor: float) -> dict[str, Any]:
         sizes = {"D": q.shape[3], "E": v.shape[3], "M": omega.shape[0]}
-        padded = {f"{name}P": max(16, 1 << (size - 1).bit_length()) for name, size in sizes.items()}
+        padded = {f"{name}P": _padded(size) for name, size in sizes.items()}
         chosen = {"BLOCK": BLOCK, "KIND": kind, "FLOOR": floor, "num_warps": warps(*padded.values())}
         return {**sizes, **padded, **chosen}
+
+    def _padded(size: int) -> int:
+        """A power of two, and as large as products need."""
+        return max(16, 1 << (size - 1).bit_length())
 
     def _strides(*tensors: Tensor) -> list[int]:
         """Of batches, heads and tokens."""
         return [stride for x in tensors for stride in x.stride()[:3]]
+
+    @torch.library.triton_op("linvit::projection", mutates_args={})
+    def projection(x: Tensor, omega: Tensor, norm: float, tokens_last: bool) -> Tensor:
+        """Ωx + norm·‖x‖² in float32, x (B, H, N, d) with any strides and Ω (F, d) → (B·H, N, F), or (B·H, F, N)."""
+        batch, heads, tokens, head_dim = x.shape
+        features, width = omega.shape[0], min(MOST_FEATURES, _padded(omega.shape[0]))
+        shape = (features, tokens) if tokens_last else (tokens, features)
+        u = x.new_empty(batch * heads, *shape, dtype=torch.float32)
+        strides = (u.stride(0), 1, tokens) if tokens_last else (u.stride(0), features, 1)
+        grid = batch * heads, -(-tokens // BLOCK), -(-features // width)
+        sizes = {"D": head_dim, "M": features, "DP": _padded(head_dim), "MB": width, "BLOCK": BLOCK, "NORM": norm}
+        _launch(project, grid, x, omega, u, tokens, heads, *_strides(x), *strides, **sizes)
+        return u
 
     @torch.library.triton_op("linvit::linear_attention", mutates_args={})
     def linear_attention(
@@ -269,8 +303,8 @@ def warps(head_dim: int, columns: int, features: int) -> int:
     return 8 if features * max(head_dim, columns) > 8192 else 4
 
 
-def fits(prepared: Prepared, v: Tensor) -> bool:
-    """Whether the kernels cover this: which features, which sizes, and no gradients but those of q, k and v."""
+def supports(prepared: Prepared, v: Tensor) -> bool:
+    """Whether `triton_attention` takes these features and sizes; only q, k and v may need gradients."""
     q, _, φ, weight, bias = prepared
     if φ.omega is None or bias is not None or kind_of(φ) not in FUSED or (φ.norm and not φ.exponential):
         return False
@@ -279,12 +313,17 @@ def fits(prepared: Prepared, v: Tensor) -> bool:
     return sizes and WIDTHS[0] <= φ.omega.shape[0] <= WIDTHS[1] and φ.divide and not learned
 
 
+def supports_projection(x: Tensor, omega: Tensor) -> bool:
+    """Whether `projection` takes these inputs."""
+    return x.dim() == 4 and x.stride(-1) == 1 and HEAD_DIMS[0] <= x.shape[-1] <= HEAD_DIMS[1] and omega.shape[0] >= 16
+
+
 def kind_of(φ: Features) -> str:
     return "exp" if φ.exponential else φ.name if φ.positive else ""
 
 
 def triton_attention(prepared: Prepared, v: Tensor) -> Tensor:
-    """As `accelerated_attention`, where it `fits`."""
+    """As `accelerated_attention`, for inputs that it `supports`."""
     q, k, φ, weight, _ = prepared
     assert φ.omega is not None
     weight = None if weight is None else weight.squeeze(-1).float().contiguous()

@@ -14,6 +14,10 @@ class Inline(Centred):
 
     formula = "mean v + q [(k − mean k)ᵀv] / (n√d)"
     estimates = "softmax, first order in its scores"
+    origin = "InLine attention (NeurIPS 2024), arXiv:2412.06590"
+    invariants = (
+        "rows sum to one and may be negative; rank at most d + 1; adding one vector to all keys changes nothing"
+    )
 
     def phi(self, x: Tensor) -> Tensor:
         return x

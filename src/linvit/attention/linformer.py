@@ -1,7 +1,7 @@
 """Linformer: softmax over k projected keys, softmax(q (E K)ᵀ/√d) (F V), with E, F of k × tokens.
 
-Prefix and image tokens are columns of E alike. Fewer tokens than the attention was built for use the first columns;
-another resolution is a new grid, to which `regridded` interpolates them.
+Prefix and image tokens are columns of E alike. With fewer tokens than the attention was built for, the first columns
+are used; `regridded` interpolates E and F to another grid.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ class Linformer(Attention):
 
     formula = "softmax(q (E k)ᵀ/√d) (F v)"
     estimates = "softmax of rank k"
+    origin = "Linformer, arXiv:2006.04768"
+    invariants = "rank at most k; rows sum to one only with kind=pool"
     size_option = "k"
     precision = "half"
     shared: Sequence[Linformer] = ()
@@ -59,11 +61,11 @@ class Linformer(Attention):
         k, sharing, kind, init = given.keys(site), given.sharing, given.kind, given.init
         positive("k", k, at_least=1)
         if k > site.tokens:
-            raise ValueError(f"k={k} is more than the {site.tokens} tokens there are to project")
+            raise ValueError(f"k={k} is more than tokens={site.tokens}")
         if kind != "learned" and init is not None:
-            raise ValueError(f"init={init} has no effect: kind={kind} has a start of its own")
+            raise ValueError(f"init={init} has no effect: kind={kind} has its own initialisation")
         if kind == "pool" and sharing not in ("headwise", "layerwise"):
-            raise ValueError(f"sharing={sharing} has no effect: kind=pool takes the same averages everywhere")
+            raise ValueError(f"sharing={sharing} has no effect: kind=pool uses the same averages everywhere")
         self.k, self.kind, self.init, self.layerwise = k, kind, init, sharing == "layerwise"
         shape = given.shape(site)
         if kind == "pool":

@@ -1,9 +1,9 @@
-"""Attention as report 002 wrote it (its Algorithms 2 and 4), for the literal column of its studies and nothing else.
+"""Attention as report 002 wrote it (its Algorithms 2 and 4), only for the literal column of its studies.
 
     φ(x) = f(Ωx/√d) + ε        out = φ(q) [φ(k)ᵀ v] · 1 / (φ(q)·Σφ(k) + ε)        ε = 1e-6
 
 f is neither shifted nor divided by √m, ε is added to a denominator that may be negative or vanish, q and k are both
-divided by √d, and Ω is `torch.nn.init.orthogonal_`. `performer-<kernel>` is the attention to use.
+divided by √d, and Ω is `torch.nn.init.orthogonal_`. Use `performer-<kernel>` instead.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ class AsReported(Attention):
 
     formula = "φ(q) [φ(k)ᵀ v] / (φ(q)·Σφ(k) + ε), φ(x) = f(Ωx/√d) + ε"
     estimates = "itself"
+    origin = "report 002, Algorithms 2 and 4"
+    invariants = "none: rows do not sum to one, and the denominator may vanish"
     size_option = "m"
     can_be_causal = False
     why_not_causal = "report 002 has no causal form of it"

@@ -14,10 +14,12 @@ from linvit.attention.centred import Centred
 
 @register("mala")
 class Mala(Centred):
-    """Larger queries make it sharper; linear attention does not depend on their length."""
+    """Longer queries give sharper attention; plain linear attention does not depend on their length."""
 
     formula = "mean v + (1 + 1/z) φ(q) [(φ(k) − mean φ(k))ᵀv] / (n√d), z = φ(q)·mean φ(k)/√d, φ = elu + 1"
     estimates = "itself"
+    origin = "Magnitude-aware linear attention (ICCV 2025), arXiv:2507.00698"
+    invariants = "rows sum to one and may be negative; rank at most d + 1; longer queries give sharper rows"
     sharpened = True
 
     def phi(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""MHLA: linear attention in blocks of the grid; the queries of each block mix the sums of all blocks with own weights.
+"""MHLA: linear attention in blocks of the grid; the queries of each block weight the sums of all blocks.
 
     S_b = Σ_{j∈b} φ(k_j) v_jᵀ      z_b = Σ_{j∈b} φ(k_j)      φ = relu + 10⁻⁶
 
@@ -58,6 +58,8 @@ class Mhla(Attention):
 
     formula = "φ(q) Σ_b M_ib S_b / φ(q) Σ_b M_ib z_b, S_b = Σ_{j∈b} φ(k)vᵀ, z_b = Σ_{j∈b} φ(k), φ = relu + 10⁻⁶"
     estimates = "itself"
+    origin = "MHLA (ICLR 2026), arXiv:2601.07832"
+    invariants = "rows sum to one (not with normaliser=released) and are not negative; rank at most blocks × d"
     precision = "half"
     can_be_causal = False
     why_not_causal = "a block of tokens has later ones in it"

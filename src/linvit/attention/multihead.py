@@ -80,22 +80,22 @@ class MultiHead(nn.Module):
         return self._joined(self.attention(*self.split(x), mask=mask), x)
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        """One or a few tokens (B, t, dim) after those whose `state` is given, of a causal attention."""
+        """Decode one or a few tokens (B, t, dim) that follow those of `state` → outputs, new state."""
         out, state = self.attention.step(*self.split(x), state)
         return self._joined(out, x), state
 
     def positioned(self, x: Tensor) -> Tensor:
-        """The block's input: with `cpe`, the tokens plus a depthwise convolution of those of the image."""
+        """The block's input: with `cpe`, a depthwise convolution of the image tokens is added."""
         return x if self.cpe is None else x + self.cpe(x[:, None])[:, 0]
 
     def open_gate(self) -> None:
-        """Set the gate's bias, so that the gate is one where its weights give zero."""
+        """Set the bias of the gate such that the gate is one for zero weights."""
         if self.gate is not None:
             nn.init.constant_(self.gate.bias, SILU_ONE if self.gate_kind == "silu" else 1.0)
 
     @torch.no_grad()
     def near_softmax(self) -> None:
-        """Start as close as possible to the softmax attention whose weights it is given: gates of one, and no cpe."""
+        """Initialise as close as possible to softmax attention with the same weights: gates of one, no cpe."""
         self.attention.near_softmax()
         self.open_gate()
         for part in (self.gate, self.cpe):

@@ -42,4 +42,6 @@ class Nala(OwnKernel):
 
     formula = "φ(q) [ψ(k)ᵀv] / φ(q) [ψ(k)ᵀ1], φ = relu(±q/‖q‖)^p, p = 3(½ + tanh ‖q‖), ψ = relu(±k)³"
     estimates = "itself"
+    origin = "NaLaFormer (ICML 2026), arXiv:2506.21137"
+    invariants = "rows sum to one and are not negative; rank at most 2d; longer queries give sharper rows"
     own = _NormAware

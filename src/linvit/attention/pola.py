@@ -55,6 +55,10 @@ class Pola(OwnKernel):
 
     formula = "[(q⁺k⁺ + q⁻k⁻) v₁, (q⁻k⁺ + q⁺k⁻) v₂], rows normalised, x± = relu(±x/softplus(t))^p"
     estimates = "itself"
+    origin = "PolaFormer (ICLR 2025), arXiv:2501.15061"
+    invariants = (
+        "two matrices, one for each half of v; their rows sum to one and are not negative; rank at most 2d each"
+    )
     own, Options = _Polar, _Polar.Options
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

@@ -2,8 +2,7 @@
 
     α_j = N softmax_j(φ(q)‾·φ(k_j)/√d)      out_i = Σ_j α_j φ(q_i)·φ(k_j) v_j / Σ_j α_j φ(q_i)·φ(k_j)      φ = elu + 1
 
-A factor common to all α_j cancels. So the score of a key is its log-weight, which every path of linear attention takes
-and keeps in range.
+A common factor of all α_j cancels, so the score of a key is used as its log-weight.
 """
 
 from __future__ import annotations
@@ -44,6 +43,8 @@ class Rala(OwnKernel):
 
     formula = "φ(q) [(α φ(k))ᵀv] / φ(q) [(α φ(k))ᵀ1], α = softmax(mean φ(q)·φ(k)/√d), φ = elu + 1"
     estimates = "itself"
+    origin = "RALA (CVPR 2025), arXiv:2411.07635"
+    invariants = "rows sum to one and are not negative; rank at most d"
     can_be_causal = False
     why_not_causal = "its keys are weighted by the mean of all queries, later ones too"
     own = _WeightedElu

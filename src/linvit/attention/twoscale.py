@@ -39,6 +39,8 @@ LOWEST = -1e30  # bias of a dropped key: its weight is zero, and differences are
 # side does not divide the grid. `cell=auto` minimises this forecast. `benchmarks/twoscale.py cells` measures them: 240
 # to 480, and 200 to 300 more with padding, from 20 × 20 to 64 × 64 tokens on an Intel Xeon, one thread.
 SUMMARY_KEYS, PADDING_KEYS = 300, 200
+BIAS_PARTS = 3  # of a bias in half precision: 24 bits in bfloat16, as many as in float32
+ADDED_CHANNELS = 8  # that hold them: fused kernels need multiples of eight
 SIDES = range(2, 33)  # of a cell, that cell=auto chooses from
 
 
@@ -100,6 +102,7 @@ class TwoScale(Attention):
 
     formula = "softmax over near tokens and far cells (q·k/√d + b) v"
     estimates = "softmax"
+    invariants = "rows sum to one and are not negative; adding one vector to all keys changes nothing"
     precision = "half"
     linear = False
     can_be_causal = False
@@ -249,10 +252,26 @@ def _kept(mask: Tensor | None, q: Tensor, missing: int) -> Tensor:
 
 def _biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, learned: slice) -> Tensor:
     """softmax(q kᵀ/√d + bias) v with a bias for each key, (B, H, 1, keys), of which only `learned` has a gradient."""
+    if q.dtype not in PRECISE:
+        return _with_bias_in_channels(q, k, v, bias)
     fused = q.device.type == "cpu" and v.shape[-1] == q.shape[-1] and not (tracing() or transformed())
     if bias.requires_grad and fused:
         return _BiasedAttention.apply(q, k, v, bias, learned)  # type: ignore[return-value]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q).expand(-1, -1, q.shape[2], -1))
+
+
+def _with_bias_in_channels(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """For half precision, which would round a bias of 50 by up to 0.1: the bias is the sum of three channels of k that
+    are multiplied by ones in q. FlashAttention, which takes no bias, can then be used."""
+    d, wide = q.shape[-1], torch.finfo(q.dtype).max
+    rest, parts = (bias * math.sqrt(d)).mT.clamp(-wide, wide), []
+    for _ in range(BIAS_PARTS):
+        parts.append(rest.to(k.dtype))
+        rest = rest - parts[-1]
+    ones = q.new_ones(1, 1, 1, BIAS_PARTS).expand(*q.shape[:-1], -1)
+    q, k = (F.pad(torch.cat([x, *more], -1), (0, ADDED_CHANNELS - BIAS_PARTS)) for x, more in ((q, [ones]), (k, parts)))
+    out = F.scaled_dot_product_attention(q, k, F.pad(v, (0, ADDED_CHANNELS)), scale=d**-0.5)
+    return out[..., : v.shape[-1]]
 
 
 class _BiasedAttention(torch.autograd.Function):

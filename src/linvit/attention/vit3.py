@@ -35,6 +35,8 @@ class Vit3(Attention):
 
     formula = "(q W₁') ⊙ silu(q W₂'), W' = W − g/(‖g‖ + 1), g = ∇_W −⅓ mean_j (k W₁ ⊙ silu(k W₂))·v"
     estimates = "itself"
+    origin = "ViT³ (CVPR 2026), arXiv:2512.01643"
+    invariants = "not linear in v, so there is no matrix; v = 0 leaves W unchanged"
     can_be_causal = False
     why_not_causal = "its inner model is trained on all tokens, later ones too"
     no_matrix = "its output is not linear in v"

@@ -1,8 +1,8 @@
 """Local softmax: each image token attends to the size × size tokens around it on the grid, and to the prefix.
 
-The grid is cut into tiles, and a tile's queries meet the keys of the tile with a border of size // 2 around it, of
-which those too far away are masked: products of matrices as in softmax, linear in the number of tokens, where keys
-gathered for every query would take size² times the memory. A grid no larger than a tile with its border is one tile.
+The grid is cut into tiles. The queries of a tile attend to the keys of the tile and of a border of size // 2 around it,
+with those too far away masked, so that the cost is linear in the number of tokens. A grid no larger than a tile with
+its border is one tile.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ WIDE = 7  # the side of a neighbourhood, where the grid is as wide
 
 @register("window")
 class Window(Attention):
-    """size: side of the neighbourhood, odd; without it 7, or what covers the whole grid where that is less.
+    """size: side of the neighbourhood, odd; by default 7, or less if that covers the whole grid.
 
     Prefix tokens (CLS) see all tokens and are seen by all.
     """
 
     formula = "softmax over j near i (q·k/√d) v"
     estimates = "softmax of neighbours"
+    origin = "Local attention, arXiv:1906.05909"
+    invariants = "rows sum to one and are not negative; at most size² + prefix entries of an image row are not zero"
     precision = "half"
     can_be_causal = False
     why_not_causal = "a neighbourhood on the grid has later tokens in it"

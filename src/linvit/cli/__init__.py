@@ -162,5 +162,6 @@ def _interrupt(number: int, frame: Any) -> None:
 
 def _fail(message: str, code: int) -> int:
     sys.stdout.flush()
-    print("linvit: " + " ".join(message.split()), file=sys.stderr)
+    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(message.split()))
+    print(f"linvit: {line}", file=sys.stderr)  # what a file or a name holds cannot control the terminal
     return code

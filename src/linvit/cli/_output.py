@@ -87,6 +87,7 @@ def warnings_in_one_line() -> Iterator[None]:
 
     with warnings.catch_warnings():
         warnings.filterwarnings("always", category=UserWarning)
+        warnings.filterwarnings("ignore", module=r"PIL\.")  # about odd metadata of images; the pixels are what counts
         warnings.showwarning = print_line
         yield
 
@@ -108,7 +109,21 @@ def show(result: Result, request: Any) -> None:
         return
     if not request.quiet:
         print_table(result.table.texts, right=result.table.right)
-    print(f"{result.headline}. {' '.join(result.sentences)}")
-    for command in result.suggested:
-        print(f"  {command}")
-    print(f"Report: {result.page}")
+    for line in (*closing(result), f"Report: {result.page}", *answer_lines(result)):
+        print(line)
+
+
+def closing(result: Result) -> list[str]:
+    """What is said below the table, without the answer."""
+    if result.answer:
+        return [" ".join(result.sentences)] if result.sentences else []
+    return [f"{result.headline}. {' '.join(result.sentences)}", *(f"  {command}" for command in result.suggested)]
+
+
+def answer_lines(result: Result) -> list[str]:
+    """One line each, what to run next at the end of the last."""
+    if not result.answer:
+        return []
+    width = max(len(name) for name, _ in result.answer) + 2
+    *lines, last = [f"{name:<{width}}{text}" for name, text in result.answer]
+    return ["", *lines, " ".join([last, *result.suggested])]

@@ -102,24 +102,25 @@ def request_parser(kind: type[Request]) -> argparse.ArgumentParser:
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
-    settable = kind.settable()
-    for name in kind.shortcuts:
-        _add(parser, OPTION + name, flag_name(name), settable[name])
+    common, settable = parser.add_argument_group("common options"), kind.settable()
     for name, field in kind.model_fields.items():
         flag = flag_of(field)
+        group = parser if name in kind.__annotations__ else common
         if flag.hidden:
             continue
         if flag.argument:
             metavar = flag.metavar or name.upper()
             parser.add_argument(name, nargs=_count(field), metavar=metavar, help=_help(field))
         elif name == "options":
-            parser.add_argument(flag.name, dest=name, action="append", metavar=flag.metavar, help=field.description)
+            group.add_argument(flag.name, dest=name, action="append", metavar=flag.metavar, help=field.description)
         else:
-            _add(parser, name, flag_name(name, flag), field)
+            _add(group, name, flag_name(name, flag), field)
+    for name in kind.shortcuts:
+        _add(parser, OPTION + name, flag_name(name), settable[name])
     return parser
 
 
-def _add(parser: argparse.ArgumentParser, name: str, text: str, field: FieldInfo) -> None:
+def _add(parser: argparse.ArgumentParser | argparse._ArgumentGroup, name: str, text: str, field: FieldInfo) -> None:
     flag = flag_of(field)
     names = [part for part in (text, flag.short) if part]
     if field.annotation is bool:
@@ -145,8 +146,9 @@ def _count(field: FieldInfo) -> Any:
 
 def _metavar(annotation: Any) -> str:
     kinds = {annotation, *typing.get_args(annotation)}
-    if typing.get_origin(annotation) is typing.Literal:
-        return "|".join(map(str, typing.get_args(annotation)))
+    for kind in kinds:  # one of which may be None
+        if typing.get_origin(kind) is typing.Literal:
+            return "|".join(map(str, typing.get_args(kind)))
     return "N" if int in kinds else "X" if float in kinds else "TEXT"
 
 

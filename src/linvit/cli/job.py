@@ -51,5 +51,5 @@ def _number(request: JobRequest) -> int:
         return request.number
     text = os.environ.get(SLURM, "")
     if not text.isdecimal():
-        raise ValueError(f"which job? Give its number, or set {SLURM}")
+        raise ValueError(f"give the number of a job, or set {SLURM}")
     return int(text)

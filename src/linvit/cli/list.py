@@ -12,7 +12,7 @@ COSTS = (
     "MACs: all heads, for heads=8, head_dim=64, N=1024 and the default options. break-even: tokens above which it "
     "takes fewer MACs than softmax (for time, see linvit bench speed)."
 )
-AUTOMATIC = "Options in brackets choose for themselves."
+AUTOMATIC = "Options in brackets are chosen automatically."
 # per head, the powers of N tokens, d head_dim, and m features (or k projected keys)
 TERMS = {"N²d": (2, 1, 0), "Nmd": (1, 1, 1), "Nd²": (1, 2, 0), "Nm²": (1, 0, 2), "Nd": (1, 1, 0)}
 POINTS = [(64, 16, 16), (64, 32, 16), (128, 16, 32), (96, 64, 64), (128, 32, 64), (64, 16, 32), (128, 64, 32)]
@@ -39,23 +39,32 @@ def _costs(name: str) -> dict[str, Any]:
 
     site = Site(8, 64, 1024, (32, 32))
     macs = attention_cost(name, site).macs
-    return {"MACs/head": macs_formula(name), "MACs": macs, "break-even": break_even(name, site)}
+    per_head = macs_formula(name) or f"{macs / site.heads / 1e6:.1f} M"
+    return {"MACs/head": per_head, "MACs": macs, "break-even": break_even(name, site)}
 
 
 def macs_formula(name: str) -> str:
-    """MACs per head, found by counting at a few sizes: `4Nmd`. Empty if it is no sum of the terms above."""
+    """MACs per head, found by counting at a few sizes: `4Nmd`. Empty if it is no sum of the terms above, or not
+    on a large grid."""
     import numpy as np
 
     from linvit.attention import attention_cost, size_option, with_size
     from linvit.site import Site
 
     counted = [attention_cost(with_size(name, m), Site(1, d, n)).macs for n, d, m in POINTS]
-    terms = np.prod(np.array(POINTS)[:, None] ** np.array([*TERMS.values()]), axis=-1)  # (points, terms)
+    terms = np.array([_terms(*point) for point in POINTS])
     found = np.linalg.lstsq(terms.astype(float), np.array(counted, float), rcond=None)[0].round().astype(int)
-    if (terms @ found != counted).any():
+    large = attention_cost(with_size(name, 64), Site(1, 64, 1024, (32, 32))).macs
+    if (terms @ found != counted).any() or abs(_terms(1024, 64, 64) @ found - large) > 0.05 * large:
         return ""
     parts = [("" if c == 1 else str(c)) + term for c, term in zip(found, TERMS, strict=True) if c]
     return " + ".join(parts).replace("m", size_option(name) or "m") or "0"
+
+
+def _terms(n: int, d: int, m: int) -> Any:
+    import numpy as np
+
+    return np.prod(np.array([n, d, m]) ** np.array([*TERMS.values()]), axis=-1)
 
 
 def attentions() -> tuple[list[dict[str, Any]], list[str]]:
@@ -159,7 +168,9 @@ def metrics() -> tuple[list[dict[str, Any]], list[str]]:
         }
         for metric in TABLE
     ]
-    return rows, ["per: the tags that tell one measurement from another. column: of results.csv, where it has its own."]
+    return rows, [
+        "per: the tags that distinguish one measurement from another. column: of results.csv, where it has its own."
+    ]
 
 
 KINDS = {

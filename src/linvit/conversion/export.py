@@ -64,7 +64,7 @@ class Exported:
 def export(
     folder: str | Path, format: Format = "onnx", out: str | Path | None = None, *, progress: Progress = ignore
 ) -> Exported:
-    """Write the trained model of a folder for use elsewhere, if it gives the same logits."""
+    """Export the trained model of a folder, after checking that the export gives the same logits."""
     if format not in NAMES:
         raise ValueError(f"unknown format '{format}'" + choices(format, NAMES))
     home = Path(slug(str(folder))) if on_hub(folder) else Path(folder)  # a folder org/name would hide the hub's model
@@ -177,7 +177,7 @@ def _checked_for_hf(model: VisionTransformer) -> str:
         f"classes={config.classes}, only features": not config.classes,
         f"heads={config.heads} × head_dim={config.head_dim} (dim={config.dim})": inner != config.dim,
         f"attention={config.attention}, which differs between layers": len(specs) > 1,
-        f"attention={config.attention}, whose {own} it has no place for": bool(own),
+        f"attention={config.attention}, whose {own} it cannot store": bool(own),
     }.items():
         if wrong:
             raise ValueError(f"format=hf: a ViT of transformers cannot have {what}; format=onnx or torch can")

@@ -31,7 +31,7 @@ def register_transformers(spec: str) -> str:
     spec = str(parse(spec))
     probe = create_attention(spec, heads=1, head_dim=8, tokens=4097, grid=(64, 64), prefix=1)
     if names := [name for name, _ in probe.named_parameters()]:
-        raise ValueError(f"spec '{spec}' learns {names[0]}: transformers' registry has no place for it, use linearize")
+        raise ValueError(f"spec '{spec}' learns {names[0]}, which transformers' registry cannot store: use linearize")
     name = f"linvit-{spec}"
     AttentionInterface.register(name, functools.partial(_attend, spec))
     AttentionMaskInterface.register(name, sdpa_mask)

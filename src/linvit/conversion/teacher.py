@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 
 from linvit.conversion.student import changed_config
 from linvit.data import Dataset, Fold
+from linvit.files import parse_json
 from linvit.models import VisionTransformer
 from linvit.models.resize import resized
 from linvit.schemas.recipe import Recipe
@@ -65,7 +65,7 @@ def stage_recipe(stored: Stored, dataset: Dataset, tokens: int, options: dict[st
     """The recipe of all stages, apart from learning rate and length: batch size and augmentation of the teacher's
     training or, where that is not known, as they suit the images."""
     try:
-        document = json.loads((stored.folder.parent / "experiment.json").read_text(encoding="utf-8"))  # of any format
+        document = parse_json((stored.folder.parent / "experiment.json").read_text(encoding="utf-8"))  # of any format
         taught = Recipe.model_validate(document["recipe"])
         usual: dict[str, Any] = taught.augmentation() | {"batch_size": taught.batch_size}
     except (OSError, KeyError, TypeError, ValueError):

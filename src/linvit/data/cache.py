@@ -27,7 +27,7 @@ from filelock import FileLock
 
 from linvit.data.decode import SMALLEST, BadImage, Header, read_header, read_image
 from linvit.data.sources import SPLITS, Pictures
-from linvit.files import sync_folder, write_atomically
+from linvit.files import parse_json, sync_folder, write_atomically
 from linvit.progress import Progress
 from linvit.schemas.experiment import Resize
 
@@ -114,7 +114,7 @@ def decoded(pictures: Pictures, where: str, folder: Path, wanted: Wanted, progre
 
 def _read(entry: Path) -> Pixels:
     try:
-        meta = json.loads((entry / "meta.json").read_text(encoding="utf-8"))
+        meta = parse_json((entry / "meta.json").read_text(encoding="utf-8"))
         images = np.memmap(entry / "images.u8", np.uint8, "r", shape=tuple(meta["shape"]))
         labels = np.load(entry / "labels.npy", allow_pickle=False)
     except (OSError, ValueError, KeyError) as error:

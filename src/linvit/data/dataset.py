@@ -22,7 +22,7 @@ from linvit.data.remote import is_remote, local
 from linvit.data.sources import DATASETS, FORMATS, SPLITS, Arrays, Pictures, check_memory
 from linvit.data.splits import Fold
 from linvit.errors import choices
-from linvit.files import slug, write_atomically
+from linvit.files import parse_json, slug, write_atomically
 from linvit.progress import Progress, ignore
 from linvit.randomness import permutation
 from linvit.registry import check_options, parse, signature_options
@@ -36,7 +36,7 @@ Listing = tuple[str, Arrays | Pictures]  # the name of a data set, and what its 
 
 @dataclass(frozen=True)
 class Split:
-    """Some of a set's images. Nothing is copied until a batch is asked for, so a memory-mapped set stays on disk."""
+    """A part of a data set's images. They are copied batch by batch, so a memory-mapped set stays on disk."""
 
     store: np.ndarray = field(repr=False)  # uint8 (N, C, H, W): all images of the set
     rows: np.ndarray = field(repr=False)  # int64 (n,): which of them are ours
@@ -77,8 +77,8 @@ class Dataset:
     std: tuple[float, ...]
     identity: str  # of pixels, labels, class names and splits: equal identities are equal data
     skipped: int = 0  # unreadable images left out
-    own_test: bool = True  # the set brought its test images: they are not taken from train
-    resize: Resize = "crop"  # how images that were not square became so
+    own_test: bool = True  # test images are the data set's own, not taken from train
+    resize: Resize = "crop"  # how images were made square
 
     @property
     def channels(self) -> int:
@@ -94,7 +94,7 @@ class Dataset:
         return self.train.labels.ndim == 2
 
     def augment(self, **options: Any) -> Augment:
-        """Augmentation that knows this set's statistics and classes."""
+        """Augmentation with this data set's statistics and classes."""
         return Augment(mean=self.mean, std=self.std, classes=len(self.classes), **options)
 
 
@@ -172,15 +172,15 @@ def load_data(
     """A registered name (with options: `cifar100:labels=coarse`) or the path of a folder, `.npz`, `.parquet`, `.csv` or
     `.tsv`, or an address that fsspec reads (s3://…).
 
-    root: where the original files of named sets lie (else LINVIT_DATA, else the cache).
+    root: folder of the named sets' files (default: LINVIT_DATA, else the cache).
     image_size: images become this square; by default the set's own, for mixed sizes the median rounded to
         `multiple_of`. resize: of an image that is not square take the centre (crop), or all of it (squeeze).
     channels: 1 or 3; by default 3 if any image has colour.
     validation: the fraction of train held out, stratified, unless the set brings its own; chosen by `seed` and
         stored in `split_file` (default: in the cache).
-    limit: at most this many images in each split. sample: the same, chosen before any image is decoded, so that no
-        other is. skip_bad: leave unreadable images out and count them.
-    listing: what `read_source` has found of this source already, as a survey has.
+    limit: maximum number of images in each split. sample: the same, chosen before any image is decoded, so that no
+        other is. skip_bad: skip unreadable images and count them.
+    listing: the result of an earlier `read_source`.
     progress(done, total, what) is called while images are decoded.
     """
     for right, message in (
@@ -317,7 +317,7 @@ def _splits(
     made_by = {"content": pixels.digest, "validation_fraction": validation, "seed": seed, "limit": limit}
     if path.exists():
         try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
+            stored = parse_json(path.read_text(encoding="utf-8"))
             if all(stored[key] == value for key, value in made_by.items()):
                 return stored
             why = "was made for other data, another seed, limit or validation fraction"

@@ -87,7 +87,7 @@ def _opened(name: str, source: Path | bytes) -> Iterator[Image.Image]:
     except BadImage:
         raise
     except Image.DecompressionBombError:
-        raise BadImage(f"{name}: claims more pixels than any sane image has{too_large}") from None
+        raise BadImage(f"{name}: claims an unreasonable number of pixels{too_large}") from None
     except Exception as error:  # Pillow's codecs raise anything from struct.error to SyntaxError on a broken file
         if isinstance(error, UnidentifiedImageError):
             why = "is not an image of a known kind (PNG, JPEG, WebP, GIF, BMP, TIFF)"

@@ -48,7 +48,7 @@ def fetch(dataset: str, folder: Path, remotes: Sequence[Remote], alternatives: s
         reason = getattr(error, "reason", None) or error
         files = ", ".join(remote.name for remote in missing) + f" from {missing[0].url.rpartition('/')[0]}/"
         raise Missing(
-            f"{dataset}: its files are not in {folder} and could not be downloaded ({reason}): put there {files}"
+            f"{dataset}: its files are not in {folder} and could not be downloaded ({reason}): put {files} there"
             + alternatives
         ) from None
 

@@ -71,7 +71,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
             size = math.prod(shape)
             body = file.read(size + 1) if size <= LARGEST else b""  # one byte more than it should have
             if len(body) != size or not size:
-                raise ValueError(f"its header promises {size:,} bytes")
+                raise ValueError(f"its header states {size:,} bytes")
         except (OSError, EOFError, ValueError, zlib.error, struct.error) as error:
             raise ValueError(f"{path}: is corrupt ({error}): delete it to download it again") from None
     return np.frombuffer(body, np.uint8).reshape(shape)

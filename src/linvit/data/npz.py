@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 
-from linvit.data.sources import FORMATS, Arrays, check_labels, check_memory, stack
+from linvit.data.sources import FORMATS, Arrays, check_labels, check_memory, numbered_classes, stack
 
-UNREADABLE = (
-    TypeError,
-    OSError,
-    EOFError,
-    ValueError,
-    AttributeError,
-    KeyError,
-    MemoryError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
 KEYS = {"train": "train", "validation": "val", "test": "test"}
 
 
@@ -31,7 +18,7 @@ def npz(path: Path) -> Arrays:
             wanted = [key for key in file.files if key[:2] in ("x_", "y_")]
             check_memory("unpacked it", sum(file.zip.getinfo(f"{key}.npy").file_size for key in wanted))
             arrays = {key: file[key] for key in wanted}
-    except UNREADABLE as error:
+    except Exception as error:  # NumPy's reader raises anything from TypeError to TokenError on a broken file
         why = str(error).split("\n")[0].split(". ")[0]
         raise ValueError(f"{path}: is not a readable .npz of plain arrays ({why}): save it with numpy.savez") from None
     parts = {
@@ -42,14 +29,14 @@ def npz(path: Path) -> Arrays:
     if "train" not in parts:
         found = ", ".join(sorted(arrays)) or "none of them"
         raise ValueError(f"{path}: needs the arrays x_train and y_train (and x_test, y_test); it has {found}")
-    shape, classes = parts["train"][0].shape[1:], int(parts["train"][1].max()) + 1
+    shape, classes = parts["train"][0].shape[1:], numbered_classes(f"{path}, y_train", parts["train"][1])
     for split, (images, labels) in parts.items():
         if len(images) != len(labels):
             raise ValueError(f"{path}: {split} has {len(images)} images but {len(labels)} labels")
         if images.shape[1:] != shape:
             raise ValueError(f"{path}: {split} images have shape {images.shape[1:]}, train has {shape}")
-        check_labels(f"{path}, y_{KEYS[split]}", labels, classes)
-    return stack(parts, [str(i) for i in range(classes)])
+        check_labels(f"{path}, y_{KEYS[split]}", labels, len(classes))
+    return stack(parts, classes)
 
 
 def _images(path: Path, key: str, x: np.ndarray) -> np.ndarray:
@@ -63,7 +50,7 @@ def _images(path: Path, key: str, x: np.ndarray) -> np.ndarray:
     if x.dtype == np.uint8:
         return x
     if x.dtype.kind not in "iuf" or not np.isfinite(x).all():
-        raise ValueError(f"{path}: {key} has values that are no pixels ({x.dtype}): use bytes, or floats of 0 to 1")
+        raise ValueError(f"{path}: {key} has values that are not pixels ({x.dtype}): use bytes, or floats of 0 to 1")
     low, high = float(x.min()), float(x.max())
     if low < 0 or high > 255:
         raise ValueError(f"{path}: {key} runs from {low:g} to {high:g}: use bytes (0 to 255) or floats of 0 to 1")

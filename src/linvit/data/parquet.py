@@ -6,7 +6,6 @@ A file, or a folder with `train-*.parquet`, `test-*.parquet` and perhaps `valida
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from linvit.data.sources import FORMATS, SPLITS, Pictures, check_labels, several
+from linvit.data.sources import FORMATS, SPLITS, Pictures, check_labels, numbered_classes, several
+from linvit.files import parse_json
 
 IMAGE, LABEL = ("image", "img"), ("label", "labels", "fine_label")
 
@@ -42,7 +42,7 @@ def pictures(folder: Path, files: Mapping[str, list[Path]]) -> Pictures:
         return _several(folder, tables, raw, names)
     train = np.concatenate(raw[: len(tables["train"])])
     if train.dtype.kind in "iu":
-        classes = names or [str(i) for i in range(int(train.max(initial=0)) + 1)]
+        classes = names or numbered_classes(ordered[0].path, train)
         for table, labels in zip(ordered, raw, strict=True):
             check_labels(table.path, labels, len(classes))
         labels = np.concatenate(raw).astype(np.int64)
@@ -127,7 +127,7 @@ class _Table:
     def class_names(self) -> list[str] | None:
         """Hugging Face keeps them as JSON in the schema's metadata."""
         try:
-            info = json.loads((self.schema.metadata or {})[b"huggingface"])
+            info = parse_json((self.schema.metadata or {})[b"huggingface"])
             found = info["info"]["features"][self.label]
             found = found[0] if isinstance(found, list) else found.get("feature", found)  # of lists of labels
             return [str(name) for name in found["names"]]

@@ -15,7 +15,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from linvit.files import slug, write_atomically
+from linvit.files import parse_json, slug, write_atomically
 
 CHUNK = 2**20  # bytes
 VERSIONS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created", "sha", "blob_id")
@@ -57,7 +57,7 @@ def _below(system: Any, root: str) -> dict[str, dict[str, Any]]:
 
 def _copy(system: Any, files: dict[str, dict[str, Any]], home: Path, name: str) -> None:
     notes = home / "copied.json"
-    done = json.loads(notes.read_text(encoding="utf-8")) if notes.exists() else {}
+    done = parse_json(notes.read_text(encoding="utf-8")) if notes.exists() else {}
     for path, info in files.items():
         parts = PurePosixPath(path).parts
         if ".." in parts or PurePosixPath(path).is_absolute():

@@ -16,6 +16,7 @@ import numpy as np
 from linvit.machine import MEMORY
 from linvit.registry import Registry
 
+MAX_CLASSES = 100_000
 SPLITS = ("train", "validation", "test")
 
 # name → function(root, *, options) and file suffix (or "folder") → function(path)
@@ -78,7 +79,14 @@ def several(where: object, sets: Sequence[Sequence[str]]) -> tuple[np.ndarray, l
 def check_memory(what: str, size: int) -> None:
     """Refuse what would take more than half of the machine's memory."""
     if size > MEMORY / 2:
-        raise ValueError(f"{what} takes {size // 10**9:,} GB, more than half of the {MEMORY // 10**9:,} GB there are")
+        raise ValueError(f"{what} takes {size // 10**9:,} GB, more than half of this machine's {MEMORY // 10**9:,} GB")
+
+
+def numbered_classes(where: object, labels: np.ndarray) -> list[str]:
+    """The names of classes that only have numbers: from 0 to the largest."""
+    if (largest := int(labels.max(initial=0))) >= MAX_CLASSES:
+        raise ValueError(f"{where}: label {largest} is more than {MAX_CLASSES - 1:,}: number the classes from 0")
+    return [str(i) for i in range(largest + 1)]
 
 
 def check_labels(where: object, labels: np.ndarray, classes: int) -> None:

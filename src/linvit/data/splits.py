@@ -95,7 +95,7 @@ def check(
     """Every class needs an image to train on and one for each split taken from train."""
     check_labels(where, labels, len(classes))
     if len(classes) < 2:
-        raise ValueError(f"{where}: there is only one class ('{classes[0]}'), so nothing to tell apart: add a second")
+        raise ValueError(f"{where}: there is only one class ('{classes[0]}'): add a second")
     held_out = ("validation" not in counts and validation > 0) + ("test" not in counts)
     trained = labels[: counts["train"]]
     images = (np.bincount(trained, minlength=len(classes)) if labels.ndim == 1 else trained.sum(0, dtype=int)).tolist()

@@ -85,7 +85,7 @@ def survey(
             except BadImage:
                 continue
         if not headers:
-            raise ValueError(f"{source}: none of the {SAMPLE} images that were looked at can be read")
+            raise ValueError(f"{source}: none of the {SAMPLE} sampled images can be read")
         channels = 3 if any(header.colour for header in headers) else 1
         side = int(np.median([min(header.width, header.height) for header in headers]))
     rows = splits.choose(found.labels, found.counts, validation=0.1, seed=0, limit=limit)

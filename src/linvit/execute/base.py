@@ -21,7 +21,7 @@ from linvit.training.loop import Rate
 
 
 class Executor(ABC):
-    """`slots` pieces of work at a time, each with its own number of threads. Use as a context manager.
+    """Runs up to `slots` pieces of work in parallel. Use as a context manager.
 
     `submit` returns a `concurrent.futures.Future`: a user's error (ValueError, OSError) is its exception, a worker that
     died is WorkerDied. `on_event` is called in this process, never by two threads at once.
@@ -34,15 +34,15 @@ class Executor(ABC):
 
     @classmethod
     def locate(cls, address: str, device: str, threads: int | None) -> tuple[torch.device, int] | None:
-        """The device of jobs and the number of slots, of an executor on other machines; None: it runs here. Within
-        seconds, a ValueError if nothing answers at the address."""
+        """Device and number of slots of an executor on other machines; None for a local one. Raises a ValueError within
+        seconds if the address does not answer."""
         return None
 
     @abstractmethod
     def submit(self, work: Work, on_event: OnEvent = lambda event: None) -> Future[Any]: ...
 
     def shutdown(self) -> None:  # noqa: B027 (most have nothing to end)
-        """Cancel what has not begun, let running work save itself, and release everything."""
+        """Cancel pending work, let running work save, and release all resources."""
 
     def __enter__(self) -> Self:
         return self
@@ -57,10 +57,10 @@ class Executor(ABC):
         admit: Callable[[Job], bool] = lambda job: True,
         on_end: Callable[[Job], None] = lambda job: None,
     ) -> Iterator[tuple[Job, list[Record]]]:
-        """Each job with its records, in order. What an earlier call has finished is not submitted, nor is what is not
-        admitted when it could begin; that has no records. A job whose process died, or that ran out of memory, yields a
-        `failed` record; a user's error ends the iteration. StopWork, raised by `on_event`, ends it when no job runs any
-        more: `on_event` should raise it for all of them."""
+        """Yield each job with its records, in order. Finished jobs are not run again. A job that `admit` refuses when it
+        could begin is left out and has no records. A job whose process died or ran out of memory yields a `failed`
+        record; a user's error ends the iteration, and so does StopWork raised by `on_event`, once no job is running:
+        `on_event` must raise it for all of them."""
         done = {number: records for number, job in enumerate(jobs) if (records := job.finished())}
         waiting = deque((number, job) for number, job in enumerate(jobs) if number not in done)
         running: dict[Future[Any], int] = {}
@@ -82,8 +82,8 @@ class Executor(ABC):
             yield job, done.pop(number)
 
     def check(self, experiment: Experiment, device: torch.device) -> None:
-        """A ValueError if a worker cannot run it: it may not know what only this process has registered. All workers
-        are started by this, which takes seconds."""
+        """Raise a ValueError if a worker cannot run the experiment, for example because of a local plugin. Starts all
+        workers, which takes seconds."""
         probe = Probe(experiment=experiment, seconds=0.0, device=str(device), threads=self.threads)
         self._probed(probe)
 
@@ -96,14 +96,14 @@ class Executor(ABC):
             raise ValueError(f"a worker could not run {probe.experiment.label}: {first_line(error)}") from None
 
     def rate(self, experiment: Experiment, seconds: float, device: torch.device) -> Rate:
-        """Of one training while all slots are busy with the same."""
+        """Speed of one training while all slots run the same."""
         self.check(experiment, device)
         probe = Probe(experiment=experiment, seconds=seconds, device=str(device), threads=self.threads)
         return min(self._probed(probe))
 
     def measure(self, work: Work, progress: Progress) -> tuple[Any, dict[str, Any]]:
-        """The result of work that needs a machine without other load, and that machine if it is another one. The work
-        says how far it is with Progressed events. WorkerDied if no machine could complete it."""
+        """Run work that needs an idle machine; returns its result and a description of the machine, if another one.
+        Raises WorkerDied if no machine could complete it."""
         self.shutdown()
         return work.run(self.datasets, forward_progress(progress)), {}
 

@@ -174,7 +174,7 @@ class Ray(Executor):
         kind, each = ("GPU", 1) if gpu else ("CPU", threads or 1)
         slots = sum(int(node["Resources"].get(kind, 0)) // each for node in nodes)
         if not slots:
-            raise ValueError(f"no node of the cluster has {each} {kind}{'s' * (each > 1)}: ask for less, or add a node")
+            raise ValueError(f"no node of the cluster has {each} {kind}{'s' * (each > 1)}: request less, or add a node")
         check_nodes(ray)
         return torch.device("cuda" if gpu else "cpu"), slots
 

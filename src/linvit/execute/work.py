@@ -76,24 +76,24 @@ class DatasetCache:
 
 
 class Work(Frozen):
-    """Subclasses are importable by name, so that a worker process can rebuild them."""
+    """Something that an executor can run anywhere. Subclasses must be importable by name."""
 
     result_type: ClassVar[TypeAdapter[Any]]  # how results cross a process boundary as JSON
-    experiment: Experiment  # whose images it uses
+    experiment: Experiment  # determines the images
     device: str = "cpu"
     threads: int | None = 1  # None: PyTorch's choice, or all CPUs of the node on which it is measured
 
     @abstractmethod
     def run(self, datasets: DatasetCache, on_event: OnEvent) -> Any:
-        """Do it here; the result must be what `result_type` describes."""
+        """Run in this process; the result must match `result_type`."""
 
     @property
     def storage(self) -> Path | None:
-        """The folder that whoever does it must share with this process; None: it reads and writes no results."""
+        """The folder that workers must share with this process; None if there are no result files."""
         return None
 
     def absolute(self) -> Self:
-        """The same for a process with another working directory."""
+        """The same with absolute paths."""
         return self
 
     def to_json(self) -> str:
@@ -108,10 +108,10 @@ class Job(Work):
     folder: str
     test: bool = True
     checkpoint_seconds: float = 30.0
-    begin_by: float | None = None  # seconds since the epoch after which it is left for another call
+    begin_by: float | None = None  # Unix time after which it is not started
 
     def run(self, datasets: DatasetCache, on_event: OnEvent) -> list[Record]:
-        """Its records, from this run or an earlier one; none if it is too late to begin."""
+        """Its records, from this run or an earlier one; none if it is too late to start."""
         if self.begin_by is not None and time.time() > self.begin_by:
             return self.finished()
         with use_threads(self.threads):
@@ -134,14 +134,14 @@ class Job(Work):
         return self.model_copy(update={"folder": str(Path(self.folder).absolute())})
 
     def finished(self) -> list[Record]:
-        """Its records, if an earlier call completed it."""
+        """Its records, if it is finished."""
         records = list(open_ledger(Path(self.folder)))
         last = {"test_seconds", "diverged"} if self.test else {"learning_curve"}
         mine = [r for r in records if r.metric in last and r.experiment == self.experiment.id]
         return records if mine else []
 
     def failed(self, why: str) -> list[Record]:
-        """What remains of a job whose process ended before it did."""
+        """Records of a job whose process ended early."""
         base = record_of(self.experiment, torch.device(self.device))
         return [Record("failed", None, experiment=base.experiment, device=base.device, tags=base.tags | {"why": why})]
 

@@ -1,4 +1,4 @@
-"""Kernels: what distinguishes one Performer from another. A new one is one file here or in LINVIT_PLUGINS."""
+"""Kernels of Performers. A new one is one file here or in LINVIT_PLUGINS."""
 
 from linvit.kernels.base import KERNELS, FeatureMap, Features, Prepared, Size, register
 from linvit.registry import Spec, check_options, parse, signature_options
@@ -10,7 +10,7 @@ __all__ = ["KERNELS", "FeatureMap", "Features", "Prepared", "Site", "Size", "cre
 def create_kernel(
     spec: str | Spec, *, head_dim: int, layer: int = 0, seed: int = 0, causal: bool = False
 ) -> FeatureMap:
-    """`exp:m=128` → a FeatureMap for vectors of head_dim."""
+    """The feature map that a spec such as `exp:m=128` names, for vectors of head_dim."""
     spec = parse(spec)
     kernel = KERNELS[spec.name]
     options = check_options(spec, signature_options(kernel))

@@ -61,12 +61,12 @@ class Size(NamedTuple):
 class FeatureMap(nn.Module, ABC):
     """Base of all kernels. A subclass registers a name, gives `formula` and `estimates`, and implements `prepare`.
 
-    Its options are the fields of `Options`. A subclass with more of them extends that class; one without `scale` has a
-    class of its own.
+    Its options are the fields of `Options`, which a subclass extends or replaces.
     """
 
     formula: ClassVar[str] = ""
     estimates: ClassVar[str] = ""
+    origin: ClassVar[str] = ""  # where it was published; empty: here
     estimates_softmax: ClassVar[bool] = False  # whether it tends to softmax with the number of random features
     size_option: ClassVar[str | None] = None  # the option that sets the number of features
     width: int  # features
@@ -75,7 +75,7 @@ class FeatureMap(nn.Module, ABC):
 
     @dataclass(frozen=True, kw_only=True)
     class Options:
-        scale: float | None = None  # multiplies q and k; d^-¼ without it
+        scale: float | None = None  # factor of q and k; d^-¼ by default
 
     def __init__(self, site: Site, **options):
         super().__init__()
@@ -91,28 +91,28 @@ class FeatureMap(nn.Module, ABC):
 
     @classmethod
     def size(cls, site: Site, options: Any) -> Size | None:
-        """Known without building it, from an instance of `Options`. None: a Performer of it is built and measured, and
-        the constructor sets `width`."""
+        """Size for an instance of `Options`, without building it. None: a Performer is built and measured, and the
+        constructor sets `width`."""
         return None
 
     def no_effect(self, why: str, *names: str) -> None:
-        """Refuse options that differ from their defaults where they change nothing."""
+        """Raise a ValueError for options that differ from their defaults without effect."""
         for field in fields(self.options):
             if field.name in names and (value := getattr(self.options, field.name)) != field.default:
                 raise ValueError(f"{field.name}={value} has no effect: {why}")
 
     def affordable(self, numbers: int, what: str) -> None:
-        """Refuse an m whose matrix, in float64 as it is drawn, takes more than a GiB, before it is allocated."""
+        """Raise a ValueError for an m whose float64 matrix would take more than 1 GiB."""
         if 8 * numbers > 1 << 30:
             size = f"{8 * numbers / (1 << 30):,.1f} GiB"
-            raise ValueError(f"m={self.options.m} needs {size} for {what} in float64: at most 1 GiB is reasonable")
+            raise ValueError(f"m={self.options.m} needs {size} for {what} in float64: the limit is 1 GiB")
 
     @abstractmethod
     def prepare(self, q: Tensor, k: Tensor, keep: Tensor | None) -> Prepared:
         """Raw q, k (G, N, d) and the keys to keep (G, N, 1) → inputs of the linear attention."""
 
     def features(self, x: Tensor) -> Features:
-        """What is done with q and k like x."""
+        """The features to compute from inputs like x."""
         raise NotImplementedError
 
     @abstractmethod

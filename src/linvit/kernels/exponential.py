@@ -26,8 +26,8 @@ class Exponential(Projected):
 
     @dataclass(frozen=True, kw_only=True)
     class Options(Projected.Options):
-        center: bool | None = None  # without it, where it is known to help: ±Ω, bidirectional
-        shrink: bool = False  # shorten what centring leaves to what so many features can tell: nearer, but biased
+        center: bool | None = None  # subtract the means of q and k; by default for ±Ω, bidirectional
+        shrink: bool = False  # shorten centred q and k to what the features can resolve: lower error, but biased
 
     def __init__(self, site: Site, **options):
         super().__init__(site, **options)
@@ -96,8 +96,8 @@ class Favor(Exponential):
     @dataclass(frozen=True, kw_only=True)
     class Options(Exponential.Options):
         norms: Norms = "chi"  # lengths of Ω's rows
-        stabilizer: Literal["exact", "reference"] = "exact"
-        eps: float = 1e-4  # of stabilizer=reference
+        stabilizer: Literal["exact", "reference"] = "exact"  # reference: subtract one maximum and add ε
+        eps: float = 1e-4  # ε of stabilizer=reference
         clamp: float | None = None  # bounds |Ωx|
 
     def __init__(self, site: Site, **options):
@@ -106,7 +106,7 @@ class Favor(Exponential):
         if not self.reference:
             self.no_effect("stabilizer=exact needs no ε", "eps")
         elif self.options.center or self.omega is None:
-            raise ValueError("stabilizer=reference goes with neither center=true nor projection=none")
+            raise ValueError("stabilizer=reference cannot be combined with center=true or projection=none")
         elif self.options.shrink:
             raise ValueError("stabilizer=reference is not centred, and shrink=true shortens what centring leaves")
         elif site.causal:
@@ -140,6 +140,7 @@ class Exp(Favor):
 
     formula = "m^-½ exp(Ωx − ‖x‖²/2)"
     estimates = "softmax e^{x·y}"
+    origin = "Performer (ICLR 2021), arXiv:2009.14794 (FAVOR+)"
     estimates_softmax = True
     deterministic = True
 
@@ -150,6 +151,7 @@ class Hyp(Favor):
 
     formula = "(2m)^-½ exp(±Ωx − ‖x‖²/2)"
     estimates = "softmax e^{x·y}"
+    origin = "Performer (ICLR 2021), arXiv:2009.14794"
     estimates_softmax = True
     symmetric = True
 
@@ -160,6 +162,7 @@ class Smreg(Favor):
 
     formula = "m^-½ exp(Ωx − ‖x‖²/2), ‖ω‖ = √d"
     estimates = "e^{−(‖x‖²+‖y‖²)/2} ₀F₁(; d/2; d‖x+y‖²/4)"
+    origin = "Performer (ICLR 2021), arXiv:2009.14794"
 
     @dataclass(frozen=True, kw_only=True)
     class Options(Favor.Options):
@@ -172,6 +175,7 @@ class Oprf(Exponential):
 
     formula = "(1−4A)^{d/4} m^-½ exp(A‖ω‖² + √(1−4A) Ωx − ‖x‖²/2)"
     estimates = "softmax e^{x·y}"
+    origin = "Chefs' Random Tables (NeurIPS 2022), arXiv:2205.15317 (FAVOR++)"
     estimates_softmax = True
     spread: Tensor
 

@@ -49,6 +49,7 @@ class ThetaLinear(Learned, Projected):
 
     formula = "relu(W Ωx) + ε, W (m×m) learned"
     estimates = "learned"
+    origin = "report 001"
     signed = False
 
     @dataclass(frozen=True, kw_only=True)
@@ -77,11 +78,12 @@ class ThetaMixture(Learned):
 
     formula = "α exp(u/τ) + (1−α) relu(u/τ) + ε, u = MLP(x)"
     estimates = "learned"
+    origin = "report 002"
 
     @dataclass(frozen=True, kw_only=True)
     class Options(FeatureMap.Options):
-        alpha: float = 0.5
-        tau: float = 1.0
+        alpha: float = 0.5  # α, weight of exp
+        tau: float = 1.0  # τ, temperature
         eps: float = 1e-3
         clamp: float = 5.0  # bounds |u/τ| inside exp
 
@@ -110,6 +112,7 @@ class ThetaMlp(Learned):
 
     formula = "W₂ relu(W₁x + b₁) + b₂"
     estimates = "learned"
+    origin = "report 002"
     least = LEAST
     size_option = "m"
 
@@ -134,10 +137,11 @@ class ThetaMlp(Learned):
 
 @register("hedgehog")
 class Hedgehog(FeatureMap):
-    """exp(±Wx) with a W for each head that starts as the identity: made to learn the softmax of a trained model."""
+    """exp(±Wx) with a W for each head that starts as the identity: designed to learn the softmax of a trained model."""
 
     formula = "[exp(Wx); exp(−Wx)], W (d×d) learned for each head"
     estimates = "learned (2 Σ_f cosh(x_f + y_f) at the start)"
+    origin = "Hedgehog (ICLR 2024), arXiv:2402.04347"
     signed = False
 
     def __init__(self, site: Site, **options):

@@ -27,6 +27,7 @@ LEAST = 1e-3  # least |denominator| per key and feature under negative=clamp: as
 
 class Pointwise(Projected):
     estimates = "E f(ω·x) f(ω·y)"
+    origin = "Performer (ICLR 2021), arXiv:2009.14794 (generalised attention)"
     f: Any  # the elementwise function of u = Ωx, a method; autograd differentiates it
     minimum: float | None = 0.0  # of f; None: f has none
     pull: Callable[[Tensor, Tensor], Tensor] | None = None  # see Features
@@ -35,8 +36,8 @@ class Pointwise(Projected):
     @dataclass(frozen=True, kw_only=True)
     class Options(Projected.Options):
         norms: Norms = "chi"  # lengths of Ω's rows
-        eps: float = 1e-3  # added to f
-        negative: Negative = "auto"  # for f that can be negative
+        eps: float = 1e-3  # ε, added to f
+        negative: Negative = "auto"  # treatment of an f that can be negative
         clamp: float | None = None  # bounds |Ωx|
 
     def __init__(self, site: Site, **options):
@@ -143,7 +144,7 @@ class Elu(Pointwise):
 
     @dataclass(frozen=True, kw_only=True)
     class Options(Pointwise.Options):
-        alpha: float = 1.0
+        alpha: float = 1.0  # α of elu
 
     def __init__(self, site: Site, **options):
         self.minimum = -self.Options(**options).alpha
@@ -212,6 +213,7 @@ class Elu1(Pointwise):
     """With projection=none, the Linear Transformer's map."""
 
     formula = "m^-½ (elu(Ωx) + 1 + ε)"
+    origin = "Linear Transformer (ICML 2020), arXiv:2006.16236"
 
     def f(self, u: Tensor) -> Tensor:
         return F.elu(u) + 1
@@ -244,6 +246,7 @@ class Trig(Pointwise):
 
     formula = "m^-½ e^{‖x‖²/2} [sin Ωx; cos Ωx]"
     estimates = "softmax e^{x·y}"
+    origin = "Performer (ICLR 2021), arXiv:2009.14794"
     estimates_softmax = True
     minimum = None
     norm = 0.5

@@ -87,7 +87,7 @@ class Projected(FeatureMap):
     @dataclass(frozen=True, kw_only=True)
     class Options(FeatureMap.Options):
         m: int = 64  # rows of Ω
-        projection: Projection = "orthogonal"
+        projection: Projection = "orthogonal"  # how the rows of Ω are drawn
 
     def __init__(self, site: Site, **options):
         super().__init__(site, **options)

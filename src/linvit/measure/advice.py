@@ -256,7 +256,7 @@ def _timed_points(kinds: Sequence[str], device: torch.device, seconds: float, pr
 
 
 def filling(load: Workload, device: torch.device) -> Workload:
-    """With so many images that softmax's forward pass takes an accelerator LEAST_WORK seconds, if its memory holds
+    """With enough images that softmax's forward pass takes an accelerator LEAST_WORK seconds, if its memory holds
     them: what is shorter shows how fast operations are launched. On a CPU the workload as it is."""
     if device.type == "cpu":
         return load

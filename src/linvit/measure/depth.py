@@ -51,7 +51,9 @@ def with_attention(model: VisionTransformer, spec: str, seed: int = 0) -> Vision
     changed = copy.deepcopy(model)
     for block, old in zip(changed.blocks, changed.attentions(), strict=True):
         if old.role != "baseline" or not old.bare:
-            raise ValueError(f"layer {old.site.layer + 1} of the model is not plain softmax, which others stand for")
+            raise ValueError(
+                f"layer {old.site.layer + 1} of the model is not plain softmax, which the attention would replace"
+            )
         block.attn.attention = create(spec, replace(old.site, seed=seed))  # type: ignore[union-attr]
     share_layerwise(changed.attentions())
     return changed.eval()

@@ -59,7 +59,7 @@ def errors_at_random(kinds: Iterable[str], site: Site, sigma: float, progress: P
     for record in found:
         if record.value is None or not math.isfinite(record.value):
             raise ValueError(
-                f"sigma={sigma:g} is too large: the distance of {record.tags['attention']} from softmax is no number"
+                f"sigma={sigma:g} is too large: the distance of {record.tags['attention']} from softmax is not finite"
             )
     return found
 

@@ -1,4 +1,4 @@
-"""Seconds of attention and of models on devices that are not here: a model of their data sheets, not a measurement.
+"""Forecast times of attention layers and models on other devices, from their data sheets: nothing is measured.
 
 A module is run once on PyTorch's `meta` device, on which tensors have shapes but no numbers and linvit takes the path
 that it takes on a GPU. Every operation is recorded with the bytes it reads and writes and the products it computes
@@ -65,28 +65,32 @@ class Hardware:
     bandwidth: float
     memory: float
     dtype: torch.dtype = torch.bfloat16  # of models, as linvit chooses it there
-    attention: float = 1.0  # most of the peak rate that fused softmax reaches
+    attention: float = 1.0  # upper limit of the share of the peak rate that fused softmax reaches
     fuses: bool = True  # has fused softmax, and a compiler for linvit's linear attention
     launch: float = LAUNCH
     least: float = LEAST
 
 
-# From NVIDIA's data sheets of the A100 80GB (SXM), A800 80GB (SXM), H100 (SXM) and L4, all without sparsity; NVIDIA's
-# T4 product brief; the GeForce RTX 4090 in NVIDIA's white paper on the Ada architecture (sums in float32); and Apple's
-# technical specifications of the MacBook Air with M3 (10-core GPU, 16 GB), which state no rates: 10 cores × 128 units ×
-# 2 FLOP × 1.38 GHz. The M3 has no units for matrix products in half precision that PyTorch uses, and models are
-# float32 there. The H100's share of fused softmax is cuDNN's published rate at 4,096 tokens. The rates and bandwidths
-# agree, but for rounding and clocks, with glennklockwood.com/garden/processors/A100 and /h100 (which cite the data
-# sheets), hmc-tech.com/gpu/nvidia-l4-vs-nvidia-t4 (L4 125 and 63 at its boost clock), waredb.com/processor/
-# nvidia-geforce-rtx-4090 and hmc-tech.com/gpu/apple_10_core_m3 (3.58 at 1.40 GHz, float16 no faster).
+# Rates are of dense products: data sheets that state rates with sparsity state twice as much. The figures are those of
+# the vendors' data sheets, as the pages named here repeat them; each was compared with its page.
 HARDWARE = {
+    # glennklockwood.com/garden/processors/A100, which cites nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf
     "a100": Hardware("NVIDIA A100 80GB", 312e12, 156e12, 2.039e12, 80e9),
+    # glennklockwood.com/garden/processors/h100: 989.4, 494.7 and 3.35 TB/s (SXM5). Fused softmax: the published rate of
+    # cuDNN at 4,096 tokens, 408 TFLOP/s
     "h100": Hardware("NVIDIA H100 SXM", 989e12, 494e12, 3.35e12, 80e9, attention=0.41),
+    # store.sourcecode.com and grokipedia.com/page/NVIDIA_L4_vs_L40S repeat the data sheet: 242 and 120 with sparsity,
+    # 300 GB/s. At its boost clock it would be 125 and 63 (hmc-tech.com/gpu/nvidia-l4-vs-nvidia-a100-40gb)
     "l4": Hardware("NVIDIA L4", 121e12, 60e12, 0.3e12, 24e9),
+    # sysrqmts.com/en/gpus/nvidia/tesla/t4: 65.13 (float16; it has no bfloat16), 8.14 and 320 GB/s
     "t4": Hardware("NVIDIA T4", 65e12, 8.1e12, 0.32e12, 16e9, torch.float16),
+    # waredb.com/processor/nvidia-geforce-rtx-4090: 165.15 with sums in float32, 82.58 in TF32 and 1,008 GB/s
     "4090": Hardware("NVIDIA GeForce RTX 4090", 165e12, 82.6e12, 1.008e12, 24e9),
-    "m3": Hardware("Apple M3", 3.5e12, 3.5e12, 0.1e12, 16e9, torch.float32, fuses=False),
-    "a800": Hardware("NVIDIA A800 80GB", 312e12, 156e12, 2.039e12, 80e9),  # what the model was checked with
+    # Apple states 100 GB/s and no rates. hmc-tech.com/gpu/apple_10_core_m3: 10 cores × 128 units × 2 FLOP × 1.398 GHz,
+    # in float16 no more; PyTorch uses no other units, and models are float32 there
+    "m3": Hardware("Apple M3", 3.58e12, 3.58e12, 0.1e12, 16e9, torch.float32, fuses=False),
+    # What the model was checked with. hmc-tech.com/gpu/nvidia-a800-vs-nvidia-t40: 311.87 and 155.94; bandwidth as A100
+    "a800": Hardware("NVIDIA A800 80GB", 312e12, 156e12, 2.039e12, 80e9),
 }
 
 

@@ -4,7 +4,8 @@ Each round times every call once, in a random order, so that whatever else the m
 taken inside a round, and medians and quartiles are over rounds.
 
 With one thread the clock is the process's CPU time, which other programs do not stretch; else, and on other devices, it
-is wall time. Ratios may take CPU time with more threads too, if those sleep while they wait.
+is wall time. Ratios may take CPU time with more threads too, if those sleep while they wait. Under a limit of CPU time
+(`ulimit -t`, as batch systems set it) Linux advances that clock every few milliseconds only: then all is wall time.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 HOST = "host"  # the share of the wall time until the last operation was launched: a device may still have to compute
 ROUNDS, MIN_ROUNDS = 30, 5  # of a race; as few as that to end near a deadline
 SHORTEST = 2e-3  # seconds that one timing lasts at least, by repetition
+FINE, STEPS = 5e-4, 3  # seconds: the longest of this number of steps of a clock that short calls can be timed with
 LAUNCH_BOUND = 0.9  # of the time in which a device is given work: it waits for more, and does not show how fast it is
 Call = Callable[[], object]
 Key = TypeVar("Key", bound=Hashable)
@@ -88,10 +90,22 @@ def race(
             progress(turn * len(keys) + i, total, f"round {turn + 1} of {rounds}")
             for clock, found in timed(calls[key], repeats[key], device).items():
                 seconds[key][clock].append(found)
+    usable = device.type == "cpu" and is_fine(time.process_time)
     alone = torch.get_num_threads() == 1
     asleep = alone or os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"
-    clock, ratio_clock = ("cpu" if device.type == "cpu" and fair else "wall" for fair in (alone, asleep))
+    clock, ratio_clock = ("cpu" if usable and fair else "wall" for fair in (alone, asleep))
     return Times(seconds, clock, ratio_clock, device)
+
+
+def is_fine(clock: Callable[[], float]) -> bool:
+    """Whether a clock advances in steps that are short relative to what is timed."""
+    steps = []
+    for _ in range(STEPS):
+        begin = now = clock()
+        while now == begin:
+            now = clock()
+        steps.append(now - begin)
+    return max(steps) < FINE
 
 
 def timed(call: Call, repeats: int, device: torch.device) -> dict[str, float]:

@@ -38,7 +38,7 @@ class Subject:
         found = captured(self.model, self.images)
         first = next(found, [])
         if not first:
-            raise ValueError(f"{self.name} has no attention that could be looked into")
+            raise ValueError(f"{self.name} has no attention with a matrix to inspect")
         return itertools.chain([first], found)
 
 

@@ -22,12 +22,12 @@ def check_fits(config: ModelConfig) -> None:
     if cost.memory > MEMORY:
         raise ValueError(
             f"this model takes {cost.memory // 10**9:,} GB with its {cost.parameters:,} parameters and one image, but "
-            f"the machine has {MEMORY // 10**9:,} GB: make image_size, dim, depth, classes or the attention smaller"
+            f"the machine has {MEMORY // 10**9:,} GB: reduce image_size, dim, depth, classes or the attention"
         )
 
 
 def estimate(config: ModelConfig) -> Cost:
-    """Of the whole model: parameters and MACs exactly, memory about."""
+    """Cost of the whole model: exact parameters and MACs, estimated memory."""
     total, site = frame(config), config.site
     for text, count in Counter(map(str, parse_layers(config.attention, config.depth))).items():
         total += attention_cost(text, site, config.dim) * count

@@ -7,7 +7,6 @@ linvit's model cannot compute is refused, never approximated.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from linvit.attention.multihead import fuse
 from linvit.errors import choices
+from linvit.files import parse_json
 from linvit.models import ModelConfig, model_config
 from linvit.models.layouts import (
     CLIP,
@@ -89,7 +89,7 @@ def read_foreign(
         _check_shapes(_wanted(config, facts, shapes, positioned), shapes, keys, table)
         for old in keys.values():
             if header[old][1] not in FLOATS:
-                raise ValueError(f"{old} holds {header[old][1]}: quantised weights are not read, only floats")
+                raise ValueError(f"{old} holds {header[old][1]}: quantised weights are not supported, only floats")
         about: dict[str, Any] = {"name": name, "classes": _classes(folder, facts, config.classes)}
         for what in ("mean", "std"):  # (scale·x − mean) / std = (x − mean/scale) / (std/scale)
             about[what] = [n / facts.scale for n in _numbers(what, getattr(facts, what), config.channels)]
@@ -128,7 +128,7 @@ def download(name: str) -> Path:
         )
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(f"{name} does not exist here, and the hub did not give it ({why})") from None
+        raise ValueError(f"{name} does not exist here, and could not be downloaded from the hub ({why})") from None
 
 
 def _weights(folder: Path) -> list[Path]:
@@ -178,7 +178,7 @@ def _finite(key: str, value: Tensor) -> Tensor:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path.name} is not JSON ({error})") from None
     if not isinstance(found, dict):
@@ -197,7 +197,7 @@ def _renamed(header: Mapping[str, Any], table: Mapping[str, str]) -> dict[str, s
     for old, (shape, _) in header.items():
         match, new = next(((m, new) for pattern, new in patterns if (m := pattern.fullmatch(old))), (None, ""))
         if match is None:
-            raise ValueError(f"{old} {shape} has no place in linvit's vision transformer")
+            raise ValueError(f"{old} {shape} has no counterpart in linvit's vision transformer")
         if not new:
             continue
         if (key := match.expand(new)) in keys:
@@ -210,7 +210,7 @@ def _renamed(header: Mapping[str, Any], table: Mapping[str, str]) -> dict[str, s
 
 def _layout(folder: Path, said: Mapping[str, Any], header: Mapping[str, Any]) -> tuple[dict[str, str], Said]:
     if said.get("quantization_config"):
-        raise ValueError(f"quantization_config={said['quantization_config']!r}: quantised weights are not read")
+        raise ValueError(f"quantization_config={said['quantization_config']!r}: quantised weights are not supported")
     if "conv_proj.weight" in header:
         return TORCHVISION, _torchvision(said)
     if "patch_embed.proj.weight" in header:
@@ -232,16 +232,16 @@ def _layout(folder: Path, said: Mapping[str, Any], header: Mapping[str, Any]) ->
 def _hugging_face(folder: Path, said: Mapping[str, Any], header: Mapping[str, Any]) -> Said:
     name = said["model_type"]
     if name not in HUGGING_FACE_KINDS:
-        raise ValueError(f"model_type={name!r} is not read" + choices(str(name), HUGGING_FACE_KINDS))
+        raise ValueError(f"model_type={name!r} is not supported" + choices(str(name), HUGGING_FACE_KINDS))
     kind = HUGGING_FACE_KINDS[name]
     about = {**said, **_object(said, "vision_config")}
     for field, only in {"add_cross_attention": False, "rope_theta": 100.0}.items():
         if about.get(field, only) != only:
-            raise ValueError(f"{field}={about[field]!r} is not what linvit computes: {only!r}")
+            raise ValueError(f"{field}={about[field]!r} is not supported by linvit: {only!r}")
     gated = about.get("use_swiglu_ffn", about.get("use_gated_mlp", False))
     activation = str(about.get("hidden_act", kind.activation))
     if activation not in (known := GATED if gated and kind.rope else UNGATED):
-        raise ValueError(f"hidden_act={activation!r} is not what linvit computes" + choices(activation, known))
+        raise ValueError(f"hidden_act={activation!r} is not supported by linvit" + choices(activation, known))
     beside = folder / "preprocessor_config.json"
     pixels = _json(beside) if beside.exists() else {}
     if pixels.get("do_normalize") is False:
@@ -290,15 +290,15 @@ def _timm(said: Mapping[str, Any], header: Mapping[str, Any]) -> Said:
     cfg = {**said, **_object(said, "pretrained_cfg")}  # older files have all of it at the top
     if not re.match(r"(vit|deit3?|flexivit|eva02)_", name) or re.search("rope|relpos|quickgelu|rpn|dinov3", name):
         raise ValueError(
-            f"architecture={given!r} is not a plain vision transformer: vit_…, deit_…, deit3_… and eva02_… are read"
+            f"architecture={given!r} is not a plain vision transformer: use vit_…, deit_…, deit3_… or eva02_…"
         )
     for field in ("act_layer", "norm_layer", "mlp_layer", "attn_layer", "block_fn", "embed_layer"):
         if arguments.get(field):
-            raise ValueError(f"model_args: {field}={arguments[field]!r} is not what linvit computes")
+            raise ValueError(f"model_args: {field}={arguments[field]!r} is not supported by linvit")
     eva = name.startswith("eva02_")
     pool = arguments.get("global_pool", said.get("global_pool", "avg" if eva else "token"))
     if pool not in ("token", "avg"):
-        raise ValueError(f"global_pool={pool!r} is not read: token or avg")
+        raise ValueError(f"global_pool={pool!r} is not supported: token or avg")
     mean = "mean" if "fc_norm.weight" in header else "norm-mean"
     heads = arguments.get("num_heads", said.get("num_heads"))
     stated = {f"model_args.{field}": (what, arguments.get(field)) for field, what in SAID_BY_TIMM.items()}
@@ -344,9 +344,7 @@ def _torchvision(said: Mapping[str, Any]) -> Said:
 def _heads(architecture: str, size: str) -> int:
     found = re.search(size, architecture)
     if found is None or found[1] not in HEADS:
-        raise ValueError(
-            f"architecture={architecture!r}: how many heads this has is not known: write num_heads into config.json"
-        )
+        raise ValueError(f"architecture={architecture!r}: the number of heads is unknown: add num_heads to config.json")
     return HEADS[found[1]]
 
 
@@ -360,7 +358,7 @@ def _object(said: Mapping[str, Any], field: str) -> dict[str, Any]:
 def _whole(said: Mapping[str, Any], field: str) -> int:
     value = said.get(field)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"config.json: {field}={value!r} must be a whole number of at least 1")
+        raise ValueError(f"config.json: {field}={value!r} must be an integer of at least 1")
     return value
 
 
@@ -423,7 +421,7 @@ def _configured(
 
     dim, channels, patch, width = shape("stem.embed.weight", 4)
     if patch != width:
-        raise ValueError(f"patches of {patch} × {width} pixels are not read: only square ones")
+        raise ValueError(f"patches of {patch} × {width} pixels are not supported: only square ones")
     prefix = {key: shape(key, 3)[1] for key in PREFIX_TOKENS if key in shapes and math.prod(shapes[key])}
     if facts.learned:
         count = shape("position", 3)[1]
@@ -436,7 +434,7 @@ def _configured(
     else:
         sides = facts.size if isinstance(facts.size, list) else [facts.size]
         if len({*sides}) > 1:
-            raise ValueError(f"image_size={facts.size}: images that are not square are not read")
+            raise ValueError(f"image_size={facts.size}: images that are not square are not supported")
         positioned, side = 0, _whole({"image_size": sides[0]}, "image_size") // patch
     layers = {int(key.split(".")[1]): keys[key] for key in shapes if key.startswith("blocks.")}
     depth = len(layers)
@@ -563,10 +561,10 @@ def _check_shapes(wanted: Shapes, shapes: Shapes, keys: Mapping[str, str], table
         if key not in shapes:
             raise ValueError(f"there is no {_in_file(key, keys, table)} {shape}")
         if shapes[key] != shape:
-            raise ValueError(f"{keys[key]} has shape {shapes[key]}, but the rest of the model asks for {shape}")
+            raise ValueError(f"{keys[key]} has shape {shapes[key]}, but the rest of the model requires {shape}")
     for key in shapes:
         if key not in wanted and ".attn.attention." not in key:  # an attention's own weights are its own affair
-            raise ValueError(f"{keys[key]} {shapes[key]} has no place in linvit's vision transformer")
+            raise ValueError(f"{keys[key]} {shapes[key]} has no counterpart in linvit's vision transformer")
 
 
 def _assembled(tensors: dict[str, Tensor], positioned: int) -> dict[str, Tensor]:

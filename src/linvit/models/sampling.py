@@ -23,8 +23,8 @@ from linvit.randomness import generator
 def sample(
     model: VisionTransformer, images: int = 16, seed: int = 0, temperature: float = 1.0, progress: Progress = ignore
 ) -> Tensor:
-    """uint8 (images, C, H, W). The numbers drawn depend on the seed alone; a temperature below 1 prefers likelier
-    levels."""
+    """Draw uint8 images (images, C, H, W). The random numbers depend on the seed alone; a temperature below 1 favours
+    likely values."""
     if not model.config.causal:
         raise ValueError(f"stem={model.config.stem} cannot draw images: train one with --task next-pixel")
     if images < 1:

@@ -58,13 +58,13 @@ def convert(
     progress: Progress = ignore,
     **keywords: Any,
 ) -> Converted:
-    """Turn a trained model into the same one with the attention `to`; the same call resumes an interrupted conversion.
+    """Replace the attention of a trained model by `to`; the same call resumes an interrupted conversion.
 
-    to: a spec; several that max_drop mixes; or nothing: what is faster on this machine and loses at most max_drop.
+    to: a spec, several to be mixed with max_drop, or "auto": whatever is faster on this machine within max_drop.
     keywords: the fields of `linvit.requests.ConvertRequest` (max_drop, stages, inherit, budget, image_size, out, seed,
     …) and any option of Recipe, e.g. epochs=2 or steps=600 of all stages together, lr=1e-4.
     stages: 1, each attention matches the teacher's outputs; 2, all blocks match its features and classes; 3, labels.
-    max_drop: share of the teacher's accuracy that may be lost, e.g. 0.01: as many layers are replaced as that allows.
+    max_drop: maximum loss relative to the teacher's accuracy, e.g. 0.01; as many layers are replaced as it allows.
     on_event: called with every event of the stages. progress: called for everything else.
     """
     dataset = data if isinstance(data, Dataset) else None

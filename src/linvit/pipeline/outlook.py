@@ -13,7 +13,7 @@ def plan_lines(
     plan: Plan, images: Survey, model: ModelConfig, variants: int, epochs: float, jobs: int, start: str
 ) -> list[str]:
     """The plan, for people."""
-    counts = f"{images.train:,} train, {images.validation:,} validate, {images.test:,} test"
+    counts = f"{images.train:,} train, {images.validation:,} validation, {images.test:,} test"
     scaled = f", resized to {model.image_size} px" if images.side != model.image_size else ""
     scaled += f"; at most {plan.limit:,} of each split" if plan.limit else ""
     length = f"{repetitions(plan)}, {plan.steps:,} steps ({epochs:.3g} epochs), and each once for half as long"

@@ -46,7 +46,7 @@ from linvit.pipeline.steps import (
     run_seconds,
 )
 from linvit.progress import Progress
-from linvit.report.statistics import LOOK, dunnett
+from linvit.report.comparison import LOOK, dunnett, held_out
 from linvit.requests import CompareRequest
 from linvit.schemas.model import ModelConfig
 from linvit.schemas.study import MIN_SEEDS, Offer, Plan, Study, Variant
@@ -421,6 +421,7 @@ def resolution(variants: int, seeds: float, test: int, folds: int = 1) -> float:
     others, runs = max(1, variants - 1), seeds * folds
     by_seeds, by_images = 2 * SEED_DEVIATION**2, DISCORDANT / test
     quantile = dunnett(others, others * (runs - 1), LOOK)
-    if folds > 1:  # images are part of what differs between runs, which share most of them
-        return quantile * math.sqrt((by_seeds + by_images) * (1 / runs + 1 / (folds - 1)))
+    if folds > 1:  # each tests other images, and was trained on mostly the same
+        models = by_seeds * (1 / runs + held_out(folds))
+        return math.hypot(quantile * math.sqrt(models), dunnett(others, math.inf, LOOK) * math.sqrt(by_images / folds))
     return math.hypot(quantile * math.sqrt(by_seeds / runs), dunnett(others, math.inf, LOOK) * math.sqrt(by_images))

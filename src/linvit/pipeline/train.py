@@ -34,7 +34,7 @@ OnEvent = Callable[[Event], None]
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training leaves: a folder, its records and the best model."""
+    """Result of a training: its folder, records and best model."""
 
     folder: Path
     records: Sequence[Record]
@@ -56,7 +56,7 @@ class Trained:
 
     @property
     def test_accuracy(self) -> float | None:
-        """Of the model chosen on validation data; with folds, over all images, unless one of them diverged."""
+        """Test accuracy of the selected model; with folds, over all images, unless a fold diverged."""
         found = self.find("test_accuracy", "best")
         return None if found is None or "fold" in found.tags else found.value
 

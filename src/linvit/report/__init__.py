@@ -48,7 +48,7 @@ __all__ = [
 def build(
     folders: Folders, out: Path | str | None = None, *, margin: float | None = None, figures: bool = True
 ) -> Result:
-    """Write the page of a study, search or conversion, or of several studies merged, and return what it shows.
+    """Write the page of a study, search or conversion, or of several studies merged, and return its content.
 
     Args:
         folders: Result folders. Several must hold studies of the same data.
@@ -58,8 +58,16 @@ def build(
     """
     from linvit.report.page import write
 
-    result = _result(as_paths(folders), None if out is None else Path(out), margin)
-    write(result, figures)
+    paths = as_paths(folders)
+    try:
+        result = _result(paths, None if out is None else Path(out), margin)
+        write(result, figures)
+    except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        where, what = ", ".join(map(str, paths)), f"{type(error).__name__}: {error}"
+        raise ValueError(
+            f"{where}: the page cannot be made from the files there ({what}): if nobody changed them, please report "
+            "it, with what LINVIT_TRACEBACK=1 shows"
+        ) from error
     return result
 
 

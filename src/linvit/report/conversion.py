@@ -118,7 +118,7 @@ class ConversionResult(Result):
 
 
 def conversion_result(folder: Path | str, out: Path | None = None) -> ConversionResult:
-    """What a conversion shows; nothing is written. `out`: the folder of the page."""
+    """Result of a conversion; nothing is written. `out`: the folder of the page."""
     folder = Path(folder)
     found = read(Conversion, folder)
     if not found.of("conversion_accuracy", split="test", model="student"):

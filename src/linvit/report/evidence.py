@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -17,7 +16,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from linvit import metrics
-from linvit.files import read_lines
+from linvit.files import parse_json, read_lines
 from linvit.ledger import open_ledger
 from linvit.records import Record
 from linvit.report.merit import ACCURACY, BITS, PRECISION, Merit
@@ -63,7 +62,7 @@ class Evidence(Generic[D]):
             if record.artefact.endswith(".npz"):
                 with np.load(record.artefact) as file:
                     return dict(file)
-            found = json.loads(Path(record.artefact).read_bytes())
+            found = parse_json(Path(record.artefact).read_bytes())
             return found if isinstance(found, dict) else {}
         return {}
 
@@ -104,7 +103,9 @@ class StudyEvidence(Evidence[Study]):
     @cached_property
     def right(self) -> dict[str, dict[Run, np.ndarray]]:
         """variant → seed → whether each test image was right, or its score; only of runs that were tested on the same
-        images."""
+        images. With folds, of all images, each when it was held out."""
+        if self.folds:
+            return self._out_of_fold
         found: dict[str, dict[Run, np.ndarray]] = defaultdict(dict)
         for metric, name, sign in (("image_bits", "bits", -1), ("image_precision", "values", 1)):
             shape = self.first_artefact(metric).get(name, np.zeros(0)).shape
@@ -112,12 +113,32 @@ class StudyEvidence(Evidence[Study]):
                 values = self.artefact(r).get(name, np.zeros(0))
                 if values.shape == shape and len(values) > 1 and r.tags.get("selection", "best") == "best":
                     found[str(r.tags.get("variant"))][run_of(r)] = sign * values.astype(float)
-        for r in self.of("predictions") if not self.folds else ():
+        for r in self.of("predictions"):
             file = self.artefact(r) if r.tags.get("selection", "best") == "best" else {}
             labels = file.get("labels", np.zeros(0))
             right = _right(file, labels) if len(labels) > 1 and np.array_equal(labels, self.labels) else None
             if right is not None:
                 found[str(r.tags.get("variant"))][run_of(r)] = right
+        return dict(found)
+
+    @property
+    def _out_of_fold(self) -> dict[str, dict[Run, np.ndarray]]:
+        """Of the seeds whose folds are complete; runs of earlier versions did not store which images they held out."""
+        parts: dict[tuple[str, int], list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
+        for r in self.of("predictions"):
+            file = self.artefact(r) if "fold" in r.tags else {}
+            rows, labels = (file.get(name, np.zeros(0)) for name in ("rows", "labels"))
+            right = _right(file, labels)
+            if right is not None and rows.shape == right.shape:
+                parts[str(r.tags.get("variant")), int(r.tags.get("seed") or 0)].append((rows, right))
+        found: dict[str, dict[Run, np.ndarray]] = defaultdict(dict)
+        images = np.zeros(0)
+        for (variant, seed), each in parts.items():
+            rows, right = (np.concatenate(values) for values in zip(*each, strict=True))
+            order = np.argsort(rows)
+            images = images if len(images) else rows[order]
+            if len(each) == self.folds and np.array_equal(rows[order], images):
+                found[variant][seed] = right[order]
         return dict(found)
 
 

@@ -8,32 +8,32 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
-from linvit.files import slug
-from linvit.report import statistics
+from linvit.report import following, statistics
+from linvit.report.comparison import ENOUGH, MAX_SEEDS
+from linvit.report.following import Changes, longer, more_seeds
 from linvit.report.growth import GAIN, Growth, growth
 from linvit.report.merit import ACCURACY, BITS, Merit
-from linvit.report.result import last_request
-from linvit.report.statistics import ENOUGH, MAX_SEEDS
-from linvit.report.summary import Summary, VariantResult
-from linvit.requests import CompareRequest, ReproduceRequest
+from linvit.report.summary import Summary, VariantResult, count_seeds
+from linvit.requests import Request
 
 TIE = 1.05  # a speed difference below 5 % is no reason
 
 SPEEDS = {"inference_vs_softmax": "inference speed relative to softmax", "inference_throughput": "inference throughput"}
-Changes = dict[str, Any]  # to a request
 
 
 @dataclass(frozen=True)
 class Recommendation:
     variant: str | None  # its id
     headline: str
-    sentences: tuple[str, ...]  # what to do, why, and what is open
+    use: str  # what to use, why, and what to do next: a sentence or two each
+    why: str
+    next: str
     confidence: str
     reason: str  # the rule that was applied
+    more: tuple[str, ...] = ()  # what else is open
     changes: Changes | None = None  # to the last request, that would resolve what is open; None: there are none
+    request: Request | None = None  # another one, that uses the answer
     attention_worth: str = ""  # on these images, relative to a control
     growth: Growth | None = None  # how accuracy grows with training, if it is too early to decide
 
@@ -41,16 +41,7 @@ class Recommendation:
 def recommend(summary: Summary) -> Recommendation:
     able = {v.id: v for v in summary.variants if v.best and not v.diverged and v.judged}
     if not able:
-        real = [v for v in summary.variants if v.judged]
-        every = real and all(v.diverged for v in real)
-        why = "every variant diverged" if every else f"no {summary.merit.title.lower()} was measured"
-        return Recommendation(
-            None,
-            "Nothing to recommend",
-            (f"No attention can be recommended: {why}.", "Complete the comparison, then rebuild this page."),
-            "no results",
-            "A recommendation needs at least one variant that was trained to the end.",
-        )
+        return _nothing(summary)
     best = able[summary.verdicts.best] if summary.verdicts.best in able else max(able.values(), key=_score)
     open_to = [v for v in able.values() if v is best or v.standing.shown or v.standing.undecided]
     speed = next((m for m in SPEEDS if all(v.get(m) for v in open_to)), None)
@@ -60,6 +51,22 @@ def recommend(summary: Summary) -> Recommendation:
     return _with_control(found, summary, best)
 
 
+def _nothing(summary: Summary) -> Recommendation:
+    real = [v for v in summary.variants if v.judged]
+    every = bool(real) and all(v.diverged for v in real)
+    why = "Every variant diverged." if every else f"No {summary.merit.title.lower()} was measured."
+    return Recommendation(
+        None,
+        "Nothing to recommend",
+        use="Nothing: no attention can be recommended.",
+        why=why,
+        next="Try a lower learning rate: --set lr=…" if every else "The same command completes the comparison:",
+        confidence="no results",
+        reason="A recommendation needs at least one variant that was trained to the end.",
+        changes=None if every else {},
+    )
+
+
 def _alone(summary: Summary, best: VariantResult) -> Recommendation:
     """One variant that can be recommended, and nothing to compare it with."""
     if any(not (v.best or v.diverged or v.failed or v.control) for v in summary.variants):
@@ -67,59 +74,77 @@ def _alone(summary: Summary, best: VariantResult) -> Recommendation:
         return Recommendation(
             None,
             "Not finished",
-            (
-                f"Only {best.label} has been trained so far: it is {reached}.",
-                "Train the others, then rebuild this page.",
-            ),
-            "not compared",
-            "It is the only variant that was trained.",
+            use="Nothing yet: the comparison is not finished.",
+            why=f"Only {best.label} has been trained so far: it is {reached}.",
+            next="The same command trains the others:",
+            confidence="not compared",
+            reason="It is the only variant that was trained.",
+            changes={},
         )
     others = "All others are controls, were trained for a different time, or diverged"
     others = others if len(summary.variants) > 1 else "No other variant was trained"
+    text, request = following.use(summary, best)
     return Recommendation(
         best.id,
         "The only usable variant",
-        (f"{best.label} is {_right(best, summary)}{_speed(best)}.", f"{others}, so it was not compared."),
-        "not compared",
-        "It is the only variant that can be recommended.",
+        use=f"{best.label}: it is the only usable variant.",
+        why=f"It is {_right(best, summary)}{_speed(best)}. {others}, so it was not compared.",
+        next=text,
+        confidence="not compared",
+        reason="It is the only variant that can be recommended.",
+        request=request,
     )
 
 
 def _advice(summary: Summary, able: dict[str, VariantResult], best: VariantResult, speed: str | None) -> Recommendation:
     merit = summary.merit
     margin, so_far = merit.amount(summary.margin), f"{merit.best.capitalize()} so far"
-    is_best = f"{'needs' if merit is BITS else 'is'} the {merit.best} so far"
-    lead = f"{best.label} {is_best}, {_right(best, summary)} in {_seeds(best, summary)}{_speed(best)}."
+    lead = f"{best.label} for now: {_is_best(summary)} so far."
+    reached = f"It is {_right(best, summary)} in {_seeds(best, summary)}{_speed(best)}."
     few = [v for v in able.values() if v.verdict == statistics.UNKNOWN and v.id in summary.verdicts.names]
     if few or len(best.scores) < summary.enough:
         who = list(able.values()) if len(best.scores) < ENOUGH else [best, *few]
         runs = "folds" if summary.folds else "seeds"
+        seeds = _in_seeds(max(ENOUGH, *(len(v.scores) for v in who)), summary)
+        needs = f"every variant needs {ENOUGH} shared {runs} or more"
         return Recommendation(
             best.id,
             so_far,
-            (
-                lead,
-                f"Whether another variant is as good is not known: every variant needs {ENOUGH} shared {runs} or more.",
-            ),
-            statistics.UNKNOWN,
-            f"With fewer than {ENOUGH} shared {runs}, the best is named and nothing is claimed about the others.",
-            more_seeds(summary, who, _in_seeds(max(ENOUGH, *(len(v.scores) for v in who)), summary)),
+            use=lead,
+            why=f"{reached} Whether another variant is as good is not known: {needs}.",
+            next=f"Train every variant with {count_seeds(seeds)}:",
+            confidence=statistics.UNKNOWN,
+            reason=f"With fewer than {ENOUGH} shared {runs}, the best is named; nothing is claimed about the others.",
+            changes=more_seeds(summary, who, seeds),
         )
     shown = [v for v in able.values() if v.standing.shown]
     chosen = _fastest(summary, shown, speed) if shown else best
     faster = [v for v in able.values() if v.standing.undecided and v is not chosen and _is_faster(v, chosen, speed)]
-    open_ones, text, changes = _undecided(summary, faster, [] if shown else [best], speed)
+    is_open, text, changes = _undecided(summary, faster, [] if shown else [best], speed)
     if shown:
-        sentences = (_what(chosen, best, summary), _confidence(chosen, summary), *open_ones, *text)
-        reason = _reason(speed, len(shown), summary)
-        return Recommendation(chosen.id, "Recommendation", sentences, merit.within(summary.margin), reason, changes)
+        after, request = (text, None) if text else following.use(summary, chosen)
+        return Recommendation(
+            chosen.id,
+            "Recommendation",
+            use=_use(chosen, best, speed, summary),
+            why=f"{_accuracy(chosen, best, summary)} {_confidence(chosen, summary)}",
+            next=after,
+            confidence=merit.within(summary.margin),
+            reason=_reason(speed, len(shown), summary),
+            more=(is_open,) if is_open else (),
+            changes=changes,
+            request=request,
+        )
+    is_open = is_open or f"Another variant may still be more than {margin} better."
     return Recommendation(
         best.id,
         so_far,
-        (lead, *(open_ones or (f"Another variant may still be more than {margin} better.",)), *text),
-        statistics.OPEN,
-        f"No variant is shown to lose less than {margin} to every other, so the best is named.",
-        changes,
+        use=lead,
+        why=f"{reached} {is_open}",
+        next=text,
+        confidence=statistics.OPEN,
+        reason=f"No variant is shown to lose less than {margin} to every other, so the best is named.",
+        changes=changes,
     )
 
 
@@ -148,35 +173,35 @@ def _deciding(
 
 def _undecided(
     summary: Summary, faster: Sequence[VariantResult], also: Sequence[VariantResult], speed: str | None
-) -> tuple[tuple[str, ...], tuple[str, ...], Changes | None]:
+) -> tuple[str, str, Changes | None]:
     """Which variants are open, what would resolve that, and the changes to the request."""
     seeds, who, times = summary.verdicts.settle(v.id for v in [*faster, *also])
     if not who:
-        return (), (), None
+        return "", "", None
     one, margin, count = len(faster) == 1, summary.merit.amount(summary.margin), f"{summary.images:,} test images"
     are = ("is" if one else "are") + " faster" if speed else "may be faster, which was not measured"
     names = _and(f"{v.label} ({_behind(v, summary.merit)})" for v in faster)
     whether = f"whether {'it loses' if one else 'they lose'} {margin} or more"
-    lead = (f"{names} {are}, but {whether} is undecided.",) if faster else ()
+    lead = f"{names} {are}, but {whether} is undecided." if faster else ""
     runs = [summary[name] for name in who]
     if missing := [v for v in runs if v.missing]:
         what = f"{sum(v.missing for v in missing)} runs of this study are missing ({_and(v.label for v in missing)})"
-        return lead, (f"{what}: the same command completes them.",), {}
+        return lead, f"{what}; the same command completes them:", {}
     if summary.looks(who) > 1:
         text = (
             f"A second look did not resolve it: the difference is close to {margin}, or there are too few test images."
         )
-        return lead, (f"{text} Another margin may resolve it.",), None
+        return lead, f"{text} Another margin may resolve it.", None
     if math.isfinite(seeds):
         needed = _in_seeds(seeds, summary)
         each = f" of {summary.folds} folds" if summary.folds else ""
-        return lead, (f"About {needed} seeds{each} would resolve it.",), more_seeds(summary, runs, needed)
+        return lead, f"About {needed} seeds{each} would resolve it:", more_seeds(summary, runs, needed)
     if math.isfinite(times) and times > 0:
         images = _rounded(max(1.1, times) * summary.images)
-        return lead, (f"These {count} cannot resolve it; about {images:,} could.",), None
+        return lead, f"These {count} cannot resolve it; about {images:,} could.", None
     if summary.verdicts.too_few_images:
-        return lead, (f"These {count} cannot resolve it with any number of seeds, and seeds differ too much.",), None
-    return lead, (f"Even {_in_seeds(MAX_SEEDS, summary)} seeds would not resolve it: they differ too much.",), None
+        return lead, f"These {count} cannot resolve it with any number of seeds, and seeds differ too much.", None
+    return lead, f"Even {_in_seeds(MAX_SEEDS, summary)} seeds would not resolve it: they differ too much.", None
 
 
 def _in_seeds(runs: float, summary: Summary) -> int:
@@ -198,51 +223,19 @@ def _rounded(value: float) -> int:
 def _too_early(summary: Summary, early: Growth) -> Recommendation:
     times = "twice" if early.doublings == 1 else f"{2**early.doublings} times"
     time = f" (about {early.budget} here)" if early.budget else ""
+    changes = longer(summary, 2**early.doublings)
     return Recommendation(
         None,
         "Too early to tell",
-        (early.why, f"Train {'more than ' * early.more}{times} as long{time} before choosing."),
-        "too early",
-        f"A variant is recommended only if twice the training gains the best at most {summary.merit.amount(GAIN)}, and "
-        "the differences that decide do not change.",
-        longer(summary, 2**early.doublings),
+        use="Nothing yet: it is too early to choose.",
+        why=early.why,
+        next=f"Train {'more than ' * early.more}{times} as long{time} before choosing{'' if changes is None else ':'}",
+        confidence="too early",
+        reason=f"A variant is recommended only if twice the training gains the best at most "
+        f"{summary.merit.amount(GAIN)}, and the differences that decide do not change.",
+        changes=changes,
         growth=early,
     )
-
-
-def longer(summary: Summary, times: int) -> Changes | None:
-    """The same study with this many times the training, in its own folder. What a budget chose is kept: a larger budget
-    would also allow a larger model and more seeds."""
-    study, request = summary.study, last_request(summary.study.requests)
-    if isinstance(request, ReproduceRequest):  # its scales decide how long it trains
-        return {"scale": "full"} if request.scale != "full" else None
-    options = request.options if isinstance(request, CompareRequest) else {}
-    in_steps, epochs = "steps" in options, float(f"{times * (study.epochs or 1):.4g}")
-    changes: Changes = {"budget": None} | ({"steps": times * (study.steps or 1)} if in_steps else {"epochs": epochs})
-    if study.plan and study.budget:
-        plan = study.plan
-        changes = {"image_size": plan.image_size, "seeds": plan.seeds, "folds": study.folds} | plan.options | changes
-    if len(study.requests) > 1:  # the last one may have been for some variants only
-        changes |= _named(summary, [v for v in summary.variants if v.judged], any(v.control for v in summary.variants))
-    out = request.out if isinstance(request, CompareRequest) else None
-    return changes | {"out": Path(f"{out or Path('runs') / f'compare-{slug(study.dataset.name)}'}-longer")}
-
-
-def more_seeds(summary: Summary, variants: Sequence[VariantResult], seeds: int) -> Changes:
-    """Trains these variants with this many seeds, and no others where the request can name them."""
-    compared = isinstance(last_request(summary.study.requests), CompareRequest)
-    margin = {"margin": summary.margin} if compared and summary.margin != summary.study.margin else {}
-    controls = any(len(v.scores) < ENOUGH and not v.diverged for v in summary.variants if v.control)
-    return {"seeds": seeds} | margin | _named(summary, variants, controls)
-
-
-def _named(summary: Summary, variants: Sequence[VariantResult], controls: bool) -> Changes:
-    """A comparison of these variants; empty where more than their attentions distinguishes them."""
-    request = last_request(summary.study.requests)
-    own = any(v.variant.options or v.variant.data for v in variants)
-    if not isinstance(request, CompareRequest) or request.config is not None or own:
-        return {}
-    return {"attentions": tuple(dict.fromkeys(v.attention for v in variants)), "controls": controls}
 
 
 def _with_control(found: Recommendation, summary: Summary, best: VariantResult) -> Recommendation:
@@ -259,8 +252,8 @@ def _with_control(found: Recommendation, summary: Summary, best: VariantResult) 
         return replace(found, attention_worth=f"In {seeds}, attention was worth {gain} here: {reached}.")
     gain, low, high = map(merit.plain, summary.worth[control.id])
     if control.standing.shown:
-        text = f"Attention hardly matters on these images: {reached}, {best.label} {on} {_number(best, summary)}."
-        return replace(found, sentences=(text, *found.sentences))
+        text = f"Attention hardly matters on these images: {reached}, and {best.label} {on} {_number(best, summary)}."
+        return replace(found, why=f"{found.why} {text}")
     return replace(found, attention_worth=f"Attention is worth {gain} {merit.unit} here ({low} to {high}): {reached}.")
 
 
@@ -297,35 +290,56 @@ def _speed(variant: VariantResult) -> str:
     return ", as fast as softmax" if 1 / TIE < ratio < TIE else f", {ratio:.2g}× as fast as softmax"
 
 
-def _what(chosen: VariantResult, best: VariantResult, summary: Summary) -> str:
+def _use(chosen: VariantResult, best: VariantResult, speed: str | None, summary: Summary) -> str:
+    if chosen.baseline and speed:
+        return f"{chosen.label}: nothing faster is shown to lose less than {summary.merit.amount(summary.margin)}."
+    return f"{chosen.label}{_speed(chosen) or f': {_is_best(summary)}' * (chosen is best)}."
+
+
+def _is_best(summary: Summary) -> str:
+    return f"it {'needs' if summary.merit is BITS else 'is'} the {summary.merit.best}"
+
+
+def _accuracy(chosen: VariantResult, best: VariantResult, summary: Summary) -> str:
     behind, merit = chosen.standing.behind, summary.merit
-    lead = f"Use {chosen.label}: {_right(chosen, summary, best)}"
+    lead = f"It is {_right(chosen, summary, best)}"
     if chosen is best or behind is None:
-        return f"{lead}, {'fewer' if merit is BITS else 'more'} than any other variant{_speed(chosen)}."
-    other = f"the {merit.best}, {best.label} ({_number(best, summary, chosen)})"
+        others = (v for v in summary.variants if v is not chosen and v.best and not v.diverged)
+        usual = next((v for v in others if v.baseline), None)
+        which = f" ({usual.label}: {_number(usual, summary, chosen)})" if usual else ""
+        return f"{lead}, {'fewer' if merit is BITS else 'more'} than any other variant{which}."
+    other = f"{best.label}, the {merit.best} ({_number(best, summary, chosen)})"
     level = round(merit.scale * behind, merit.digits) == 0
-    near = f"as many as {other}" if level else f"{merit.plain(-behind)} {merit.unit} behind {other}"
-    return f"{lead}, {near}{_speed(chosen)}."
+    return f"{lead}, {f'as many as {other}' if level else f'{merit.plain(-behind)} {merit.unit} behind {other}'}."
 
 
 def _confidence(chosen: VariantResult, summary: Summary) -> str:
-    over = "over seeds and test images" if summary.sampled else f"over seeds, on these {summary.images:,} test images"
-    over = f"over {summary.repeated(summary.seeds)}, corrected for shared images" if summary.folds else over
-    over = "over test images; nothing was trained, so there are no seeds" if summary.untrained else over
-    lead = f"At 95\N{NO-BREAK SPACE}% confidence ({over}) it"
-    loss = chosen.standing.loses_at_most or 0.0
+    lead, loss = "At 95\N{NO-BREAK SPACE}% confidence it", chosen.standing.loses_at_most or 0.0
     if loss <= 0:
         return f"{lead} is {summary.merit.more} than every other variant."
     rounded = min(summary.margin, math.ceil(1000 * loss - 1e-9) / 1000)
     return f"{lead} loses less than {summary.merit.amount(rounded)} to any other variant."
 
 
+def _over(summary: Summary) -> str:
+    """What the confidence is of."""
+    over = "seeds and test images" if summary.sampled else f"seeds, on these {summary.images:,} test images"
+    if summary.folds:
+        over = f"{summary.repeated(summary.seeds)} and their test images, corrected for shared training images"
+        over = over if summary.sampled else f"{summary.repeated(summary.seeds)}, corrected for shared images"
+    if summary.untrained:
+        over = "test images; nothing was trained, so there are no seeds"
+    return f"Confidence is over {over}."
+
+
 def _reason(speed: str | None, shown: int, summary: Summary) -> str:
     margin = summary.merit.amount(summary.margin)
-    if shown == 1:
-        return f"It is the only variant that is shown to lose less than {margin} to every other."
     rule = f"Of the variants that are shown to lose less than {margin} to every other"
-    if speed is None:
-        return f"{rule}, the best is chosen; no speed was measured."
-    near = f"of those within 5\N{NO-BREAK SPACE}% of it, the {summary.merit.more} one"
-    return f"{rule}, the one with the highest {SPEEDS[speed]} is chosen; {near}."
+    if shown == 1:
+        text = f"It is the only variant that is shown to lose less than {margin} to every other."
+    elif speed is None:
+        text = f"{rule}, the best is chosen; no speed was measured."
+    else:
+        near = f"of those within 5\N{NO-BREAK SPACE}% of it, the {summary.merit.more} one"
+        text = f"{rule}, the one with the highest {SPEEDS[speed]} is chosen; {near}."
+    return f"{text} {_over(summary)}"

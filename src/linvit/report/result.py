@@ -39,12 +39,12 @@ class Table:
     right: Sequence[str] = ()  # columns that are aligned right
     chosen: int | None = None  # the row that is emphasised
     title: str = ""
-    note: str = ""  # how to read it
+    note: str = ""  # explanation
     open: bool = False  # with a title: whether it is shown at once
 
     @classmethod
     def of(cls, rows: Sequence[Mapping[str, Cell | str]], words: Sequence[str] = (), **more: Any) -> Table:
-        """Of texts or cells. Columns other than the first and `words` hold numbers, and are left out where empty."""
+        """A table of texts or cells. Columns other than the first and `words` hold numbers and are omitted if empty."""
         cells = [{name: v if isinstance(v, Cell) else Cell(v) for name, v in row.items()} for row in rows]
         names = [name for name in (cells[0] if cells else ()) if any(_filled(row[name]) for row in cells)]
         right = [name for name in names[1:] if name not in words]
@@ -87,21 +87,22 @@ class Section:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """Text is plain: each output escapes it in its own way."""
+    """What a page, the terminal and `--json` show. Text is not escaped."""
 
     kind: ClassVar[str]  # names the template of its page
 
     title: str
     headline: str
-    sentences: list[str]
+    answer: list[tuple[str, str]] = field(default_factory=list)  # what to use, why, what next: a word and a text each
+    sentences: list[str]  # what else there is to say
     confidence: str = ""  # in a word or two
     reason: str = ""  # the rule behind the headline
     limitations: list[str] = field(default_factory=list)
     table: Table
-    details: list[Table] = field(default_factory=list)  # further tables, for those who want to know
+    details: list[Table] = field(default_factory=list)  # further tables
     facts: Facts = field(default_factory=list)  # what was run, where and with what
-    commands: list[str] = field(default_factory=list)  # what was asked; empty: a call from Python
-    suggested: list[str] = field(default_factory=list)  # commands that would answer what is open, or use the result
+    commands: list[str] = field(default_factory=list)  # what was requested; empty: a call from Python
+    suggested: list[str] = field(default_factory=list)  # next commands
     page: Path
 
     def rows(self) -> list[dict[str, Any]]:
@@ -112,10 +113,11 @@ class Result:
         """Plain data, for programs."""
         common = ("headline", "sentences", "confidence", "limitations", "suggested")
         paths = {"report": str(self.page), "results": str(self.page.with_name("results.csv"))}
-        return {name: getattr(self, name) for name in common if getattr(self, name) != ""} | self.numbers() | paths
+        found = {name: getattr(self, name) for name in common if getattr(self, name) != ""}
+        return found | {name.lower(): text for name, text in self.answer} | self.numbers() | paths
 
     def numbers(self) -> dict[str, Any]:
-        """What `json` has beyond what all results share."""
+        """Additional entries of `json`."""
         return {}
 
     def sections(self) -> dict[str, Section]:
@@ -123,7 +125,7 @@ class Result:
         raise NotImplementedError
 
     def context(self) -> dict[str, Any]:
-        """What else its template shows."""
+        """Further values for the template."""
         return {}
 
 
@@ -174,8 +176,10 @@ def markdown(result: Result, figures: Sequence[tuple[str, str]]) -> str:
     lines = [
         f"# {escape(result.title)}",
         "",
-        f"**{escape(result.headline)}.** {escape(' '.join(result.sentences))}",
+        f"**{escape(result.headline)}.** {escape(' '.join(result.sentences))}".rstrip(),
         "",
+        *(f"- **{name}**: {escape(text)}" for name, text in result.answer),
+        *([""] if result.answer else []),
     ]
     lines += _fenced(result.suggested)
     note = " ".join(filter(None, [result.confidence and f"{result.confidence.capitalize()}.", result.reason]))

@@ -66,15 +66,16 @@ class StudyResult(Result):
 
 
 def study_result(folders: Folders, margin: float | None = None, out: Path | str | None = None) -> StudyResult:
-    """What one study shows, or several of the same data together; nothing is written. `out`: the folder of the page."""
+    """Result of one study, or of several merged; nothing is written. `out`: the folder of the page."""
     summary = summarise(read_study(folders), margin)
-    advice, request = recommend(summary), last_request(summary.study.requests)
-    change = advice.changes is not None
+    advice = recommend(summary)
+    command = _command(advice, summary)
     chosen = next((i for i, v in enumerate(summary.variants) if v.id == advice.variant), None)
     return StudyResult(
         title=f"Which attention for {summary.study.dataset.name}?",
         headline=advice.headline,
-        sentences=[*advice.sentences, *filter(None, [advice.attention_worth])],
+        answer=[("Use", advice.use), ("Why", advice.why), ("Next", advice.next if command else _ended(advice.next))],
+        sentences=[*advice.more, *filter(None, [advice.attention_worth])],
         confidence=advice.confidence,
         reason=advice.reason,
         limitations=summary.limitations,
@@ -82,11 +83,24 @@ def study_result(folders: Folders, margin: float | None = None, out: Path | str 
         details=_details(summary),
         facts=_facts(summary.evidence),
         commands=commands(summary.study.requests),
-        suggested=[request.replaced(**advice.changes or {}).command()] if request and change else [],
+        suggested=[command] if command else [],
         page=Path(out if out is not None else as_paths(folders)[0]) / "report.html",
         summary=summary,
         recommendation=advice,
     )
+
+
+def _command(advice: Recommendation, summary: Summary) -> str:
+    """What to run next; empty if there is nothing, or if the study was made from Python."""
+    request = last_request(summary.study.requests)
+    if advice.changes is not None:
+        return request.replaced(**advice.changes).command() if request else ""
+    return advice.request.command() if advice.request else ""
+
+
+def _ended(text: str) -> str:
+    """A sentence that a command would have followed."""
+    return f"{text[:-1]}." if text.endswith(":") else text
 
 
 def _row(variant: VariantResult, merit: Merit) -> dict[str, Any]:
@@ -132,7 +146,7 @@ def _table(summary: Summary, chosen: int | None) -> Table:
         }
         for v in summary.variants
     ]
-    note = f"{_rule(summary)} Speeds are relative to softmax, measured in turn: above 1× is faster."
+    note = f"{_rule(summary)} Speeds are relative to softmax, measured alternately: above 1× is faster."
     return Table.of(rows, ["Verdict"], chosen=chosen, note=note)
 
 
@@ -244,8 +258,8 @@ def _rule(summary: Summary) -> str:
     what = "Accuracies" if merit is ACCURACY else "Bits per dimension (fewer are better)"
     text = (
         f"{what}: {of}. “within {margin}”: shown to lose less than {margin} to every other variant; “worse”: shown to "
-        f"lose more to some variant. At most 5 % of studies wrongly say the first, including a second look with the "
-        f"suggested number of seeds. {sample}"
+        f"lose more to some variant. At most 5 % of studies state the former wrongly, including a second analysis with "
+        f"the suggested number of seeds. {sample}"
     )
     if summary.classes:
         least, most = summary.classes

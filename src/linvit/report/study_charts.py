@@ -132,8 +132,8 @@ def pareto(summary: Summary, chosen: str | None) -> vega.Chart | None:
         base.mark_point(size=170, filled=True).encode(**series("color", "shape"), opacity=solid),
     ]
     note = (
-        "Bars: 95 % intervals over seeds. Dashed: variants that no other beats in both. Ring: the recommendation."
-        + " Pale circles: their area is the memory of a training step." * bool(most)
+        f"Bars: 95 % intervals over {'folds' if summary.folds else 'seeds'}. Dashed: variants that no other beats in "
+        "both. Ring: the recommendation." + " Pale circles: their area is the memory of a training step." * bool(most)
     )
     return vega.Chart("pareto", f"{merit.noun.capitalize()} and inference speed", 340, layers, note, series)
 

@@ -15,6 +15,7 @@ from linvit import metrics
 from linvit.durations import duration
 from linvit.records import Record
 from linvit.report import statistics
+from linvit.report.comparison import ENOUGH, held_out
 from linvit.report.evidence import Run, StudyEvidence, run_of
 from linvit.report.merit import ACCURACY, BITS, PRECISION, Merit
 from linvit.report.statistics import Interval, Standing, Verdicts
@@ -108,7 +109,7 @@ class Summary:
         pairs = combinations(names, 2)
         shared = [{min(look.get(a, 0), look.get(b, 0)) for look in self.study.looks} for a, b in pairs]
         runs = max(1, self.folds)
-        return max((sum(seeds * runs >= statistics.ENOUGH for seeds in found) for found in shared), default=0)
+        return max((sum(seeds * runs >= ENOUGH for seeds in found) for found in shared), default=0)
 
     @property
     def folds(self) -> int:
@@ -130,7 +131,7 @@ class Summary:
     @property
     def enough(self) -> int:
         """Shared seeds without which nothing is claimed."""
-        return 1 if self.untrained else statistics.ENOUGH
+        return 1 if self.untrained else ENOUGH
 
     def repeated(self, seeds: int) -> str:
         """How often a variant was trained, in words."""
@@ -153,7 +154,7 @@ class Summary:
             [v.id for v in variants if v.diverged],
             image,
             self.margin,
-            _shared(self.evidence),
+            self.folds,
             self.merit,
             self.enough,
         )
@@ -268,15 +269,10 @@ def _name(run: Run) -> str:
     return f"seed {run[0]}, fold {run[1]}" if isinstance(run, tuple) else f"seed {run}"
 
 
-def _shared(evidence: StudyEvidence) -> float:
-    """Of folds, the images held out over those that are not."""
-    return 1 / (evidence.folds - 1) if evidence.folds > 1 else 0.0
-
-
 def _interval(evidence: StudyEvidence, scores: dict[Run, float], mean: float | None = None) -> Interval | None:
     """Of the numbers that the scores are of; around another mean, if that is given: folds may differ by an image."""
     merit = evidence.merit
-    found = statistics.interval((merit.sign * score for score in scores.values()), _shared(evidence))
+    found = statistics.interval((merit.sign * score for score in scores.values()), held_out(evidence.folds))
     if found is not None and found.low is None and evidence.untrained:
         return statistics.over_images(found.mean, max(r.n for r in evidence.of(merit.metric)))
     if found is None or found.low is None or found.high is None:
@@ -298,9 +294,9 @@ def _limitations(summary: Summary) -> list[str]:
             found.append(f"{v.label} failed: {'; '.join(v.failed)}. The same command retries it.")
     if summary.untrained:
         found.append(_untrained(summary))
-    elif measured and (most := max(len(v.scores) for v in measured)) < statistics.ENOUGH:
+    elif measured and (most := max(len(v.scores) for v in measured)) < ENOUGH:
         runs = f"{most} folds" if summary.folds else count_seeds(most)
-        found.append(f"{runs.capitalize()} per variant cannot show a difference: at least {statistics.ENOUGH} can.")
+        found.append(f"{runs.capitalize()} per variant cannot show a difference: at least {ENOUGH} can.")
     if len({frozenset(v.scores) for v in measured if not v.diverged}) > 1:
         found.append("The variants were not trained with the same seeds; pairs are compared over the seeds they share.")
     sizes = {v.label: p for v in measured if (p := v.get("parameters"))}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-# Okabe and Ito's palette, which colour-blind readers tell apart; its yellow is darkened to be seen on white.
+# Okabe and Ito's palette, which colour-blind readers can distinguish; its yellow is darkened to be seen on white.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#3B3F46", "#B5A300")
 PALETTE_DARK = ("#2E93D4", "#E8743B", "#1BB587", "#D88FB8", "#F0AE2B", "#7CC8F2", "#D5D9DF", "#F0E442")
 INKS = {"ink": "#16191D", "soft": "#5C6570", "line": "#E4E7EB", "paper": "#FFFFFF", "card": "#F6F7F9"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from linvit.durations import duration
+from linvit.files import parse_json
 from linvit.metrics import METRICS, percent
 from linvit.metrics import key as key_of
 from linvit.records import Record
@@ -58,7 +58,7 @@ def trials(records: Sequence[Record], variant: str) -> list[Trial]:
             number, tags = int(r.tags["trial"] or 0), r.tags
             loss = math.inf if tags.get("loss") is None else float(tags["loss"] or 0.0)
             accuracy = None if r.value is None else float(r.value)
-            options, spent = json.loads(str(tags["options"])), value("trial_seconds", number)
+            options, spent = parse_json(str(tags["options"])), value("trial_seconds", number)
             ended = str(tags["how"]), str(tags.get("why") or "")
             steps = int(value("trial_steps", number))
             found.append(Trial(variant, number, *ended, accuracy, loss, options, spent, steps, r.n))
@@ -130,7 +130,7 @@ class SearchResult(Result):
 
 
 def search_result(folder: Path | str, out: Path | None = None) -> SearchResult:
-    """What a search shows; nothing is written. `out`: the folder of the page."""
+    """Result of a search; nothing is written. `out`: the folder of the page."""
     folder = Path(folder)
     evidence = read(Search, folder)
     search = evidence.document

@@ -200,7 +200,7 @@ class Request(BaseModel):
                 arguments += [_word(one) for one in (value if isinstance(value, tuple) else [value])]
             else:
                 shown = without_password(value) if flag.secret else value
-                words += _words(flag_name(name, flag), shown, flag.separator)
+                words += _words(flag.short or flag_name(name, flag), shown, flag.separator)
         dashed = any(word.startswith("-") for word in arguments)
         return shlex.join(
             ["linvit", *self.verb.split(), *([*words, "--", *arguments] if dashed else arguments + words)]

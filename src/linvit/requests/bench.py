@@ -24,8 +24,8 @@ class AttentionBenchRequest(BenchRequest):
     attentions: tuple[str, ...] = specs("An attention; repeatable. [default: all, or those of a figure]")
     against: str | None = option(
         None,
-        "Other packages, separated by commas: performer-pytorch, linformer, transformers. One without options computes "
-        "what the given attentions do, with as many features.",
+        "Other packages, separated by commas: performer-pytorch, linformer, transformers. Without options, they "
+        "compute what the given attentions do, with as many features.",
         metavar="PEERS",
     )
 
@@ -44,7 +44,7 @@ class ModelBenchRequest(AttentionBenchRequest, NamedData):
     @model_validator(mode="after")
     def _check_model(self) -> Self:
         if (self.model is None) != (self.data is None):
-            raise ValueError("--model and --data go together: a trained model, and the data set of the images it sees")
+            raise ValueError("--model and --data are used together: a trained model, and the data set of its images")
         unused = ("sigma", "tokens", "heads", "head_dim", "layers") if self.model is not None else ("images",)
         for name in unused:
             if value := getattr(self, name, None):
@@ -71,9 +71,9 @@ class ErrorRequest(ModelBenchRequest):
     verb = "bench error"
 
     sigma: tuple[float, ...] = option((), "Standard deviation of random q and k; repeatable. [default: 0.5 1 2]")
-    device: str = option("cpu", "Where attentions are computed: auto, cpu, cuda, cuda:1 or mps.")
+    device: str = option("cpu", "Where attentions are computed: auto, cpu, cuda, cuda:1 or mps.", metavar="DEVICE")
     dtype: Literal["float64", "float32", "bfloat16", "float16"] = option(
-        "float64", "Of q, k and v; softmax of the same is always computed in float64."
+        "float64", "Of q, k and v; the softmax reference is always float64."
     )
 
 
@@ -91,12 +91,12 @@ class FeaturesRequest(ErrorRequest):
 
     sigma: tuple[float, ...] = option((), "Standard deviation of random q and k; repeatable. [default: 0.5 1]")
     features: tuple[int, ...] = option(
-        (), "Number of features; repeatable. [default: 16 32 64 128 256, of a model to 64]"
+        (), "Number of features; repeatable. [default: 16 32 64 128 256; with --model up to 64]"
     )
 
 
 class DepthRequest(ModelBenchRequest):
-    """Measure how the error grows through a model's layers, in softmax's place (the paper's figure 14).
+    """Measure how the error grows over layers if an attention replaces softmax (the paper's figure 14).
 
     Examples:
 
@@ -111,7 +111,7 @@ class DepthRequest(ModelBenchRequest):
 
 
 class AngleRequest(BenchRequest):
-    """Compare trigonometric with positive features by the angle between two vectors (the paper's figure 2).
+    """Compare trigonometric and positive features by the angle between two vectors (the paper's figure 2).
 
     Examples:
 
@@ -122,7 +122,7 @@ class AngleRequest(BenchRequest):
 
 
 class MapsRequest(AttentionBenchRequest, NamedData):
-    """Show where a trained model looks: the attention matrix of every layer and head for one image.
+    """Show the attention matrices of a trained model, for every layer and head and one image.
 
     Other attentions are given the same q and k. --out gets the picture, and the matrices as an .npz file for each
     attention. These are the paper's figures 10 and 11.
@@ -138,14 +138,14 @@ class MapsRequest(AttentionBenchRequest, NamedData):
     model: Path = option(..., "The folder of a run, or of a model.", argument=True, metavar="DIR")
     data: Text = option(..., "A data set's name or a path.", argument=True, metavar="DATA")
     attentions: tuple[str, ...] = specs("Another attention, on the same q and k; repeatable.")
-    image: int = option(0, "Which test image, from 0.", ge=0)
+    image: int = option(0, "Index of the test image.", ge=0)
 
 
 class MemoryRequest(AttentionBenchRequest):
     """Measure the peak memory of one call relative to fused softmax, and how many tokens would fit.
 
-    Each attention and length has a process of its own, which takes some seconds to start. q, k and v themselves are not
-    counted, but must fit the limit too.
+    Each attention and length runs in its own process, which takes seconds to start. q, k and v are not counted, but
+    must fit within the limit too.
 
     Examples:
 
@@ -156,16 +156,16 @@ class MemoryRequest(AttentionBenchRequest):
     verb = "bench memory"
 
     tokens: tuple[int, ...] = option((256, 1024, 4096), "Sequence length N; repeatable. [default: 256 1024 4096]")
-    until_limit: bool = option(False, "Double the greatest length until nothing is within the limits.")
+    until_limit: bool = option(False, "Double the length until every attention has reached a limit.")
     most_memory: str | None = option(
-        None, "Refuse what would take more, e.g. 4GB. [default: half of the free memory]", metavar="SIZE"
+        None, "Skip measurements that need more memory, e.g. 4GB. [default: half of the free memory]", metavar="SIZE"
     )
-    most_seconds: float = option(20.0, "Refuse what would take longer.", metavar="SECONDS", gt=0)
+    most_seconds: float = option(20.0, "Skip measurements that take longer.", metavar="SECONDS", gt=0)
     heads: int = option(8, "Attention heads.", ge=1)
     head_dim: int = option(64, "Width of a head.", ge=1)
-    prefix: int = option(0, "How many of the N tokens come before the image's (CLS).", ge=0)
+    prefix: int = option(0, "Prefix tokens (CLS) among the N tokens.", ge=0)
     batch: int = option(1, "Sequences per call.", ge=1)
-    device: str = option("cpu", "auto, cpu, cuda, cuda:1 or mps.")
+    device: str = option("cpu", "auto, cpu, cuda, cuda:1 or mps.", metavar="DEVICE")
     dtype: Literal["float32", "bfloat16", "float16"] = option("float32", "Of q, k and v.")
 
 

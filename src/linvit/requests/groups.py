@@ -26,23 +26,23 @@ class Show(Request):
 
 
 class Compute(Request):
-    device: str = option("auto", "auto, cpu, cuda, cuda:1 or mps.")
+    device: str = option("auto", "auto, cpu, cuda, cuda:1 or mps.", metavar="DEVICE")
     threads: int | None = option(None, "CPU threads. [default: PyTorch's choice]", ge=1)
 
 
 class Seeded(Request):
-    seed: int = option(0, "Seed of everything random.", ge=0)
+    seed: int = option(0, "Random seed.", ge=0)
 
 
 class NamedData(Request):
-    data_root: Path | None = option(None, "Folder of the named data sets. [default: $LINVIT_DATA]")
+    data_root: Path | None = option(None, "Folder of the named data sets. [default: $LINVIT_DATA]", metavar="DIR")
 
 
 class Images(NamedData):
     """How images are read."""
 
     limit: int | None = option(None, "Use at most N images of each split.", metavar="N", ge=1)
-    skip_bad: bool = option(False, "Leave out unreadable images, and count them.")
+    skip_bad: bool = option(False, "Skip unreadable images and report their number.")
 
 
 class Data(Images):
@@ -52,7 +52,7 @@ class Data(Images):
     image_size: int | None = option(None, "Side of the images. [default: the data set's own]", metavar="PIXELS", ge=1)
     resize: Resize | None = option(
         None,
-        "How photos become square: crop takes the centre, squeeze all of it. [default: as for the start, or crop]",
+        "How images are made square: crop (the centre) or squeeze (all of it). [default: as for the start, or crop]",
     )
 
 
@@ -101,7 +101,7 @@ class Jobs(Compute):
     """Where trainings run."""
 
     threads: int | None = option(None, "CPU threads of each training.", ge=1)
-    jobs: int | None = option(None, "Trainings at a time. [default: chosen by a short benchmark]", ge=1)
+    jobs: int | None = option(None, "Number of parallel trainings. [default: chosen by a short benchmark]", ge=1)
     runner: str | None = option(
         None,
         "Where trainings run: here, processes, ray (the cluster of this machine or of $RAY_ADDRESS) or ray://HOST:PORT.",
@@ -111,7 +111,7 @@ class Jobs(Compute):
 
 
 class Planned(Request):
-    dry_run: bool = option(False, "Show what would be done and what is finished, and stop.", transient=True)
+    dry_run: bool = option(False, "Show the plan and what is finished, then exit.", transient=True)
     track: tuple[str, ...] = option((), "Log metrics to tensorboard or mlflow; repeatable.", metavar="NAME")
 
 
@@ -119,4 +119,4 @@ class Output(Planned, Show):
     """What is written and shown."""
 
     out: Path | None = option(None, "Folder for the results.", metavar="DIR")
-    print_config: bool = option(False, "Print the resolved configuration as TOML, and stop.", transient=True)
+    print_config: bool = option(False, "Print the resolved configuration as TOML, then exit.", transient=True)

@@ -48,7 +48,7 @@ class TrainRequest(Output, Resumed, Started, Data):
     )
     task: str = option(
         "classification",
-        "What is learned: classification, multi-label (several labels per image) or next-pixel (a likelihood).",
+        "Task: classification, multi-label (several labels per image) or next-pixel (density estimation).",
         metavar="NAME",
     )
     test: bool = option(True, hidden=True)
@@ -81,13 +81,15 @@ class CompareRequest(Output, Jobs, Started, Data):
         "A variant; repeatable. [default: softmax, performer-exp, -relu and -theta with m=32, linformer:k=16]"
     )
     task: str | None = option(
-        None, "What is learned: classification, multi-label or next-pixel. [default: classification]", metavar="NAME"
+        None, "Task: classification, multi-label or next-pixel. [default: classification]", metavar="NAME"
     )
-    with_scratch: bool = option(False, "With --from: train every variant from scratch, too, for as many steps.")
+    with_scratch: bool = option(
+        False, "With --from: also train every variant from scratch, for the same number of steps."
+    )
     with_redrawn: int | None = option(
         None,
-        "Train variants with random features once more, redrawing them every N steps. [the others: every 1,000; "
-        "--set redraw=0 for never]",
+        "Also train each variant with random features while redrawing them every N steps. [without it: every 1,000; "
+        "--set redraw=0: never]",
         metavar="N",
         ge=1,
     )
@@ -111,19 +113,19 @@ class CompareRequest(Output, Jobs, Started, Data):
         le=MAX_MARGIN,
     )
     match: bool = option(True, "Match the number of parameters by the width of the MLP.")
-    controls: bool = option(True, "Train `uniform` as well, which shows what attention is worth.")
+    controls: bool = option(True, "Train the control `uniform`, which shows how much attention contributes.")
     measured: bool = option(True, hidden=True)
     jobs_file: bool = option(
-        False, "Write DIR/jobs.jsonl for a scheduler, and stop; `linvit job` runs one job.", transient=True
+        False, "Write DIR/jobs.jsonl for a scheduler, then exit; `linvit job` runs one job.", transient=True
     )
 
 
 class TuneRequest(Output, Jobs, Started, Data):
-    """Search the best options for several attentions alike, and show whether that changes which one wins.
+    """Tune several attentions with the same effort, and show whether that changes which one wins.
 
-    Every variant gets as many trials (or as much time) from one space. Validation images decide; test images are never
-    read. The best options are written to DIR/best.toml for the --config of train and compare. The same command resumes
-    an interrupted search.
+    Every variant gets the same number of trials (or the same time) in the same space. Validation images decide; test
+    images are never read. The best options are written to DIR/best.toml for the --config of train and compare. The same
+    command resumes an interrupted search.
 
     Examples:
 
@@ -146,7 +148,7 @@ class TuneRequest(Output, Jobs, Started, Data):
         None, "Time for the whole search, e.g. 2h, divided equally among the variants.", metavar="TIME"
     )
     space: Text = option(
-        "default", "What is searched: a name (see `linvit list spaces`) or a TOML file.", metavar="NAME|FILE"
+        "default", "Search space: a name (see `linvit list spaces`) or a TOML file.", metavar="NAME|FILE"
     )
     sampler: Sampler = option("tpe", "tpe (learns from earlier trials), random, or grid (all points of lists).")
     pruner: Pruner = option("median", "Stops unpromising trials early: median, hyperband or none.")
@@ -158,7 +160,7 @@ class TuneRequest(Output, Jobs, Started, Data):
         secret=True,
     )
     folds: int | None = option(
-        None, "Judge trials by K-fold cross-validation on training and validation images.", metavar="K", ge=2
+        None, "Evaluate trials by K-fold cross-validation on training and validation images.", metavar="K", ge=2
     )
     match: bool = option(True, "Match the number of parameters by the width of the MLP.")
 
@@ -172,11 +174,11 @@ class TuneRequest(Output, Jobs, Started, Data):
 
 
 class ConvertRequest(Output, Resumed, Options, Data):
-    """Replace the attention of a trained model, and show what that costs and gains.
+    """Replace the attention of a trained model, and report the change in accuracy and speed.
 
-    Without --to, several attentions are raced on this machine at this image size. What is at least 5 % faster and loses
-    no more than --max-drop (1 % if not given) replaces softmax in as many layers as that allows; if nothing does, the
-    answer is to keep softmax. Nothing is trained unless --budget is more than 5m.
+    Without --to, several attentions are timed on this machine at this image size. Softmax is replaced in as many layers
+    as possible such that the model is at least 5 % faster and loses at most --max-drop (default 1 %). If none achieves
+    that, softmax is kept. Nothing is trained unless --budget is more than 5m.
 
     Each stage reports its accuracy, agreement with the teacher, steps and time. The same command resumes an interrupted
     conversion. DIR/best holds the model for `linvit evaluate`, `predict` and `train`, DIR/report.html the results.
@@ -204,35 +206,38 @@ class ConvertRequest(Output, Resumed, Options, Data):
         argument=True,
         metavar="MODEL",
     )
-    data: Text = option(..., f"Images like those the model is for. {DATA}", metavar="DATA")
+    data: Text = option(..., f"Images for distillation and evaluation. {DATA}", metavar="DATA")
     to: Annotated[tuple[str, ...], Several] = option(
         (AUTO,),
-        "The attention it gets, or one per layer: a@2+b@4. Repeatable with --max-drop, which then mixes them. "
-        "[default: chosen by a race]",
+        "The new attention, or one per layer: a@2+b@4. Repeatable with --max-drop, which then mixes them. "
+        "[default: chosen by timing several]",
         metavar="SPEC",
         min_length=1,
     )
     max_drop: Share | None = option(
         None,
-        "Share of the teacher's accuracy that may be lost, e.g. 1%: as many layers are replaced as that allows. "
+        "Maximum loss relative to the teacher's accuracy, e.g. 1%: as many layers are replaced as it allows. "
         "[default without --to: 1%]",
         metavar="SHARE",
         gt=0,
         lt=1,
     )
     stages: Annotated[tuple[Literal[1, 2, 3], ...], Listed] = option(
-        (1, 2, 3), "1: each attention by itself. 2: all blocks. 3: labels. Or none.", metavar="LIST", separator=","
+        (1, 2, 3),
+        "Stages to train: 1 (each attention by itself), 2 (all blocks), 3 (labels), or none.",
+        metavar="LIST",
+        separator=",",
     )
     inherit: Inherit = option(
         "all", "What converted layers keep: all weights, all but q and k (not-qk), or the MLP (mlp)."
     )
     budget: Duration | None = option(
         None,
-        "Time to train, instead of epochs, e.g. 10m. Without --to, the first 5m find the attention. [default without "
+        "Training time, instead of epochs, e.g. 10m. Without --to, the first 5m find the attention. [default without "
         "--to: 5m]",
         metavar="TIME",
     )
-    patch_size: int | None = option(None, "Side of a patch, other than the model's.", metavar="PIXELS", ge=1)
+    patch_size: int | None = option(None, "Side of a patch. [default: the model's]", metavar="PIXELS", ge=1)
     options: dict[str, Any] = option(
         {}, "Any other option of the recipe; repeatable.", flag="--set", metavar="KEY=VALUE"
     )

@@ -54,7 +54,7 @@ class PredictRequest(Show, Compute):
     )
     model: Text = option(..., "The folder of a run or of a model.", short="-m", metavar="DIR")
     top: int = option(5, "Number of classes shown.", ge=1)
-    skip_bad: bool = option(False, "Leave out unreadable images, and name them.")
+    skip_bad: bool = option(False, "Skip unreadable images and list them.")
 
 
 class SampleRequest(Show, Compute, Seeded):
@@ -72,15 +72,15 @@ class SampleRequest(Show, Compute, Seeded):
 
     model: Text = option(..., "The folder of a run or of a model (…/best).", argument=True, metavar="DIR")
     images: int = option(16, "Number of images.", ge=1)
-    temperature: float = option(1.0, "Below 1, likelier values are preferred.", gt=0)
-    out: Path = option(Path("samples.png"), "One PNG with all images.", metavar="FILE")
+    temperature: float = option(1.0, "Sampling temperature; below 1 favours likely values.", gt=0)
+    out: Path = option(Path("samples.png"), "PNG file for all images.", metavar="FILE")
 
 
 class ExportRequest(Show):
     """Write a trained model for use elsewhere, after checking that it gives the same logits.
 
     ONNX and .pt2 files take batches of decoded pixels, uint8 (batch, channels, size, size), and normalise them
-    themselves; classes and everything else that a user must know are stored in the file. ONNX is timed against PyTorch.
+    themselves; classes and preprocessing are stored in the file. ONNX is timed against PyTorch.
 
     Examples:
 
@@ -119,9 +119,9 @@ class PublishRequest(Show):
 
     model: Text = option(..., "The folder of a run or of a model (…/best).", argument=True, metavar="DIR")
     name: str = option(..., "Its name on the hub, org/name.", argument=True, metavar="ORG/NAME")
-    private: bool = option(False, "If there is no such model yet: one that only its organisation sees.")
-    license: str | None = option(None, "An identifier of the hub, e.g. apache-2.0 or mit.", metavar="NAME")
-    dry_run: bool = option(False, "Show what would be uploaded, and the card; nothing is sent.", transient=True)
+    private: bool = option(False, "Create the model as private, if it does not exist yet.")
+    license: str | None = option(None, "License identifier of the hub, e.g. apache-2.0 or mit.", metavar="NAME")
+    dry_run: bool = option(False, "Show the card and what would be uploaded; nothing is sent.", transient=True)
 
 
 class ReportRequest(Show):
@@ -148,7 +148,7 @@ class ReportRequest(Show):
 
 
 class JobRequest(Planned):
-    """Run one training of a study, as a scheduler's array does.
+    """Run one training of a study, for job arrays of a scheduler.
 
     The same command resumes an interrupted training. `linvit report DIR` shows what is finished; the study's own
     command without --jobs-file then measures speeds where it runs and writes the whole page.
@@ -168,9 +168,11 @@ class JobRequest(Planned):
         argument=True,
         metavar="DIR",
     )
-    number: int | None = option(None, "Which job, from 1. [default: $SLURM_ARRAY_TASK_ID]", argument=True, metavar="N")
+    number: int | None = option(
+        None, "Number of the job, from 1. [default: $SLURM_ARRAY_TASK_ID]", argument=True, metavar="N"
+    )
     threads: int | None = option(None, "CPU threads. [default: the study's, or 1]", ge=1)
-    device: str | None = option(None, "cpu, cuda or cuda:1. [default: the study's]")
+    device: str | None = option(None, "cpu, cuda or cuda:1. [default: the study's]", metavar="DEVICE")
     quiet: bool = option(False, "Print only the result.", short="-q", transient=True)
 
 
@@ -193,7 +195,7 @@ class ListRequest(Request):
 
 
 class ReproduceRequest(Show, Jobs, NamedData):
-    """Run published studies again: the printed numbers, the report's own recipe, and the fair protocol.
+    """Reproduce published studies: printed numbers, the report's own recipe, and the fair protocol.
 
     Without a name, studies are listed. The same command resumes an interrupted study. A missing data set is named, and
     the other studies run.
@@ -219,8 +221,8 @@ class ReproduceRequest(Show, Jobs, NamedData):
     report: bool = option(False, "Write one page of all studies that were run.")
     publish: Path | None = option(
         None,
-        "Add all records, also of unfinished studies, to DIR/records; from these write DIR/reports.html and the tables "
-        "that it links to.",
+        "Add all records, including those of unfinished studies, to DIR/records, and write DIR/reports.html with its "
+        "tables from them.",
         metavar="DIR",
     )
     restore: Path | None = option(
@@ -231,14 +233,14 @@ class ReproduceRequest(Show, Jobs, NamedData):
 
 
 class AdviseRequest(Show, Compute, NamedData):
-    """Show from how many tokens linear attention is faster here, and which one to try; nothing is trained.
+    """Show from how many tokens linear attention is faster on this machine, and which one to try, without training.
 
     Half a minute of measuring finds the break-even of each attention on this machine, attention's share of the model's
     time, and the number of features for a target error; the measurements are cached. Earlier studies below --runs
-    supply accuracies. For what is not known, it shows the command that would find out.
+    supply accuracies. Where evidence is missing, it prints the command that would supply it.
 
-    --for DEVICE makes a forecast for a device that is not here, in seconds: from its data sheet and the operations that
-    linvit would run on it. Nothing is measured.
+    --for DEVICE makes a forecast for another device from its data sheet and the operations that linvit would run on it.
+    Nothing is measured.
 
     Examples:
 
@@ -260,12 +262,12 @@ class AdviseRequest(Show, Compute, NamedData):
     image_size: int | None = option(None, "Side of the images.", metavar="PIXELS", ge=1)
     patch: int | None = option(None, "Side of a patch.", metavar="PIXELS", ge=1)
     size: str | None = option(None, "A model size by name; see `linvit list sizes`.", metavar="NAME")
-    attentions: tuple[str, ...] = specs("What softmax is compared with; repeatable. [default: those of compare]")
-    data: Text | None = option(None, "With MODEL: images whose q and k are used.", metavar="DATA")
+    attentions: tuple[str, ...] = specs("Attentions to compare with softmax; repeatable. [default: those of compare]")
+    data: Text | None = option(None, "With MODEL: images from which q and k are computed.", metavar="DATA")
     purposes: tuple[str, ...] = option(
         (),
-        "What decides: latency (one image at a time), inference (batches; the default) or training. Or a device that a "
-        "forecast is made for: a100, h100, l4, t4, 4090 or m3. Repeatable: --for training --for h100.",
+        "Criterion: latency (one image at a time), inference (batches; the default) or training. Or the device of a "
+        "forecast: a100, h100, l4, t4, 4090 or m3. Repeatable: --for training --for h100.",
         flag="--for",
         metavar="TASK|DEVICE",
     )
@@ -274,12 +276,12 @@ class AdviseRequest(Show, Compute, NamedData):
     batch: int | None = option(None, "Images per batch. [default: chosen by model size]", ge=1)
     target: float = option(
         0.2,
-        "Target distance from softmax (total variation), for which features are counted.",
+        "Target distance from softmax (total variation) for the number of features.",
         flag="--error",
         gt=0,
         lt=1,
     )
-    sigma: float = option(1.0, "Standard deviation of q and k where no model supplies them.", gt=0)
+    sigma: float = option(1.0, "Standard deviation of q and k without a model.", gt=0)
     runs: Path | None = option(None, "Folder of earlier studies. [default: runs, if it exists]", metavar="DIR")
     fresh: bool = option(False, "Repeat cached measurements.")
     out: Path | None = option(None, "Folder for the results.", metavar="DIR")

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from linvit.errors import clear
-from linvit.files import write_atomically
+from linvit.files import parse_json, write_atomically
 
 
 class Frozen(BaseModel):
@@ -34,7 +34,7 @@ class Document(BaseModel):
     @classmethod
     def read(cls, path: Path) -> Self:
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = parse_json(path.read_text(encoding="utf-8"))
             content.pop("id", None)
             document = cls.model_validate(content)
         except (OSError, ValueError, AttributeError, TypeError) as error:

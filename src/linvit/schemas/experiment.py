@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, PositiveFloat
 
 from linvit.schemas.base import Document, Frozen
 from linvit.schemas.model import ModelConfig
@@ -29,7 +29,7 @@ class Fold:
 
 
 class Source(Frozen):
-    """Where images are found and how they are read: all that a worker on another machine needs to open them."""
+    """Location of the images and how they are read: everything a worker on another machine needs."""
 
     data: str  # a registered name or an absolute path
     root: str | None = None
@@ -43,7 +43,7 @@ class Source(Frozen):
     fold: Fold | None = None  # None: the data set's own splits
 
     def folded(self, fold: Fold | None) -> Source:
-        """The same images with this fold held out; None: with their own splits."""
+        """The same images with this fold held out, or with their own splits (None)."""
         return self.model_copy(update={"fold": fold})
 
 
@@ -54,15 +54,28 @@ class DatasetRef(Frozen):
     identity: str
 
 
+class TrainedOn(Frozen):
+    """What config.json says of the data that a model was trained on, for whoever uses it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    classes: list[str]
+    mean: list[float] = Field(min_length=1)  # per channel, as fractions of white
+    std: list[PositiveFloat] = Field(min_length=1)
+    resize: Resize = "squeeze"  # models that were stored before there was a choice
+    thresholds: list[float] | None = None  # of each class, where images have several
+
+
 class Start(Frozen):
-    """A trained model to start from, identified by its weights; the folder only says where they are."""
+    """A trained model to start from, identified by the hash of its weights."""
 
     folder: str
     sha256: str
 
     @property
     def shipped(self) -> bool:
-        """Whether it is one of linvit's own backbones."""
+        """Whether it is one of linvit's backbones."""
         return Path(self.folder).parent == BACKBONES
 
     @property
@@ -80,7 +93,7 @@ class Length(NamedTuple):
 
 
 class Experiment(Document):
-    """One training, fully described: with it and the images, anybody gets the same weights."""
+    """Complete description of one training: with it and the images, the weights are reproducible."""
 
     model_config = Frozen.model_config
     kind = "experiment"
@@ -98,14 +111,14 @@ class Experiment(Document):
     source: Source | None = None
 
     def settings(self, defaults: bool = True) -> dict[str, Any]:
-        """All that decides the weights; neither its label nor where its images are."""
+        """Everything that determines the weights, without the label and the location of the images."""
         found = self.model_dump(mode="json", exclude_defaults=not defaults, exclude={"label", "source"})
         taught = {"teacher": self.teacher.sha256} if self.teacher else {}
         return found | {"format": self.format, "start": self.start and self.start.sha256} | taught
 
     @property
     def id(self) -> str:
-        """Leaves out options at their defaults, so that a new option does not change the ids of existing folders."""
+        """Hash of the options that differ from their defaults, so that new options do not change existing ids."""
         return hashlib.sha256(json.dumps(self.settings(False), sort_keys=True).encode()).hexdigest()[:12]
 
     def stored(self) -> dict[str, Any]:

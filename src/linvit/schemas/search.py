@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -17,7 +16,7 @@ from linvit.schemas.experiment import Source, Start
 from linvit.schemas.model import ModelConfig
 from linvit.schemas.recipe import Recipe
 from linvit.schemas.study import DatasetFacts, Variant
-from linvit.toml import to_toml
+from linvit.toml import parse_toml, to_toml
 
 Sampler = Literal["tpe", "random", "grid"]
 Pruner = Literal["median", "hyperband", "none"]
@@ -148,10 +147,10 @@ class Best(Frozen):
     @classmethod
     def read(cls, path: Path | str) -> Best:
         try:
-            found = cls.model_validate(tomllib.loads(Path(path).read_text(encoding="utf-8")))
+            found = cls.model_validate(parse_toml(Path(path).read_text(encoding="utf-8")))
         except FileNotFoundError:
             raise ValueError(f"config {path} does not exist: `linvit tune` writes a best.toml") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, ValidationError) as error:
+        except ValueError as error:
             why = clear(error) if isinstance(error, ValidationError) else error
             raise ValueError(f"config {path} is not a best.toml of linvit tune ({why})") from None
         if found.format != cls.current_format:

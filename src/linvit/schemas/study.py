@@ -1,4 +1,4 @@
-"""Study: variants of one base × seeds, and what holds for all of them; stored as study.json."""
+"""Study: variants × seeds and what they have in common; stored as study.json."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ MIN_SEEDS = 3  # that can prove a difference
 
 
 class Variant(Frozen):
-    """One row of a study: what distinguishes it from the base, which is any part of an experiment.
+    """One row of a study: how it differs from the common configuration.
 
-    A `published` one is not run: it holds numbers that somebody else printed.
+    A `published` variant is not run: it holds printed numbers.
     """
 
     id: str = ""  # what records and tables refer to; made from the parts below
@@ -189,7 +189,7 @@ class Run(NamedTuple):
 
 
 class Study(Document):
-    """A base, its variants and seeds, and what was found out while they ran."""
+    """A study: common configuration, variants, seeds and results that do not belong to one run."""
 
     kind = "study"
     current_format: ClassVar[int] = 4  # goes up when a default changes
@@ -231,7 +231,7 @@ class Study(Document):
         }
 
     def extended(self, other: Study) -> Study:
-        """With the other's variants and seeds, its request, and starts where they are stored now."""
+        """The study with the other's variants, seeds and request added."""
         every = [other.start, *(start for v in other.variants for start in (v.start, *v.starts.values()))]
         current = {start.sha256: start for start in every if start}
 

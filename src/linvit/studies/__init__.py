@@ -1,8 +1,8 @@
 """Published studies that can be run again: `linvit reproduce NAME`.
 
-A new study is one file here or in LINVIT_PLUGINS that declares a value and calls `register` (docs/reproduce.md). Its
-scale says what is reduced: nothing at `full`, the report's own recipe for a GPU; images, epochs or width at `cpu`;
-nearly everything at `smoke`, which only tests that the study runs.
+A new study is one file here or in LINVIT_PLUGINS that declares a value and calls `register`
+(docs/how-to/reproduce.md). Its scale says what is reduced: nothing at `full`, the report's own recipe for a GPU;
+images, epochs or width at `cpu`; nearly everything at `smoke`, which only tests that the study runs.
 """
 
 from linvit.studies.declaration import (

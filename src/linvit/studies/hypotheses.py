@@ -1,7 +1,7 @@
 """Claims as hypotheses: the tests they are made of, and how tests add up to a verdict.
 
 A claim holds if all of its tests are shown to hold, and does not hold if one is shown to fail. `better`, `at_least` and
-`equal` are one-sided tests of differences in test accuracy over shared seeds, with the bounds of `report.statistics`
+`equal` are one-sided tests of differences in test accuracy over shared seeds, with the bounds of `report.comparison`
 and a margin of one point (0.2 points for `at_least` on MNIST, where all are right on more than 99 %):
 
     better     holds: a − b > 0 is shown.               fails: a − b < 1 point is shown, and a − b > 0 is not
@@ -29,7 +29,8 @@ import numpy as np
 from scipy.special import stdtr
 
 from linvit.records import Record
-from linvit.report.statistics import ENOUGH, LEVEL, MARGIN, holm
+from linvit.report.comparison import ENOUGH, LEVEL
+from linvit.report.statistics import MARGIN, holm
 from linvit.studies.results import Pair, Ref, Results
 
 HOLDS, FAILS, OPEN, MISSING = "holds", "does not hold", "cannot tell at this scale", "not run"

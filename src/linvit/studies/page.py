@@ -15,10 +15,10 @@ from PIL import Image
 from linvit.files import write_atomically
 from linvit.records import Record
 from linvit.report import page
+from linvit.report.comparison import LEVEL
 from linvit.report.evidence import provenance
 from linvit.report.merit import ACCURACY
 from linvit.report.result import Facts, Table
-from linvit.report.statistics import LEVEL
 from linvit.report.study import accuracy
 from linvit.report.vega import Chart, Series, data, spans, tooltips, x_axis, y_names
 from linvit.studies.claims import CLAIMS

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from linvit.records import Record, Records
 from linvit.report import Summary, VariantResult, read_study, statistics, summarise
+from linvit.report.comparison import ENOUGH, LEVEL, Comparison
 from linvit.report.growth import GAIN, gained
 from linvit.report.merit import ACCURACY, Merit
-from linvit.report.statistics import ENOUGH, LEVEL, Comparison
 from linvit.report.summary import count_seeds
 from linvit.studies.declaration import STUDIES, PublishedStudy
 from linvit.studies.declaration import Column as ColumnName

@@ -66,8 +66,8 @@ def compare(
 
     keywords: the fields of `linvit.requests.CompareRequest` (attentions, start, seeds, folds, budget, out, jobs, …) and
     any option of ModelConfig and Recipe for all variants, e.g. epochs=10. variants: rows that differ in more than their
-    attention. origin: the request that this study is part of, if it is another one.
-    on_event(job, event): called with every event of every training. log: called with lines for people, such as the
+    attention. origin: the request that this study is part of, if any.
+    on_event(job, event): called with every event of every training. log: called with lines of text, such as the
     plan. progress(done, total, what): called for everything else.
     """
     dataset = data if isinstance(data, Dataset) else None

@@ -21,7 +21,7 @@ def warnings(study: Study, prepared: Prepared, jobs: Sequence[StudyJob], limit: 
     full = (OF_TASK["next-pixel"] if causal else TUNED.get(data.name, {})).get("epochs")
     if done < 1 and study.steps:
         found.append(f"{study.steps} steps are {done:.2g} of an epoch: the models are barely trained.")
-    elif full and done < full:
+    elif full and done < full and not _checked(jobs):
         found.append(f"{done:g} of the recipe's {full:g} epochs: more training may change the order.")
     if limit is not None:
         found.append(f"At most {limit:,} images of each split were used: more may change the order.")
@@ -44,6 +44,12 @@ def warnings(study: Study, prepared: Prepared, jobs: Sequence[StudyJob], limit: 
         share = "" if data.several else f": one of them is {1 / max(1, tested):.1%} of accuracy"
         found.append(f"Only {tested} test images{share}.")
     return found
+
+
+def _checked(jobs: Sequence[StudyJob]) -> bool:
+    """Whether every variant was also trained for half of the steps, by which the report judges if more would matter."""
+    halves = [job for job in jobs if job.half]
+    return {job.variant for job in halves} == {job.variant for job in jobs} and all(job.finished() for job in halves)
 
 
 def unfinished(jobs: Sequence[StudyJob]) -> list[str]:

@@ -18,7 +18,7 @@ from linvit.training.start import start_from
 
 HOME = BACKBONES
 NAME, SCRATCH = HOME.name, "scratch"  # how they, and nothing, are asked for
-SMALLEST, MOST = 48, 50_000  # pixels and images: beyond, one's own images teach more
+SMALLEST, MOST = 48, 50_000  # pixels and images: beyond, the images themselves teach more
 OWN = "tiny-imagenet"  # what they were trained on
 
 

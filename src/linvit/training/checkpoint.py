@@ -11,18 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from linvit.data import Dataset
-from linvit.files import write_atomically
+from linvit.errors import clear
+from linvit.files import parse_json, write_atomically
 from linvit.models import ModelConfig, VisionTransformer, model_config
 from linvit.models.foreign import download, is_foreign, read_foreign
+from linvit.schemas.experiment import TrainedOn
 from linvit.training.files import load_tensors, save_tensors
 
 FORMAT = 1  # of config.json
 KEPT = 2  # checkpoints of a running training
 FACTS = ("name", "classes", "mean", "std")  # of the data, for whoever uses the model; and resize
-SQUEEZED = {"resize": "squeeze"}  # models that were stored before there was a choice
 
 
 def save_checkpoint(
@@ -92,11 +94,12 @@ def read_config(path: str | Path) -> tuple[Path, dict[str, Any]]:
     """The folder of a linvit model at or below `path` (a run's folder means its best model) and its config.json."""
     folder, about = _opened(Path(path))
     try:
-        if about["format"] != FORMAT or not isinstance(about["model"], dict) or not {*FACTS} <= set(about["data"]):
+        if about["format"] != FORMAT or not isinstance(about["model"], dict):
             raise KeyError("format")
-        about["data"] = SQUEEZED | about["data"]
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{folder / 'config.json'} is not a linvit model's configuration ({error!r})") from None
+        about["data"] = TrainedOn.model_validate(about["data"]).model_dump(exclude_none=True)
+    except (KeyError, TypeError, ValidationError) as error:
+        why = clear(error, "data") if isinstance(error, ValidationError) else repr(error)
+        raise ValueError(f"{folder / 'config.json'} is not a linvit model's configuration ({why})") from None
     return folder, about
 
 
@@ -111,7 +114,7 @@ def _opened(folder: Path) -> tuple[Path, Any]:
     if not (folder / "config.json").exists() and (folder / "best" / "config.json").exists():
         folder = folder / "best"
     try:
-        return folder, json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return folder, parse_json((folder / "config.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{folder} holds no model: config.json is missing") from None
     except (OSError, ValueError) as error:
@@ -154,6 +157,11 @@ def read_model(path: str | Path, weights: bool = True) -> Stored:
         config = model_config(**about["model"])
     except ValueError as error:
         raise ValueError(f"{folder / 'config.json'}: {error}") from None
+    for what in ("mean", "std"):
+        if len(values := about["data"][what]) != config.channels:
+            raise ValueError(
+                f"{folder / 'config.json'}: {what} has {len(values)} values for {config.channels} channels"
+            )
     return Stored(folder, config, about["data"], lambda: load_tensors(folder / "model.safetensors")[0])
 
 

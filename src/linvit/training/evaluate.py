@@ -92,7 +92,9 @@ def check_classes(model: VisionTransformer) -> None:
     if model.config.causal:
         raise ValueError("this is a next-pixel model without classes: `linvit sample` draws images with it")
     if not model.about["classes"]:
-        raise ValueError(f"{model.about['name']} has no head, only features: train it on images of the classes wanted")
+        raise ValueError(
+            f"{model.about['name']} has no head, only features: train it on images of the classes you need"
+        )
 
 
 def class_numbers(dataset: Dataset, classes: Sequence[str]) -> np.ndarray:

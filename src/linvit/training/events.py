@@ -1,4 +1,4 @@
-"""What a training tells its listeners while it runs. Events are plain data: they cross a pipe as JSON."""
+"""Events of a training. They are plain data and can be sent as JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Began:
-    """What is about to be trained, or from where it goes on."""
+    """The training starts, or resumes at a step."""
 
     text: str
     step: int
@@ -18,7 +18,7 @@ class Began:
 
 @dataclass(frozen=True)
 class Noted:
-    """Something that the user should know."""
+    """A message for the user."""
 
     text: str
 
@@ -40,8 +40,8 @@ class Stepped:
     accuracy: float
     images_per_second: float
     seconds_left: float
-    epoch: float  # how many are done
-    epochs: float  # how many there will be
+    epoch: float  # finished
+    epochs: float  # in all
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ class Validated(Stepped):
 @dataclass(frozen=True)
 class Diverged:
     step: int
-    layer: str  # the first that gave a number that is not finite
+    layer: str  # the first with a non-finite output
 
 
 @dataclass(frozen=True)
 class Tested:
-    """What the test images say of the model that was chosen."""
+    """Test result of the selected model."""
 
     step: int  # after which it was
     row: dict[str, float]

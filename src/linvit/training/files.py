@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from linvit.files import write_atomically
+from linvit.files import parse_json, write_atomically
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], **facts: Any) -> None:
@@ -29,7 +29,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, "pt") as file:
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dict)
-            facts = json.loads((file.metadata() or {}).get("linvit", "{}"))
+            facts = parse_json((file.metadata() or {}).get("linvit", "{}"))
     except FileNotFoundError:
         raise ValueError(f"{path} does not exist") from None
     except (SafetensorError, OSError, ValueError) as error:

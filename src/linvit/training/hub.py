@@ -191,7 +191,7 @@ def one_line(name: str) -> Iterator[None]:
     try:
         yield
     except LocalTokenNotFoundError:
-        raise ValueError(f"{name}: the hub wants a token: run `hf auth login`, or set HF_TOKEN") from None
+        raise ValueError(f"{name}: the hub requires a token: run `hf auth login`, or set HF_TOKEN") from None
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError, ValueError) as error:
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(f"{name}: the hub did not take it ({why})") from None
+        raise ValueError(f"{name}: the hub rejected the upload ({why})") from None

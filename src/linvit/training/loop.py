@@ -1,7 +1,7 @@
 """The training loop: learning rate, step, validate, read, save, tell.
 
 Data order, augmentation, dropout and redraws are functions of (seed, epoch or step), so a run that was killed and
-continued ends with the same weights, bit for bit, as one that never was. Nothing in a step waits for the device: sums
+continued ends with the same weights, bit for bit, as one that never was. No step synchronises with the device: sums
 and the first step that gave a number that is not finite are kept there and read every few steps. From such a step on
 the optimizer stands still, so that the layer it came from can be found afterwards.
 """
@@ -113,7 +113,9 @@ class Training:
             return
         ranks.agree("the experiment", self.experiment.id)
         if not self.task.mean_over_images:
-            raise ValueError(f"task {self.experiment.task} cannot be shared by processes: its loss is of a whole batch")
+            raise ValueError(
+                f"task {self.experiment.task} cannot be shared by processes: its loss depends on the whole batch"
+            )
         if self.batch < ranks.count():
             raise ValueError(f"batch_size={self.batch} is too few for {ranks.count()} processes: each needs an image")
 
@@ -371,7 +373,7 @@ class Training:
         return row
 
     def _keep_if_best(self, folder: Path, result: Any) -> None:
-        """Of models that validation images cannot tell apart from the best, the last: it was trained for longer, and of
+        """Of models that are not significantly worse than the best, keep the last: it was trained for longer, and of
         many looks at few images the best is the luckiest."""
         tally, found = self.tally, self.task.row(result)
         score, chance = self.task.select(result)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from linvit import data as data_package
 from linvit.data import Dataset, folded
 from linvit.data.dataset import Listing
+from linvit.files import parse_json
 from linvit.progress import Progress, ignore
 from linvit.schemas.experiment import Resize, Source
 
@@ -45,7 +45,7 @@ def stored_source(home: Path) -> tuple[Source, str]:
     names = ("experiment.json", "convert.json")
     for path in (folder / name for folder in (home, home.parent) for name in names):
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
+            document = parse_json(path.read_text(encoding="utf-8"))
             return Source.model_validate(document["source"]), document["data"]["identity"]
         except (OSError, ValueError, KeyError, TypeError):
             continue

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
+from linvit.files import parse_json
 from linvit.ledger import Ledger
 from linvit.records import Record, Tag
 from linvit.schemas.model import ModelConfig
@@ -63,7 +63,7 @@ def best_of(search: Search, points: Points, ledger: Ledger) -> Best | None:
 
 
 def winner(search: Search, points: Points, variant: Variant, top: Record) -> Winner:
-    point: dict[str, Any] = json.loads(str(top.tags["options"]))
+    point: dict[str, Any] = parse_json(str(top.tags["options"]))
     experiment = points.experiment(variant, point)
     names = {*search.options, *point} & {*ModelConfig.model_fields, *Recipe.model_fields}
     options = {name: option_value(experiment, name) for name in sorted(names - {"epochs"})}

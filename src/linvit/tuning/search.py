@@ -66,11 +66,11 @@ def tune(
     progress: Progress = ignore,
     **keywords: Any,
 ) -> Path:
-    """Search the best options of every variant alike, write best.toml and the report; returns the search's folder.
+    """Tune every variant with the same effort, write best.toml and the report, and return the search's folder.
 
     keywords: the fields of `linvit.requests.TuneRequest` (attentions, trials, budget, space, sampler, pruner, storage,
     folds, out, jobs, …) and any option of ModelConfig and Recipe for all trials, e.g. epochs=2.
-    log: called with lines for people, such as the plan and the result of each trial. progress(done, total, what):
+    log: called with lines of text, such as the plan and the result of each trial. progress(done, total, what):
     called for everything else.
     """
     dataset = data if isinstance(data, Dataset) else None

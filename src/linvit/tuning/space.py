@@ -17,7 +17,6 @@ from __future__ import annotations
 import inspect
 import itertools
 import json
-import tomllib
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -34,6 +33,7 @@ from linvit.schemas.experiment import Experiment
 from linvit.schemas.model import DATA_OPTIONS, ModelConfig
 from linvit.schemas.recipe import Recipe
 from linvit.schemas.search import Range, SearchSpace, Values
+from linvit.toml import parse_toml
 from linvit.training.recipe import create_recipe
 
 HOME = Path(__file__).parent / "spaces"
@@ -59,8 +59,8 @@ def read_space(place: str | Path) -> SearchSpace:
     if not path.is_file():
         raise ValueError(f"space '{place}' is neither a file nor a known name" + choices(str(place), shipped_spaces()))
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        found = parse_toml(path.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise ValueError(f"{path} is not TOML ({error})") from None
     tables = [name for name in SearchSpace.model_fields if name != "name"]
     for name in found:

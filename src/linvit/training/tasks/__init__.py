@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Task(ABC):
-    """Loss, evaluation and selection; built anew for every training from what the experiment says."""
+    """Loss, evaluation and model selection of one training."""
 
     mean_over_images = True  # the loss is one: processes may then each compute it of a part of the batch
     causal: ClassVar[bool] = False  # it is of the logits of every token, from those before
@@ -34,17 +34,17 @@ class Task(ABC):
 
     @classmethod
     def check(cls, name: str, model: ModelConfig, recipe: Recipe) -> None:
-        """Refuse what this task cannot train."""
+        """Raise a ValueError for a model or recipe that the task does not support."""
         if model.causal != cls.causal:
             wanted = "stem=next-pixel" if cls.causal else "a stem whose model has classes"
-            raise ValueError(f"stem={model.stem} does not go with task {name}, which needs {wanted}")
+            raise ValueError(f"stem={model.stem} cannot be combined with task {name}, which needs {wanted}")
         for option, why in cls.refused.items():
             if value := getattr(recipe, option):
-                raise ValueError(f"{option}={value} does not go with task {name}: {why}: leave it out")
+                raise ValueError(f"{option}={value} cannot be combined with task {name}: {why}: leave it out")
 
     @classmethod
     def check_labels(cls, several: bool) -> None:
-        """Refuse images that have another kind of label."""
+        """Raise a ValueError for images with another kind of label."""
         if several and not (cls.several or cls.causal):
             raise ValueError("these images have several labels each: add --task multi-label")
         if cls.several and not several:
@@ -54,29 +54,28 @@ class Task(ABC):
     def loss(
         self, model: nn.Module, images: Tensor, labels: Tensor, indices: Tensor, epoch: int
     ) -> tuple[Tensor, Tensor]:
-        """uint8 images (B, C, H, W) of the training split → the mean loss, and how many the model got right. Neither
-        may wait for the device. Anything random is a function of (seed, epoch, indices)."""
+        """Mean loss of uint8 training images (B, C, H, W), and the number of correct predictions. Neither
+        may synchronise with the device. Anything random is a function of (seed, epoch, indices)."""
 
     @abstractmethod
     def evaluate(self, model: nn.Module, split: Split) -> Any:
-        """One pass over a split; the loop hands it to the methods below and knows nothing else of it."""
+        """One pass over a split; the result is passed to the methods below."""
 
     @abstractmethod
     def row(self, found: Any) -> Mapping[str, float]:
-        """Its numbers for log.jsonl: `loss`, which early stopping watches, and whatever else there is."""
+        """Numbers for log.jsonl; `loss` is required, for early stopping."""
 
     @abstractmethod
     def select(self, found: Any) -> tuple[float, float]:
-        """A score, higher for the better model, and how far two may be apart by chance: within that of the highest, the
-        last model is kept."""
+        """A score (higher is better) and its standard error: the last model within it of the highest score is kept."""
 
     def about(self, found: Any) -> Mapping[str, Any]:
-        """What a user of the chosen model must know besides its weights, from its evaluation on test images."""
+        """Metadata stored with the selected model, from its evaluation."""
         return {}
 
     @abstractmethod
     def records(self, base: Record, best: Any, final: Any) -> tuple[list[Record], dict[str, str | bytes]]:
-        """What the test split says of the chosen and of the last model: records, and files they name."""
+        """Records of the selected and the last model on the test split, and the files they name."""
 
 
 TASKS: Registry[type[Task]] = Registry("task", "linvit.training.tasks")

@@ -56,7 +56,11 @@ class Classification(Task):
             found.append(replace(row, metric="test_accuracy", value=result.accuracy, unit="fraction"))
             found.append(replace(row, metric="test_loss", value=result.loss, unit="nat"))
         said = io.BytesIO()
-        np.savez_compressed(said, predicted=best.predictions.astype(np.int32), labels=best.labels.astype(np.int32))
+        arrays = {"predicted": best.predictions.astype(np.int32), "labels": best.labels.astype(np.int32)}
+        source = self.experiment.source
+        if source is None or source.fold is not None:  # images in memory may be folded, too
+            arrays["rows"] = self.dataset.test.rows.astype(np.int32)  # which images were held out
+        np.savez_compressed(said, **arrays)
         matrix = json.dumps({"matrix": best.confusion().tolist()})
         return found, {"confusion.json": matrix, "predictions.npz": said.getvalue()}
 

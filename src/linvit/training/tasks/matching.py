@@ -82,7 +82,7 @@ class Matching(Classification):
         return {"loss": found.loss, "accuracy": found.labelled.accuracy, "agreement": found.agreement}
 
     def select(self, found: Matched) -> tuple[float, float]:
-        return -found.loss, 0.0  # of the same images: they tell models apart
+        return -found.loss, 0.0  # of the same images: comparable between models
 
     def records(self, base: Record, best: Matched, final: Matched) -> tuple[list[Record], dict[str, str | bytes]]:
         return super().records(base, best.labelled, final.labelled)

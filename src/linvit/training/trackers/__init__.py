@@ -16,8 +16,8 @@ from linvit.training.events import Began, Diverged, Event, Tested, Validated
 
 
 class Tracker(ABC):
-    """Of one training in its folder, in which it may write below its own name; `home` is where a store for several may
-    lie. What cannot be reached at the beginning is an error; what is lost later costs tracking, not training."""
+    """Logs one training. `folder` is that of the training, `home` may hold a store for several trainings. A store that
+    cannot be reached at the beginning is an error; one that is lost later ends the tracking, not the training."""
 
     package = ""  # that it needs
 
@@ -45,7 +45,7 @@ class Tracker(ABC):
             warnings.warn(f"{self.package} no longer logs this training ({why})", UserWarning, stacklevel=2)
 
     def give_up(self) -> None:
-        """No event will end this training: it is not tested, or was not worth going on with."""
+        """Close without a final event: the training is not tested, or was stopped early."""
         if self.begun and not self.lost and not self.ended:
             self.ended = True
             with suppress(Exception):
@@ -53,7 +53,7 @@ class Tracker(ABC):
 
     @abstractmethod
     def begin(self, step: int) -> None:
-        """Of what an earlier process told, what came after this step will be done again."""
+        """Start, or resume after this step; what was logged for later steps will be logged again."""
 
     @abstractmethod
     def log(self, step: int, row: dict[str, float]) -> None: ...
@@ -69,5 +69,5 @@ def tracking(names: Sequence[str]) -> list[type[Tracker]]:
     """Those of these names; a ValueError if one is unknown or its package is not there."""
     for name in names:
         if importlib.util.find_spec(TRACKERS[name].package) is None:
-            raise ValueError(f"track={name} needs a package that is not there: pip install 'linvit[track]'")
+            raise ValueError(f"track={name} needs a package that is not installed: pip install 'linvit[track]'")
     return [TRACKERS[name] for name in names]
