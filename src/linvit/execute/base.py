@@ -57,8 +57,8 @@ class Executor(ABC):
         admit: Callable[[Job], bool] = lambda job: True,
         on_end: Callable[[Job], None] = lambda job: None,
     ) -> Iterator[tuple[Job, list[Record]]]:
-        """Yield each job with its records, in order. Finished jobs are not run again. A job that `admit` refuses when it
-        could begin is left out and has no records. A job whose process died or ran out of memory yields a `failed`
+        """Yield each job with its records, in order. Finished jobs are not run again. A job that `admit` refuses when
+        it could begin is left out and has no records. A job whose process died or ran out of memory yields a `failed`
         record; a user's error ends the iteration, and so does StopWork raised by `on_event`, once no job is running:
         `on_event` must raise it for all of them."""
         done = {number: records for number, job in enumerate(jobs) if (records := job.finished())}

@@ -47,7 +47,7 @@ from linvit.pipeline.steps import (
 )
 from linvit.progress import Progress
 from linvit.report.comparison import LOOK, dunnett, held_out
-from linvit.requests import CompareRequest
+from linvit.requests import CompareRequest, Request
 from linvit.schemas.model import ModelConfig
 from linvit.schemas.study import MIN_SEEDS, Offer, Plan, Study, Variant
 from linvit.training.defaults import ATTENTIONS, START_ATTENTIONS, TUNED
@@ -338,7 +338,7 @@ OFFERED = ("resolves", "seeds", "image_size", "narrower")  # in which one offer 
 
 
 def choose_plan(
-    request: CompareRequest,
+    request: Request,
     images: Survey,
     variants: Sequence[Variant],
     like: ModelConfig | None,
@@ -349,8 +349,8 @@ def choose_plan(
     progress: Progress,
 ) -> tuple[Planner | None, Plan | None, Sequence[Variant]]:
     """What to train within the request's budget, or within the default one, and which of the variants, if these are the
-    default ones; None: its length is given. resizable: the images can be opened at any size."""
-    if (budget := budget_of(request, images, variants)) is None:
+    default ones; None: its length is given, or it is no comparison. resizable: the images can be opened at any size."""
+    if not isinstance(request, CompareRequest) or (budget := budget_of(request, images, variants)) is None:
         return None, None, variants
     if earlier and earlier.budget == budget and earlier.plan:  # what was chosen stays chosen
         return None, earlier.plan, variants if request.attentions else without(variants, earlier.plan.left_out)
