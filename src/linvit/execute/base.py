@@ -54,8 +54,8 @@ class Executor(ABC):
         self,
         jobs: Sequence[Job],
         on_event: Callable[[Job, Event], None],
-        admit: Callable[[Job], bool] = lambda job: True,
-        on_end: Callable[[Job], None] = lambda job: None,
+        admit: Callable[[Job], bool] | None = None,
+        on_end: Callable[[Job], None] | None = None,
     ) -> Iterator[tuple[Job, list[Record]]]:
         """Yield each job with its records, in order. Finished jobs are not run again. A job that `admit` refuses when
         it could begin is left out and has no records. A job whose process died or ran out of memory yields a `failed`
@@ -68,7 +68,7 @@ class Executor(ABC):
             while number not in done:
                 while waiting and len(running) < self.slots:
                     at, next_job = waiting.popleft()
-                    if admit(next_job):
+                    if admit is None or admit(next_job):
                         running[self.submit(next_job, partial(on_event, next_job))] = at
                     else:
                         done[at] = []
@@ -76,7 +76,7 @@ class Executor(ABC):
                     at = running.pop(future)
                     if isinstance(future.exception(), StopWork):
                         wait(running)
-                    else:
+                    elif on_end is not None:
                         on_end(jobs[at])
                     done[at] = job_records(jobs[at], future)
             yield job, done.pop(number)
