@@ -194,6 +194,7 @@ def test_memory_that_is_not_started_in_time_is_left_out(measure, monkeypatch: py
         return Record("peak_memory", 7, "bytes", tags={"batch": 16})
 
     monkeypatch.setattr(measuring, "peak_memory", slow)
+    monkeypatch.setattr(measuring.Measuring, "pace", 1e-6)
     monkeypatch.setattr(measuring.os, "cpu_count", lambda: 1)
     monkeypatch.setattr(measuring.time, "monotonic", lambda: now[0])
     problems, records = measure(0.1)
