@@ -105,7 +105,7 @@ def main() -> None:
         for share in (0.0, 0.2)
     ]
     text = [
-        "# How often verdicts with folds are wrong",
+        "# Error rates of verdicts with folds",
         (__doc__ or "").partition("\n\n")[2].partition("\n\n")[2].replace(" Writes folds.md.", "").strip(),
         "“Deviation” is that of a model's true accuracy between runs. “Wrongly within” is of studies whose other "
         "variants all lose exactly one point, the margin: the worst case. It may be 5 %, both looks together.",

@@ -66,7 +66,7 @@ class Undisturbed:
     words: list[str]
     folder: Path
     seconds: float
-    reports: int  # lines
+    lines: int  # that it has stored
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def undisturbed(verb: str, inputs: Path, home: Path) -> Undisturbed:
             raise RuntimeError(f"{verb} ended with {found}: {(home / name / 'stderr').read_text()}")
     if problems := leftovers.differences(home / "whole" / "out", home / "again" / "out"):
         raise RuntimeError(f"{verb} is not deterministic: {problems[0]}")
-    return Undisturbed(words, home / "whole" / "out", seconds, len(leftovers.reported(home / "whole" / "reports")))
+    return Undisturbed(words, home / "whole" / "out", seconds, leftovers.stored_lines(home / "whole" / "out"))
 
 
 def disturbed(verb: str, number: int, whole: Undisturbed, home: Path, kills: int) -> Disturbed:
@@ -134,8 +134,8 @@ def disturbed(verb: str, number: int, whole: Undisturbed, home: Path, kills: int
             break
         forked.kill(pid)
         forked.ended(pid, forked.GRACE_SECONDS)
-        count = len(set(leftovers.reported(home / "reports")))
-        moments["before the first" if not count else "after the last" if count >= whole.reports else "between"] += 1
+        count = leftovers.stored_lines(home / "out")
+        moments["before the first" if not count else "after the last" if count >= whole.lines else "between"] += 1
         problems = leftovers.torn(home / "out")
     problems += leftovers.differences(whole.folder, home / "out") + leftovers.lost(leftovers.reported(home / "reports"))
     seconds = round(time.monotonic() - begun, 2)
@@ -161,7 +161,7 @@ def run_verb(verb: str, out: Path, kills: int, log: Callable[[str], None] = prin
     if (left := kills - sum(row["kills"] for row in rows)) <= 0:
         return rows
     whole = undisturbed(verb, out / "inputs", out / verb)
-    log(f"{verb}: {whole.seconds:.1f} s undisturbed, {whole.reports} lines reported")
+    log(f"{verb}: {whole.seconds:.1f} s undisturbed, {whole.lines} lines stored")
     while left > 0:
         home = out / verb / f"run-{len(rows)}"
         found = disturbed(verb, len(rows), whole, home, left)

@@ -79,6 +79,8 @@ def device_properties() -> Iterator[None]:
             patches.enter_context(mock.patch.object(owner, name, lambda *_, value=value: value, create=True))
         driver = SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", 80, 32))
         patches.enter_context(mock.patch.object(triton.runtime.driver, "_active", driver))
+        torch.utils._triton.has_triton.cache_clear()  # what it found on this machine
+        patches.callback(torch.utils._triton.has_triton.cache_clear)
         yield
 
 

@@ -6,15 +6,17 @@
     python benchmarks/twoscale.py cells                                                        # a minute, one thread
 
 accuracy: test images of Tiny ImageNet (64 pixels, enlarged), of which the model's head keeps the rows of the classes
-that are there; nothing is trained, all layers have the attention. speed: DeiT-Tiny's shape with random weights, and the
-attention alone, each against PyTorch's fused softmax in one race. Both write twoscale.md, and what it is made of,
-twoscale.json, to which every call adds. cells: the time beyond that of the scores, for each side of a cell, in keys of
-fused softmax; the constants of `cell=auto` are chosen from it.
+that are there; nothing is trained, all layers have the attention. An interrupted call resumes: predictions are kept in
+the cache for the commit that made them. speed: DeiT-Tiny's shape with random weights, and the attention alone, each
+against PyTorch's fused softmax in one race. Both add to twoscale.json and write twoscale.md from it. cells: the time
+beyond that of the scores, for each side of a cell, in keys of fused softmax; the constants of `cell=auto` are chosen
+from it.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 from functools import partial
 from pathlib import Path
@@ -28,6 +30,7 @@ from linvit.conversion.search import Drop
 from linvit.conversion.student import make_student
 from linvit.conversion.teacher import fit_model
 from linvit.data import Dataset, normalise
+from linvit.data.cache import cache_root
 from linvit.data.decode import resized
 from linvit.files import write_atomically
 from linvit.measure.models import model_calls
@@ -40,8 +43,11 @@ from linvit.training.source import open_data
 from linvit.training.start import start_from, stored_of
 
 DATA = "tiny-imagenet:names=wnid"
-CELLS = {224: 2, 448: 4}  # for accuracy
-SPECS = ("twoscale:cell={}", "twoscale:cell={},far=bands", "twoscale:cell={},far=mean", "twoscale:cell={},reach=1")
+BATCH, SAVE_EVERY = 10, 10  # images at once; batches between two savings of the predictions
+SPECS = {  # whose accuracy is measured at an image size
+    224: [f"twoscale:cell=2{more}" for more in ("", ",far=tangent", ",reach=1")],
+    448: [f"twoscale:cell=4{more}" for more in ("", ",far=bands", ",reach=1")],
+}
 SPEED = ("twoscale",)
 SIZES = {224: 8, 448: 4, 672: 2, 1024: 1}  # of images → images at once
 TOKENS = {1025: 4, 4097: 1}
@@ -49,40 +55,67 @@ DEIT_TINY = {"stem": "patch", "patch_size": 16, "dim": 192, "depth": 12, "heads"
 Row = dict[str, Any]
 
 
-@torch.inference_mode()
-def predictions(model: VisionTransformer, data: Dataset, chosen: np.ndarray) -> np.ndarray:
-    """Classes of these test images, enlarged to the model's size batch by batch."""
-    found = []
-    for start in range(0, len(chosen), 10):
-        pixels, _ = data.test.batch(chosen[start : start + 10])
-        pixels = torch.from_numpy(resized(pixels.numpy(), model.config.image_size, 3))
-        found.append(model(normalise(pixels, data.mean, data.std)).argmax(-1).numpy())
-        print(f"\r{start}/{len(chosen)}", end="", flush=True)
-    return np.concatenate(found)
+class Predictions:
+    """The classes that each attention gives to each image, -1 where it has not seen it yet. They are stored while a
+    pass goes on, so that an interrupted one resumes."""
+
+    def __init__(self, path: Path, made_by: str, count: int):
+        self.path, self.made_by, self.count, self.of = path, made_by, count, {}
+        if path.exists() and "+" not in made_by:  # of a commit: changed files may give other predictions
+            with np.load(path, allow_pickle=False) as stored:
+                if str(stored["made_by"]) == made_by:
+                    self.of = {name: stored[name] for name in stored.files if name != "made_by"}
+
+    def __getitem__(self, spec: str) -> np.ndarray:
+        return self.of.setdefault(spec, np.full(self.count, -1, np.int64))
+
+    def save(self) -> None:
+        content = io.BytesIO()
+        np.savez(content, made_by=np.array(self.made_by), **self.of)
+        write_atomically(self.path, content.getvalue())
+
+    @torch.inference_mode()
+    def complete(self, models: dict[str, VisionTransformer], data: Dataset, chosen: np.ndarray) -> None:
+        """One pass over the test images `chosen`, enlarged to the models' size batch by batch."""
+        for start in range(0, self.count, BATCH):
+            part = slice(start, start + BATCH)
+            left = [model for spec, model in models.items() if (self[spec][part] < 0).any()]
+            if not left:
+                continue
+            pixels = resized(data.test.batch(chosen[part])[0].numpy(), left[0].config.image_size, 3)
+            x = normalise(torch.from_numpy(pixels), data.mean, data.std)
+            for spec, model in models.items():
+                if model in left:
+                    self[spec][part] = model(x).argmax(-1).numpy()
+            if start // BATCH % SAVE_EVERY == 0:
+                self.save()
+                print(f"\r{start}/{self.count}", end="", flush=True)
+        self.save()
 
 
 def accuracy(asked: argparse.Namespace) -> list[Row]:
     data, _ = open_data(DATA, root=asked.data_root)
-    teacher = fit_model(stored_of(start_from(asked.model)), data, asked.size)
+    start = start_from(asked.model)
+    teacher = fit_model(stored_of(start), data, asked.size)
     chosen = np.linspace(0, len(data.test) - 1, asked.images).astype(int)
-    rows, right, baseline = [], {}, np.empty(0)
-    for template in (BASELINE, *SPECS):
-        spec = template.format(CELLS[asked.size])
-        model = make_student(teacher, spec, "all", 0).eval()
-        guesses = predictions(model, data, chosen)
-        right[spec] = guesses == data.test.labels[chosen]
-        baseline = guesses if spec == BASELINE else baseline
-        drop, attention = Drop.between(right[BASELINE], right[spec]), model.attentions()[0]
+    specs = [BASELINE, *SPECS[asked.size]]
+    models = {spec: make_student(teacher, spec, "all", 0).eval() for spec in specs}
+    made_by = f"{start.sha256} {data.identity} {commit()} {asked.images}"
+    seen = Predictions(cache_root(None) / "benchmarks" / f"twoscale-{asked.size}.npz", made_by, asked.images)
+    seen.complete(models, data, chosen)
+    right, rows = {spec: seen[spec] == data.test.labels[chosen] for spec in specs}, []
+    for spec in specs:
+        drop = Drop.between(right[BASELINE], right[spec])
         low, high = drop.interval()
         rows.append(
             {
                 "part": f"accuracy at {asked.size} px",
                 "spec": spec,
-                "keys": keys(attention),
+                "keys": keys(models[spec].attentions()[0]),
                 "accuracy": float(right[spec].mean()),
                 "share": [1 - x / drop.accuracy for x in (drop.value, high, low)],
-                "agreement": float((guesses == baseline).mean()),
-                "images": len(guesses),
+                "agreement": float((seen[spec] == seen[BASELINE]).mean()),
+                "images": asked.images,
             }
         )
         print(f"\r{rows[-1]}")
@@ -123,7 +156,7 @@ def cells(asked: argparse.Namespace) -> None:
     for side in (20, 24, 28, 32, 42, 64):
         site, x = Site(3, 64, side**2 + 1, (side, side), 1), [torch.randn(2, 3, side**2 + 1, 64) for _ in "qkv"]
         specs = [BASELINE, *(f"twoscale:cell={cell}" for cell in range(3, 9))]
-        made = {spec: build_attention(spec, site) for spec in specs}
+        made: dict[str, Any] = {spec: build_attention(spec, site) for spec in specs}
         calls = {(spec, "inference"): partial(forward, attention, x) for spec, attention in made.items()}
         times = race(calls, device=torch.device("cpu"), rounds=asked.rounds)
         for spec in specs[1:]:
@@ -183,7 +216,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("."))
     parser.add_argument("--model", help="a folder or a name of the hub")
     parser.add_argument("--data-root")
-    parser.add_argument("--size", type=int, default=224, choices=CELLS)
+    parser.add_argument("--size", type=int, default=224, choices=SPECS)
     parser.add_argument("--images", type=int, default=5000)
     parser.add_argument("--rounds", type=int, default=9)
     asked = parser.parse_args()

@@ -28,8 +28,8 @@ def without_code(text: str) -> str:
 
 
 def count_words(page: Path) -> int:
-    """Of the text: what has a letter or a digit and stands between spaces, outside of code blocks."""
-    return sum(bool(re.search(r"\w", word)) for word in without_code(page.read_text(encoding="utf-8")).split())
+    """Of the text: what has a letter and stands between spaces, outside of code blocks; a number is no word."""
+    return sum(bool(re.search(r"[^\W\d_]", word)) for word in without_code(page.read_text(encoding="utf-8")).split())
 
 
 def links(page: Path) -> Iterator[tuple[str, str]]:

@@ -82,6 +82,14 @@ def test_llms_txt_lists_every_page():
     ]
 
 
+def test_words_are_counted_outside_of_code(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# One `two`\n\n| three | 4.5 % |\n|---|---|\n\n```sh\nno\n```\n\n    no no\n\n- four·x\n", encoding="utf-8"
+    )
+    assert pages.count_words(page) == 4
+
+
 def test_documentation_is_short():
     counts = {page.relative_to(pages.ROOT).as_posix(): pages.count_words(page) for page in pages.WRITTEN}
     total = sum(counts.values())

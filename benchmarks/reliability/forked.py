@@ -141,9 +141,9 @@ def _limit(limits: Limits) -> None:
     status = Path("/proc/self/statm")
     if status.exists():
         held = int(status.read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE")
-        resource.setrlimit(resource.RLIMIT_DATA, (held + limits.memory,) * 2)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(limits.cpu),) * 2)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limits.file,) * 2)
+        resource.setrlimit(resource.RLIMIT_DATA, (held + limits.memory, held + limits.memory))
+    resource.setrlimit(resource.RLIMIT_CPU, (int(limits.cpu), int(limits.cpu)))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limits.file, limits.file))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 

@@ -58,6 +58,11 @@ def reported(file: Path) -> list[tuple[Path, str]]:
     return [(Path(row["file"]), row["line"]) for row in map(json.loads, lines)]
 
 
+def stored_lines(folder: Path) -> int:
+    """Of records and logs."""
+    return sum(path.read_bytes().count(b"\n") for path in folder.rglob("*.jsonl"))
+
+
 def lost(told: list[tuple[Path, str]]) -> list[str]:
     """The reported lines that are no longer there. A line of a log may have been written again, with other times."""
     problems = []

@@ -117,7 +117,7 @@ TABLE = (
     Metric("threshold", "", (*MODEL, "class"), "threshold of a class, with the best F1 on validation images"),
     Metric("image_precision", "", MODEL, "jackknife pseudo-values of mean average precision, per test image",
            artefact=".npz: values"),
-    Metric("bits_per_dim", "bit", MODEL, "mean −log₂ p per value of test images, by a next-pixel model", -1),
+    Metric("bits_per_dim", "bit", MODEL, "mean −log₂ p per value (masked-pixel: hidden value) of test images", -1),
     Metric("half_bits_per_dim", "bit", RUN, "the same for a run with half of the steps and its own schedule", -1),
     Metric("validation_bits_per_dim", "bit", RUN, "of the model selected by it", -1),
     Metric("image_bits", "", MODEL, "bits per dimension of each test image", artefact=".npz: bits"),
@@ -170,6 +170,9 @@ TABLE = (
           ("error", "fraction", "mean row total variation of one head's matrix to the model's own"))),
     Metric("attention_maps", "count", ("attention", "model", "seed"), "matrices of one image, layers × heads",
            also=("image",), artefact=".npz: maps (layers, heads, queries, keys)"),
+    Metric("token_frequency", "fraction", ("dataset", "level"), "tokens of images that have a level"),
+    Metric("token_similarity", "", ("attention", "model", "level", "other"), "correlation, over heads, of the "
+           "attention that two levels get; expected: how near they are", also=("expected", "images")),
     Metric("attention_macs", "MAC", ("attention", "tokens", "heads", "head_dim"), "of one call, all heads", -1),
     Metric("prefix_sums", "fraction", ("attention", "tokens", "head_dim"), "largest difference between causal "
            "attention by prefix sums and by the masked matrix", -1,
@@ -178,6 +181,8 @@ TABLE = (
            "finite, of n; negative: the share of denominators below zero", -1, ("negative",)),
     Metric("attention_time", "s", CURVE, "one call; mode=forward, or both with its backward pass", -1,
            (*TIMED, *LAYERS, "refused"), timed=True),
+    Metric("model_time", "s", ("attention", "tokens", "mode", "batch"), "one pass of a whole model; mode=forward, or "
+           "both: a training step", -1, (*SPREAD, "clock", "refused"), timed=True),
     Metric("attention_vs_softmax", "×", CURVE, "the same relative to softmax", 1, (*TIMED, *LAYERS), timed=True),
     Metric("attention_vs_identity", "×", CURVE, "the same relative to identity", 1, (*TIMED, *LAYERS), timed=True),
     Metric("attention_memory", "bytes", CURVE, "peak of one call without its inputs, in a fresh process", -1,
@@ -201,9 +206,10 @@ TABLE = (
     Metric("conversion_seconds", "s", ("model",), "wall time of a conversion's stage", -1, ("seed",), timed=True),
     Metric("conversion_layers", "count", ("model",), "layers for which a conversion chose the number of features",
            also=("seed",)),
-    Metric("conversion_pace", "s", GROWN, "of one image of a batch, by the teacher", -1, ("batch", "seed"), timed=True),
+    Metric("conversion_pace", "s", GROWN, "of one image of a batch, by the teacher; read: of reading one", -1,
+           ("batch", "read", "seed"), timed=True),
     Metric("conversion_plan", "s", (), "expected duration of the search for a target, and its images by split", -1,
-           ("batch", "search", "decide", "validation", "test", "seed"), timed=True),
+           ("batch", "search", "decide", "validation", "test", "kinds", "seed"), timed=True),
     Metric("conversion_candidate", "×", ("model", *GROWN), "inference with another attention in all softmax "
            "layers, relative to the teacher; refused: the reason; limit: no attention", 1,
            (*TIMED, "replaced", "tokens", "seed", "refused", "limit"), timed=True),
@@ -232,7 +238,8 @@ TABLE = (
            "that an option explains (fANOVA)"),
     Metric("model_summary", "count", (), "layers of each variant's model, with shapes and parameters",
            also=("variants",), artefact="JSON {variant: [{name, kind, shape, parameters, times}]}"),
-    Metric("illustration", "count", (), "one training image: original, grid, augmented", artefact=".npz"),
+    Metric("illustration", "count", (), "training images: original, grid, augmented; or classes, steps, "
+           "normalised", artefact=".npz"),
 )  # fmt: skip
 METRICS = {metric.name: metric for metric in TABLE}
 

@@ -59,6 +59,7 @@ class Cost:
     drawn: int = 0  # of these, random numbers, which `redraw` changes
     shared: int = 0  # parameters shared by all such layers of a model
     features: int = 0  # features per token, or projected keys; the maximum over layers
+    overhead: int = 0  # time of copies and the like, expressed in multiply–accumulates; for forecasts
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
@@ -69,6 +70,7 @@ class Cost:
             self.drawn + other.drawn,
             max(self.shared, other.shared),
             max(self.features, other.features),
+            self.overhead + other.overhead,
         )
 
     def __mul__(self, count: int) -> Cost:
@@ -76,7 +78,7 @@ class Cost:
         if not count:
             return Cost()
         parameters = count * (self.parameters - self.shared) + self.shared
-        many = {name: count * getattr(self, name) for name in ("macs", "kept", "drawn")}
+        many = {name: count * getattr(self, name) for name in ("macs", "kept", "drawn", "overhead")}
         return replace(self, parameters=parameters, **many)
 
     @property

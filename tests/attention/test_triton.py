@@ -23,7 +23,8 @@ KERNELS = "project", "keys", "queries", "query_gradients", "key_gradients"
 
 def interpreted(which: str) -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-    environment |= {"TRITON_INTERPRET": "1", "PYTHONPATH": str(HERE.parent)}
+    paths = [str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment |= {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(paths)}
     own = ["-p", "no:cacheprovider", "-o", "python_files=checks_*.py", "-o", "python_functions=check_*"]
     command = [sys.executable, "-m", "pytest", "-n", "0", *own, "-m", which, str(HERE / "checks_triton.py")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)

@@ -15,9 +15,9 @@ from linvit.attention.twoscale import Cut, TwoScale
 HEAD_DIM = cases.SITE["head_dim"]
 # spec, grid: cells that divide the grid and cells that do not, one band at an edge and several
 CASES = [
-    ("twoscale:cell=2", (6, 4)),
-    ("twoscale:cell=2", (7, 5)),
-    ("twoscale:cell=3", (7, 8)),
+    ("twoscale:cell=2,far=tangent", (6, 4)),
+    ("twoscale:cell=2,far=tangent", (7, 5)),
+    ("twoscale:cell=3,far=tangent", (7, 8)),
     ("twoscale:cell=2,far=bands", (7, 5)),
     ("twoscale:cell=2,reach=1", (9, 6)),
     ("twoscale:cell=2,reach=1,far=bands", (9, 6)),
@@ -133,7 +133,7 @@ def test_rows_sum_to_one_and_equal_shifts_of_keys_change_nothing(spec, grid):
 @pytest.mark.parametrize("spec", ["twoscale:cell=1", "twoscale:cell=6", "twoscale:cell=2,reach=1", "twoscale"])
 def test_it_is_softmax_where_no_cell_is_summarised(spec):
     attention = made(spec, (6, 5))
-    assert attention.cut.exact
+    assert attention.is_softmax
     q, k, v = data(attention)
     assert torch.equal(attention(q, k, v), softmax_attention(q, k, v, None))
     assert attention_cost(spec, attention.site).macs == attention_cost("softmax", attention.site).macs
@@ -160,6 +160,14 @@ def test_the_tangent_is_nearer_to_softmax_than_the_mean():
         error[far] = (attention(q, k, v) - softmax_attention(q, k, v, None)).square().mean()
     assert error["bands"] < 0.5 * error["tangent"]
     assert error["tangent"] < 0.5 * error["mean"]
+
+
+def test_summaries_are_those_of_bands_where_cells_save_no_time():
+    assert [made("twoscale:cell=2", (n, n)).far for n in (8, 14, 28)] == ["bands", "bands", "tangent"]
+    assert made("twoscale:cell=2,far=tangent", (8, 8)).far == "tangent"
+    assert not made("twoscale:cell=2", (8, 8)).is_softmax
+    costs = [attention_cost(f"twoscale:cell=2{far}", made("twoscale", (8, 8)).site) for far in ("", ",far=bands")]
+    assert costs[0] == costs[1]
 
 
 def test_cells_are_chosen_from_the_grid():

@@ -45,13 +45,15 @@ def test_without_a_target(model, tmp_path, capsys, monkeypatch):
     words = ["convert", str(model), "--data", "digits", "--max-drop", "60%", "--device", "cpu", "--out"]
     assert main([*words, str(tmp_path / "plan"), "--dry-run"]) == 0
     said = capsys.readouterr().out
-    assert "softmax to what a race chooses, 2 layers" in said
+    assert "softmax to the fastest within the drop, 2 layers" in said
     assert "candidates: twoscale, " in said
     assert not (tmp_path / "plan").exists()
     assert main([*words, str(tmp_path / "one"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["headline"].startswith("Keep softmax: at 8 px ") is (found["attention"] == "softmax")
-    assert "How the target was chosen" in (tmp_path / "one/report.html").read_text() or found["attention"] == "softmax"
+    assert found["headline"].startswith("Keep softmax: at 8\xa0px ") is (found["attention"] == "softmax")
+    assert (
+        "How the attention was chosen" in (tmp_path / "one/report.html").read_text() or found["attention"] == "softmax"
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,7 +66,7 @@ def test_without_a_target(model, tmp_path, capsys, monkeypatch):
         (["--set", "depth=3"], "unknown option 'depth'"),
         (["--to", "performer-x"], "unknown attention 'performer-x'"),
         (["--to", "auto", "--inherit", "mlp"], "--inherit mlp needs --to"),
-        (["--to", "auto", "--max-drop", "0.1%"], "takes at least"),
+        (["--to", "auto", "--max-drop", "0.1%"], "cannot be shown with fewer than"),
         (["--data", "nowhere/at/all"], "there is no such file or folder"),
         (["--patch-size", "3"], "patch_size=3 does not divide image_size=8"),
     ],

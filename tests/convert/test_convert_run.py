@@ -229,9 +229,12 @@ def test_results_are_not_written_among_what_is_read(teacher, tmp_path):
         ({"to": "softmax@3+uniform@2"}, "describes 5 layers, but the model has depth=4"),
         ({"stages": (1, 4)}, "stages.1=4 must be one of 1, 2 or 3"),
         ({"inherit": "some"}, "inherit=some must be one of all, not-qk or mlp"),
-        ({"max_drop": 0.001}, "takes at least 3,384 images to prove, but digits has 75 of its validation"),
+        (
+            {"max_drop": 0.001},
+            "cannot be shown with fewer than 3,384 images, and digits has 75 of its validation images",
+        ),
         ({"max_drop": 7}, "max_drop=7 must be less than 1"),
-        ({"max_drop": 0.4, "to": "softmax@2+uniform@2"}, "name other attentions, not softmax@2"),
+        ({"max_drop": 0.4, "to": "softmax@2+uniform@2"}, "give it other attentions than softmax@2"),
         ({"amp": "fp16"}, "amp=fp16 needs a CUDA device"),
         ({"steps": 5, "epochs": 1}, "give epochs or steps, not both"),
         ({"steps": 1}, "steps=1 are too few for 3 trainings"),
@@ -241,6 +244,7 @@ def test_results_are_not_written_among_what_is_read(teacher, tmp_path):
         ({"momentum": 0.5}, "momentum=0.5 has no effect"),
         ({"track": ("nothing",)}, "unknown tracker 'nothing'"),
         ({"data": "synthetic:size=8,images=60"}, "has the class"),
+        ({"data": "synthetic:size=8,images=60", "max_drop": 0.001}, "has the class"),
         ({"image_size": 9}, "patch_size=2 does not divide image_size=9"),
         ({"patch_size": 3}, "patch_size=3 does not divide image_size=8"),
         ({"patch_size": -2}, "patch_size=-2 must be at least 1"),
@@ -263,3 +267,16 @@ def test_linvit_convert_is_a_function_and_a_package(teacher, tmp_path):
     done = linvit.convert(teacher, to="uniform", stages=(), out=tmp_path / "one", **QUICK)
     assert Path(done.folder, "best/model.safetensors").exists()
     assert json.loads((done.folder / "convert.json").read_text())["to"] == ["uniform"]
+
+
+def test_images_are_decoded_when_they_are_read(teacher, digits, tmp_path, monkeypatch):
+    """A conversion stores no decoded images, and its folder is evaluated on the same ones."""
+    monkeypatch.setenv("LINVIT_CACHE", str(tmp_path / "cache"))
+    for row, (image, label) in enumerate(zip(digits.train.images[:200, 0], digits.train.labels[:200], strict=True)):
+        (tmp_path / "photos" / str(label)).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(tmp_path / "photos" / str(label) / f"{row}.png")
+    options = {"data": tmp_path / "photos", "to": "uniform", "stages": (), "image_size": 16, "out": tmp_path / "one"}
+    done = convert(teacher, device="cpu", report=False, **options)
+    assert not list((tmp_path / "cache").rglob("images.u8"))
+    found = evaluate_folder(done.folder)
+    assert (found.result.accuracy, found.changed) == (done.test_accuracy(), False)

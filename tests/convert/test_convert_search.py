@@ -16,7 +16,7 @@ import torch
 from linvit.conversion import mixing, run
 from linvit.conversion.context import StageResult
 from linvit.conversion.images import divide_images
-from linvit.conversion.mixing import Candidate, Kind, LayerSearch
+from linvit.conversion.mixing import Choice, Kind, LayerSearch
 from linvit.conversion.search import Blocks, Drop, MixScore, evaluations, greedy, images_needed, passing
 from linvit.conversion.student import make_student
 from linvit.measure.accuracy import evaluate
@@ -247,7 +247,7 @@ def test_a_mix_is_the_model_that_was_searched(teacher, digits, tmp_path, monkeyp
     candidates = {0: ((0,) * 4, MixScore(0.0, 1.0)), 3: (mix, MixScore(0.0, 1.0))}
 
     def none_passes(found, share, drop):
-        asked.append(drop(Candidate("it", mix, 3), 0.05))
+        asked.append(drop(Choice("it", mix, 3), 0.05))
         return []
 
     monkeypatch.setattr(run, "LOCAL", parse("efficient"))
@@ -277,6 +277,7 @@ def test_a_mix_is_the_model_that_was_searched(teacher, digits, tmp_path, monkeyp
 def context_of(teacher, to) -> Any:
     depth = teacher.config.depth
     return SimpleNamespace(
+        batch=64,
         config=teacher.config,
         conversion=SimpleNamespace(max_drop=0.02, to=(to,), seed=0),
         teacher=teacher,
@@ -317,7 +318,10 @@ def test_a_faster_kind_is_preferred_where_it_costs_as_much():
     """Kind 1 saves all of a layer's time, kind 2 half; kind 1 is bad in layers 0 and 1, kind 2 nowhere."""
     hurt = {1: (0.4, 0.3, 0.01, 0.0), 2: (0.02, 0.01, 0.01, 0.0)}
 
+    asked = []
+
     def scores(base, mixes):
+        asked.extend(mixes)
         return [MixScore(-sum(hurt[kind][i] for i, kind in enumerate(mix) if kind), 0.0) for mix in mixes]
 
     found = greedy(4, (0, 1, 0.5), scores)
@@ -325,6 +329,8 @@ def test_a_faster_kind_is_preferred_where_it_costs_as_much():
     assert found[3][0] == (2, 2, 1, 1)
     assert found[2][0] == (0, 0, 1, 1)
     assert found[0][0] == (0, 0, 0, 0)
+    asked.clear()
     few = greedy(4, (0, 1, 0.5), scores, least=2.9)
+    assert min(sum((0, 1, 0.5)[kind] for kind in mix) for mix in asked) >= 2.9  # no others are evaluated
     assert set(few) == {3, 4}
     assert few[3][0] == (2, 2, 1, 1)

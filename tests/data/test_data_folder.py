@@ -317,25 +317,8 @@ def test_an_image_size_that_does_not_fit_is_refused_before_a_file_is_opened(imag
 def test_results_wait_in_bounded_number():
     """However slow the writer, only a few decoded chunks are in memory."""
     made = []
-    results = cache._ordered_map(lambda item: made.append(item) or item, range(200))
+    results = cache.ordered_map(lambda item: made.append(item) or item, range(200))
     assert next(results) == 0
     time.sleep(0.05)
     assert len(made) <= 2 * (os.cpu_count() or 1) + 1
     assert list(results) == list(range(1, 200))
-
-
-def test_a_sample_is_chosen_before_anything_is_decoded(image_folder, monkeypatch):
-    """The same images as with a limit, but no other file is opened."""
-    folder, opened = image_folder(classes={"cat": 20, "dog": 15, "owl": 12}), []
-    limited = data.load_data(folder, image_size=8, limit=4)
-    read = cache.read_image
-    monkeypatch.setattr(cache, "read_image", lambda path, *more: opened.append(path) or read(path, *more))
-    found = data.load_data(folder, image_size=8, sample=4)
-    parts = [(getattr(found, name), getattr(limited, name)) for name in ("train", "validation", "test")]
-    assert all(np.array_equal(one.images, other.images) for one, other in parts)
-    assert all(np.array_equal(one.labels, other.labels) for one, other in parts)
-    assert len(opened) == sum(len(one) for one, _ in parts) < len(list(folder.rglob("*.png")))
-    assert not found.own_test
-    assert data.load_data(folder, image_size=8, sample=3).identity != found.identity
-    with pytest.raises(ValueError, match="sample=0 must be at least 1"):
-        data.load_data(folder, sample=0)

@@ -11,13 +11,15 @@ import hooks
 import pytest
 
 HERE = Path(__file__).parent
-CHECKS = sorted(path.name for path in HERE.glob("checks_*.py"))
+SLOW = ["checks_compiled.py", "checks_suite.py", "checks_train.py"]  # which have slow checks; of the first, all are
+CHECKS = sorted({path.name for path in HERE.glob("checks_*.py")} - {SLOW[0]})
 
 
 def run(name: str, *options: str) -> None:
     if sys.platform != "linux" or hooks.compiler() is None:
         pytest.skip("the fake GPU needs Linux and a C++ compiler")
-    environment = os.environ | {"LINVIT_FAKE_GPU": "1", "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)])}
+    paths = [str(HERE), str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"LINVIT_FAKE_GPU": "1", "PYTHONPATH": os.pathsep.join(paths)}
     environment = {key: value for key, value in environment.items() if not key.startswith("PYTEST_")}
     own = ["-p", "hooks", "-p", "no:cacheprovider", "-o", "python_files=checks_*.py", "-o", "python_functions=check_*"]
     command = [sys.executable, "-m", "pytest", "-n", "0", *own, *options, str(HERE / name)]
@@ -31,6 +33,6 @@ def test_core(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["checks_train.py", "checks_suite.py"])
+@pytest.mark.parametrize("name", SLOW)
 def test_what_takes_minutes(name):
     run(name, "-m", "slow")

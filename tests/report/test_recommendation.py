@@ -154,6 +154,11 @@ def test_controls_do_not_affect_the_others(tmp_path):
     assert found.recommendation.variant == "performer-relu"
     assert "Attention hardly matters on these images: the control, identity, is right on" in found.recommendation.why
     assert found.summary["identity"].verdict == "within 1 point"
+    worse = table | {"identity": {0: 0.951, 1: 0.952, 2: 0.953}}
+    found = report.study_result(made(tmp_path / "worse", worse, None, SPEEDS).page.parent, margin=0.05)
+    assert found.summary["identity"].standing.shown  # but significantly worse
+    assert "hardly matters" not in found.recommendation.why
+    assert found.sentences[-1].startswith("Attention is worth 1.0 points here (0.")
     del table["performer-relu"]
     assert "All others are controls" in made(tmp_path / "alone", table).recommendation.why
     quiet = {"softmax": table["softmax"], "performer-relu": {0: 0.920, 1: 0.9215, 2: 0.9245}}

@@ -194,6 +194,15 @@ def test_a_measured_figure_is_restored(tmp_path):
     assert (restored / "figure.png").exists()
 
 
+def test_images_of_the_data_are_never_published(tmp_path):
+    study, home = STUDIES["002-fig5-8"], tmp_path / "home"
+    folder = reproduce("002-fig5-8", scale="smoke", out=home)
+    shutil.copytree(folder, home / "002-fig5-8/cpu")
+    assert (folder / "images.npz").exists()
+    assert collect_records(study, "cpu", home, tmp_path / "published") == set()
+    assert not (tmp_path / "published").exists()
+
+
 def hostile(file: Path, name: str, kind: bytes = tarfile.REGTYPE, size: int = 3) -> Path:
     member = tarfile.TarInfo(name)
     member.size, member.type, member.linkname = size, kind, "/etc/passwd"

@@ -18,8 +18,10 @@ from linvit.data import download, load_data
 from linvit.records import Records
 from linvit.schemas.experiment import Experiment
 from linvit.schemas.study import Study
-from linvit.studies import STUDIES, reproduce
+from linvit.studies import STUDIES, Published, reproduce
+from linvit.studies.curves import log_curves
 from linvit.studies.declaration import COLUMNS
+from linvit.studies.details import by_class, details
 from linvit.studies.results import Results
 from linvit.studies.run import runnable, softmax_models, state, variants
 from linvit.studies.sheets import reduced
@@ -94,6 +96,37 @@ def test_twice_the_steps_are_those_of_a_row_from_a_checkpoint_and_its_start(done
     assert " had " not in " ".join(stored(done / "literal").warnings)
 
 
+def test_losses_and_scores_by_class_stand_next_to_the_printed(done):
+    ran = Results(done.parents[1]).column("tiny", "fair")
+    found = details(ran, "wide")
+    lowest = [
+        min(json.loads(line)["validation_loss"] for line in file.read_text().splitlines())
+        for file in (done / "fair").glob("wide-seed*/log.jsonl")
+    ]
+    assert len(lowest) == 2
+    assert found.loss == pytest.approx(sum(lowest) / 2)
+    assert found.alpha is None
+    names = list(found.classes)
+    assert len(names) == 3
+    printed = Published({"per_class": {name: {"precision": 88, "recall": 89, "f1": 88} for name in names}})
+    table = by_class("wide", printed, {"fair": found})
+    assert [row["Published"] for row in table.texts] == ["88 / 89 / 88"] * 3
+    assert table.texts[0]["Fair"] == " / ".join(f"{100 * score:.0f}" for score in found.classes[names[0]])
+    assert by_class("wide", Published({}), {"fair": found}) is None
+
+
+def test_learning_curves_on_logarithmic_axes(done):
+    """Of the first seed of each row; nothing below zero can be drawn."""
+    columns = {column: Results(done.parents[1]).column("tiny", column) for column in COLUMNS}
+    charts = log_curves("tiny", columns)
+    assert [chart.name for chart in charts] == ["log-literal-tiny", "log-fair-tiny"]
+    rows = charts[1].layers[0].data.values
+    assert {row["variant"] for row in rows} == set(columns["fair"].rows)
+    assert all(row["step"] > 0 and row["value"] > 0 for row in rows)
+    scale = charts[0].page()["layer"][0]["encoding"]
+    assert (scale["x"]["scale"]["type"], scale["y"]["scale"]["type"]) == ("log", "log")
+
+
 def test_a_seed_whose_softmax_model_diverged_has_no_row_from_it(done, tmp_path):
     """Even if it left weights."""
     tiny, folder = STUDIES["tiny"], shutil.copytree(done / "fair", tmp_path / "fair")
@@ -140,12 +173,13 @@ def test_the_list(capsys, tmp_path, done):
     assert cli.main(["reproduce", "--out", str(done.parents[1])]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert "done" in lines["tiny"]
-    assert "35 min" in lines["000-mnist"]
+    assert "75 core-minutes" in lines["000-mnist"]
     assert cli.main(["reproduce", "--json", "--out", str(tmp_path)]) == 0
     rows = {row["study"]: row for row in json.loads(capsys.readouterr().out)}
     assert set(rows) == set(STUDIES.names())
     assert rows["tiny"]["cpu"] == "seconds"
-    assert rows["paper-fig9"]["cpu"] == "–"
+    assert rows["paper-fig6-proteins"]["cpu"] == "–"
+    assert (rows["002-vit"]["claims"], rows["paper-fig9"]["claims"]) == ("1", "")
     figures = [name for name in rows if "fig" in name]
     assert figures.index("paper-fig4") < figures.index("paper-fig5") < figures.index("paper-fig14")
     assert not list(tmp_path.iterdir())
@@ -175,7 +209,7 @@ def test_more_seeds_are_added_and_nothing_is_trained_again(capsys, tmp_path, don
     ("words", "said"),
     [
         (["000-mnst"], "unknown study '000-mnst'; did you mean '000-mnist'?"),
-        (["tiny", "paper-fig9"], "paper-fig9 cannot be run at scale 'cpu': it is a histogram of the tokens of TrEMBL"),
+        (["tiny", "paper-fig6-proteins"], "paper-fig6-proteins cannot be run at scale 'cpu': 36 layers of"),
         (["tiny", "--scale", "full"], "tiny cannot be run at scale 'full': it has cpu, smoke"),
         (["tiny", "--scale", "huge"], "huge"),
         (["--jobs", "3"], "--jobs has no effect without the name of a study"),
@@ -229,7 +263,7 @@ def test_the_page_says_what_was_run_if_the_scale_has_changed(done):
 
 
 def test_one_that_cannot_be_reproduced_says_why():
-    with pytest.raises(ValueError, match="paper-fig13 cannot be run at scale 'full': it needs a model trained on prot"):
-        runnable("paper-fig13", "full")
+    with pytest.raises(ValueError, match="paper-fig6-proteins cannot be run at scale 'full': 36 layers of width"):
+        runnable("paper-fig6-proteins", "full")
     with pytest.raises(ValueError, match="scale"):
         reproduce("paper-fig1", scale="half")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import altair as alt
@@ -12,6 +13,7 @@ from results_of import made, noisy, sizes
 
 from linvit.cli import main
 from linvit.studies import STUDIES, page, sheets
+from linvit.studies.beliefs import beliefs
 from linvit.studies.claims import CLAIMS
 from linvit.studies.declaration import all_published
 from linvit.studies.hypotheses import MISSING
@@ -57,7 +59,9 @@ def test_with_nothing_run_everything_is_shown_and_nothing_claimed(tmp_path):
     ]
     assert not book.run("literal") + book.run("fair")
     assert book.counts[MISSING] >= len(CLAIMS) - 3  # what can be computed is
-    assert page.findings(book)[0] == ("None of the 68 published numbers has been run again under a fair protocol yet.")
+    first, second, _ = beliefs(book.verdicts)
+    assert first == "Accuracy: none of 14 comparisons of a Performer with a Transformer has been run yet."
+    assert second == "Cost: nothing has been measured at the reports' own sizes yet."
     text = page.write(tmp_path).read_text()
     for result in [result for rows in all_published().values() for result in rows.values()]:
         if result.accuracy is not None:
@@ -80,7 +84,10 @@ def test_a_row_shows_what_was_printed_and_what_was_found(home):
     assert lines["linformer, twice the steps"].columns == ["fair"]
     found = sheets.table(sheet).rows[sheet.lines.index(line)]
     assert (found["Time, printed"].text, found["Time, printed"].small) == ("340 ms per step", ["speed 0.98×"])
-    assert (found["Training speed here"].text, found["Training speed here"].small) == ("0.80×", ["inference 0.80×"])
+    assert (found["Training speed here"].text, found["Training speed here"].small) == (
+        "0.80×",
+        ["inference 0.80×", "a smaller model, which decides nothing"],
+    )
     assert found["Memory here"].text == "125\N{NO-BREAK SPACE}%"
     assert sheet.columns["literal"].smaller == STUDIES["000-mnist"].reduced("literal", "cpu")
     assert sheet.flags == [
@@ -127,14 +134,28 @@ def test_smoke_is_said_to_mean_nothing(home):
     assert "47.1" not in re.sub(r"<script.*?</script>", "", text, flags=re.S)
 
 
-def test_findings_come_from_the_data(book):
-    first, second, third = page.findings(book)
-    assert first.startswith("Under a fair protocol, at scale cpu")
-    assert " 2 of 3 numbers that were run again" in first
-    assert second.startswith("13 of the 68 published numbers are of models that see an image as one token")
-    assert third.startswith("1 of 3 linear attentions train faster than softmax")
-    assert "linformer, at 1.20 times" in third
-    assert page.headline(book).startswith("Of 49 claims ")
+def test_what_to_believe_is_counted_from_the_tests(home, tmp_path):
+    home = shutil.copytree(home, tmp_path / "home")
+    systems = {"000-mnist: transformer": (1.0, 1.0), "000-mnist: RF64 ReLU": (0.5, 2.0)}
+    sizes(home, "000", systems | {"000-mnist: RF16 softmax": (1.5, 0.5)})
+    first, second, third = beliefs(page.gather(home).verdicts)
+    assert first == (
+        "Accuracy: of 2 comparisons of a Performer with the Transformer of the same study (14 are planned) 1 shows "
+        "that it loses less than the margin, 0 that it loses more; the rest is undecided."
+    )  # RF64 ReLU diverged with one seed
+    assert second == (
+        "Cost: at the reports' own sizes a Performer trains faster than softmax in 1 of 2 comparisons and more slowly "
+        "in 1, takes less memory in 1 of 2 comparisons and more in 1."
+    )
+    assert re.fullmatch(
+        r"Reports: \d+ of 53 claims contradict the numbers that the same report prints, and 13 .*", third
+    )
+    text = page.write(home).read_text()
+    assert first in text.partition('id="claims"')[0]  # on the first screen
+
+
+def test_charts_and_headline_come_from_the_data(book):
+    assert page.headline(book).startswith("Of 53 claims ")
     drawn = [found for sheet in book.sheets if (found := page.chart(sheet))]
     assert [found.name for found in drawn] == ["dots-000-mnist"]
     alt.LayerChart.from_dict(drawn[0].page())

@@ -82,6 +82,7 @@ class Attention(nn.Module, ABC):
     why_not_causal: ClassVar[str] = ""
     no_matrix: ClassVar[str] = ""  # why there is no attention matrix, where there is none
     without_effect: ClassVar[dict[str, str]] = {}  # options that would change nothing, and why
+    is_softmax: bool = False  # whether it computes exact softmax attention at this site
     layerwise: bool = False  # whether all such layers of a model share weights: `share` is then implemented
     shared: Sequence[Attention] = ()  # the one whose weights this uses; a list, so that it is not a submodule
 

@@ -21,6 +21,7 @@ class Softmax(Attention):
     origin = "Transformer (NeurIPS 2017), arXiv:1706.03762"
     invariants = "rows sum to one and are positive; adding one vector to all keys changes nothing"
     role = "baseline"
+    is_softmax = True
     precision = "half"
     linear = False
     without_effect = {"exact_cls": "softmax is exact for every query"}  # noqa: RUF012

@@ -11,9 +11,10 @@ and `far=tangent` replaces it by its tangent at the mean query q̄ plus the mean
     w_j = softmax_{j∈c}(q̄·k_j/√d)      k_c = Σ w_j k_j      v_c = Σ w_j v_j
     b_c = L_c(q̄) − q̄·k_c/√d + ½ Σ_i var(q)_i var_w(k)_i / d
 
-`far=bands` does so for the queries of each band, which are more alike. `far=mean` is the tangent at q = 0: means, and
-the log of the number of tokens. Each is exact where all keys of a cell are equal, does not change when one vector is
-added to all keys, and has rows that sum to one.
+`far=bands` does so for the queries of each band, which are more alike: more accurate, and slower. `far=mean` is the
+tangent at q = 0: means, and the log of the number of tokens. `far=auto` is `bands` on grids so small that `cell=auto`
+keeps softmax, where cells save keys but no time, and `tangent` on larger ones. Each is exact where all keys of a cell
+are equal, does not change when one vector is added to all keys, and has rows that sum to one.
 
 A band is a run of tokens, so that its keys are joined with those of the cells by copying, and all bands are one call of
 fused softmax attention with a bias for each key.
@@ -39,6 +40,7 @@ LOWEST = -1e30  # bias of a dropped key: its weight is zero, and differences are
 # side does not divide the grid. `cell=auto` minimises this forecast. `benchmarks/twoscale.py cells` measures them: 240
 # to 480, and 200 to 300 more with padding, from 20 × 20 to 64 × 64 tokens on an Intel Xeon, one thread.
 SUMMARY_KEYS, PADDING_KEYS = 300, 200
+Far = Literal["auto", "tangent", "bands", "mean"]
 BIAS_PARTS = 3  # of a bias in half precision: 24 bits in bfloat16, as many as in float32
 ADDED_CHANNELS = 8  # that hold them: fused kernels need multiples of eight
 SIDES = range(2, 33)  # of a cell, that cell=auto chooses from
@@ -91,11 +93,17 @@ class Cut(NamedTuple):
         keys = (2 * self.reach + 1) * self.side * self.columns + self.down * self.across
         return keys * self.down * self.side / self.rows
 
+    def overhead(self) -> int:
+        """The time of what softmax does not have to do, in keys."""
+        padded = self.rows % self.side or self.columns % self.side
+        return 0 if self.exact else SUMMARY_KEYS + (PADDING_KEYS if padded else 0)
+
 
 @register("twoscale")
 class TwoScale(Attention):
     """cell: side of a cell, and height of a band, in tokens; auto takes the least time, and is softmax on a small grid.
-    reach: how many bands above and below its own a query sees exactly. far: what stands for the tokens of a cell.
+    reach: how many bands above and below its own a query sees exactly. far: what stands for the tokens of a cell; auto
+    is bands on grids where cell=auto is softmax, else tangent.
 
     Prefix tokens (CLS) see all tokens and are seen by all.
     """
@@ -117,12 +125,13 @@ class TwoScale(Attention):
         *,
         cell: int | Literal["auto"] = "auto",
         reach: int = 0,
-        far: Literal["tangent", "bands", "mean"] = "tangent",
+        far: Far = "auto",
     ):
         super().__init__(site, switches)
         if site.grid is None:
             raise ValueError("cells are squares of image tokens: give grid=(rows, columns)")
-        self.cut, self.far = _cut(site.grid, cell, reach), far
+        self.cut, self.far = _cut(site.grid, cell, reach), _resolved_far(site.grid, reach, far)
+        self.is_softmax = self.cut.exact
         if not self.cut.exact:
             bands = range(self.cut.down)
             near = torch.tensor([[band in self.cut.seen(own) for band in bands] for own in bands])
@@ -130,17 +139,17 @@ class TwoScale(Attention):
             self.register_buffer("near", near.repeat_interleave(self.cut.across, 1)[..., None], persistent=False)
 
     @classmethod
-    def own_cost(
-        cls, site: Site, *, cell: int | Literal["auto"] = "auto", reach: int = 0, far: str = "tangent"
-    ) -> Cost:
+    def own_cost(cls, site: Site, *, cell: int | Literal["auto"] = "auto", reach: int = 0, far: Far = "auto") -> Cost:
         """Without a grid, from the share of keys that a square one of about as many tokens leaves."""
         image, d = site.tokens - site.prefix, site.head_dim
         side = max(1, round(math.sqrt(image)))
-        cut = _cut(site.grid or (side, side), cell, reach)
+        grid = site.grid or (side, side)
+        cut, far = _cut(grid, cell, reach), _resolved_far(grid, reach, far)
         scores = image * cut.scores() / (cut.rows * cut.columns)
         pairs = image * (scores + site.prefix) + site.prefix * site.tokens
         summaries = 0 if cut.exact else 4 * image * (cut.down if far == "bands" else 1)
-        return Cost(macs=round((2 * pairs + summaries) * d * site.heads))
+        width = d * site.heads
+        return Cost(macs=round((2 * pairs + summaries) * width), overhead=2 * image * cut.overhead() * width)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         cut, first, n = self.cut, self.site.prefix, q.shape[2]
@@ -237,11 +246,13 @@ def _cut(grid: tuple[int, int], cell: int | Literal["auto"], reach: int) -> Cut:
         positive("cell", cell, at_least=1)
         return Cut(*grid, cell, reach)
 
-    def time(cut: Cut) -> float:
-        padded = cut.rows % cut.side or cut.columns % cut.side
-        return cut.scores() + (0 if cut.exact else SUMMARY_KEYS + (PADDING_KEYS if padded else 0))
+    return min((Cut(*grid, side, reach) for side in (1, *SIDES)), key=lambda cut: cut.scores() + cut.overhead())
 
-    return min((Cut(*grid, side, reach) for side in (1, *SIDES)), key=time)
+
+def _resolved_far(grid: tuple[int, int], reach: int, far: Far) -> Far:
+    if far != "auto":
+        return far
+    return "bands" if _cut(grid, "auto", reach).exact else "tangent"
 
 
 def _kept(mask: Tensor | None, q: Tensor, missing: int) -> Tensor:

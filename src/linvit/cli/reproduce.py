@@ -15,14 +15,14 @@ SHOWN = ("Row", "Published", "Literal", "Fair", "Training speed here")  # column
 
 
 def run(request: ReproduceRequest) -> None:
-    skipped = _run(request, _studies(request)) if request.names else ""
+    skipped = _run(request, _studies(request)) if request.names or request.all else ""
     if request.report or request.publish:
         from linvit.studies.page import write
         from linvit.studies.publishing import publish
 
         page = publish(request.out, request.publish) if request.publish else write(request.out)
         print_json({"report": str(page)}) if request.as_json else print(f"Report: {page}")
-    elif not request.names:
+    elif not (request.names or request.all):
         _list(request)
     if skipped:
         raise ValueError(skipped)
@@ -30,11 +30,14 @@ def run(request: ReproduceRequest) -> None:
 
 def _studies(request: ReproduceRequest) -> list[Declaration]:
     """The studies to run; an unknown name or an option without effect is an error before anything runs."""
+    from linvit.studies.agenda import AGENDA
     from linvit.studies.declaration import PublishedStudy
     from linvit.studies.run import runnable
 
-    studies = [runnable(name, request.scale) for name in request.names]
-    for study in studies:
+    if request.all and request.names:
+        raise ValueError(f"--all runs every study: leave {request.names[0]} out, or --all")
+    studies = [runnable(name, request.scale) for name in (AGENDA if request.all else request.names)]
+    for study in studies if not request.all else ():
         for flag, value in _given(request, "seeds", "jobs", "runner"):
             if not isinstance(study, PublishedStudy):
                 raise ValueError(f"{flag}={value} has no effect on {study.name}, which is measured, not trained")
@@ -52,13 +55,14 @@ def _run(request: ReproduceRequest, studies: list[Declaration]) -> str:
     from linvit.studies.run import Reproduction
 
     missing: dict[str, list[str]] = {}  # what is missing → the studies that need it
+    refused = (Missing, ValueError) if request.all else Missing  # one that cannot be run here does not end the others
     done = []
     for study in studies:
         with working(request) as display:
             display.log(_announcement(study, request))
             try:
                 folder = Reproduction(request, display.on_job_event, display.log, display.progress).run(study)
-            except Missing as error:
+            except refused as error:
                 missing.setdefault(str(error), []).append(study.name)
                 continue
         rows = _rows(study, request)
@@ -75,14 +79,17 @@ def _run(request: ReproduceRequest, studies: list[Declaration]) -> str:
 def _announcement(study: Declaration, request: ReproduceRequest) -> str:
     from linvit.report.summary import count_seeds
     from linvit.studies.declaration import PublishedStudy
+    from linvit.studies.power import promise
 
     scale = request.scale
-    parts = [str(study), f"Scale {scale}: {study.durations[scale]}" + " on two cores" * (scale == "cpu")]
+    parts = [str(study), f"Scale {scale}: {study.durations[scale]}"]
     if reduction := study.reduction(scale):
         parts.append(f"Smaller than {'in the report' if study.report else 'at scale full'}: {reduction}")
     if isinstance(study, PublishedStudy):
         counts = {column: count_seeds(request.seeds or study.size(column, scale).seeds) for column in study.columns}
         parts.append("Per row: " + ", ".join(f"{count} ({column})" for column, count in counts.items()))
+    if scale == "cpu" and (power := promise(study, request.seeds)):
+        parts.append(power)
     if study.mistakes:
         parts.append(f"Mistakes of the report that matter here: {', '.join(study.mistakes)}")
     return ". ".join(parts) + "."
@@ -101,18 +108,20 @@ def _rows(study: Declaration, request: ReproduceRequest) -> list[dict[str, str]]
 
 def _list(request: ReproduceRequest) -> None:
     from linvit.studies.declaration import SCALES, studies_in_order
+    from linvit.studies.power import claims_of
     from linvit.studies.run import state
 
     for flag, _ in _given(request, "seeds", "jobs", "threads", "runner", "restore"):
         raise ValueError(f"{flag} has no effect without the name of a study: `linvit reproduce` lists them")
     notes = [
-        f"Durations are for two cores; “done” and “started” refer to {request.out}. `linvit reproduce NAME` runs a "
-        "study at scale cpu; --report writes the page of all studies."
+        f"“done” and “started” refer to {request.out}. `linvit reproduce NAME` runs a study at scale cpu; --all runs "
+        "every study, those that decide most first; --report writes the page of all studies."
     ]
     rows = []
     for study in studies_in_order():
         states = {s: state(study, request.out / study.name / s) or study.durations.get(s, "–") for s in SCALES}
-        rows.append({"study": study.name, "what": study.title, **states})
+        claims = str(len(claims_of(study.name)) or "")
+        rows.append({"study": study.name, "what": study.title, "claims": claims, **states})
         if not study.durations:
             notes.append(f"{study.name} cannot be run: {study.about}.")
     print_json(rows) if request.as_json else print_table(rows, notes=notes)

@@ -40,7 +40,7 @@ def run(request: TrainRequest) -> int:
 
 
 def summary(trained: Trained) -> dict[str, Any]:
-    if trained.experiment.model.causal:
+    if trained.experiment.model.pixels:
         scores: dict[str, Any] = {
             "bits_per_dim": trained.value("bits_per_dim", "best"),
             "bits_per_dim_final": trained.value("bits_per_dim", "final"),
@@ -79,13 +79,13 @@ def print_summary(trained: Trained, already: bool) -> None:
     if trained.folds:
         print_folds(trained)
         return
-    causal = trained.experiment.model.causal
+    pixels = trained.experiment.model.pixels
     several = trained.find(PRECISION, "best") is not None
-    metric = "bits_per_dim" if causal else PRECISION if several else "test_accuracy"
+    metric = "bits_per_dim" if pixels else PRECISION if several else "test_accuracy"
     best, final = (trained.find(metric, which) for which in ("best", "final"))
     if best is None or final is None or best.value is None:
         return
-    if causal:
+    if pixels:
         print(f"bits per dim   {best.value:.4f}, {best.n} test images, one seed: selected on validation images")
     elif several:
         print(f"mean av. prec. {best.value:.4f}, {best.n} test images, one seed: selected on validation images")
@@ -97,7 +97,9 @@ def print_summary(trained: Trained, already: bool) -> None:
     seconds = duration(trained.value("train_seconds") or 0)
     print(f"model          {best.tags['attention']}, {trained.value('parameters'):,} parameters, trained in {seconds}")
     print(f"folder         {folder} (the model: {folder / 'best'})")
-    print(f"use it         linvit {f'sample {folder}' if causal else f'predict IMAGE --model {folder}'}")
+    use = "sample {}" if trained.experiment.model.causal else "" if pixels else "predict IMAGE --model {}"
+    if use:
+        print(f"use it         linvit {use.format(folder)}")
     print(f"               linvit evaluate {folder} · linvit.load('{folder}') in Python")
 
 

@@ -1,5 +1,5 @@
-"""Attentions that a model may get: a short race of whole models, their accuracy before any training, and a forecast of
-the image size from which they are fast enough."""
+"""Candidates of a conversion that names no attention: their speed in a short race of whole models, their accuracy
+without training, and a forecast of the image size from which each is fast enough."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from linvit.attention import LIMIT, attention_cost
+from linvit.attention import LIMIT, attention_cost, role_of
 from linvit.conversion.context import Context, sizes
 from linvit.conversion.search import Blocks
 from linvit.conversion.student import in_place_of_softmax, make_student, replaced_layers, zero_shot
@@ -18,14 +18,14 @@ from linvit.ledger import key_of
 from linvit.measure.models import model_calls
 from linvit.measure.provenance import provenance
 from linvit.measure.race import over_rounds, race
-from linvit.models import ModelConfig
+from linvit.models import ModelConfig, VisionTransformer
 from linvit.models.cost import frame
 from linvit.progress import Progress
 from linvit.records import Record, Tag
 from linvit.registry import join_layers, parse_layers
 from linvit.schemas.conversion import fast_enough
 
-# What is tried in place of softmax: few, and different from one another. Those that need no training come first.
+# Few, and different from one another. Those that need no training come first.
 TABLE = (
     "twoscale",
     "twoscale:reach=1",
@@ -36,37 +36,44 @@ TABLE = (
     "performer-hyp:m=64",
 )
 ROUNDS, WARM_UP = 15, 2  # of the race; calls of each model before it
-MAX_GROWTH = 4  # times the side of the images, up to which it is forecast from where on an attention is fast enough
+MAX_GROWTH = 4  # largest side of images in a forecast, relative to that of these images
 SPLIT = "candidates"  # of the records of their accuracy
+SAME = "is exact softmax at this image size"  # why a candidate is not raced
 
 
 @dataclass(frozen=True)
-class Tried:
+class Candidate:
     """An attention in all layers that have softmax."""
 
     layers: str  # the spec of every layer
     speed: float  # of the whole model, relative to the teacher
-    accuracy: float | None = None  # before any training; None: not evaluated
+    accuracy: float | None = None  # without training; None: not evaluated
     agreement: float | None = None
 
 
-def possible(c: Context) -> dict[str, str]:
-    """The table's attentions as specs of all layers → why one cannot be here, if it cannot."""
+def candidate_layers(c: Context) -> dict[str, str]:
+    """The specs of all layers with each attention of the table → why it is not a candidate, "" if it is."""
     found = {}
     for text in TABLE:
-        specs = in_place_of_softmax(text, c.specs(c.config.attention))
-        layers = join_layers(specs)
+        layers = join_layers(in_place_of_softmax(text, c.specs(c.config.attention)))
         try:
-            make_student(c.teacher, layers, "all", c.conversion.seed)
-            found[layers] = ""
+            model = make_student(c.teacher, layers, "all", c.conversion.seed)
+            found[layers] = SAME if disguised(model) else ""
         except ValueError as error:
             found[layers] = str(error)
     return found
 
 
+def disguised(model: VisionTransformer) -> str:
+    """The spec of a layer that is not softmax by name but computes exact softmax attention; "" if there is none."""
+    specs = parse_layers(model.config.attention, model.config.depth)
+    pairs = zip(specs, model.attentions(), strict=True)
+    return next((str(spec) for spec, one in pairs if one.is_softmax and role_of(spec) != "baseline"), "")
+
+
 def race_kinds(c: Context, kinds: Sequence[str], batch: int, seconds: float | None = None) -> dict[str, float]:
-    """How many times faster than the teacher the whole model is with each of them, and with no attention; once. Within
-    these seconds if the fewest rounds allow it."""
+    """The speed of the whole model with each of them and without attention, relative to the teacher; measured once.
+    The race ends after `seconds`, unless the fewest rounds take longer."""
     specs = [*kinds, without_attention(c)]
     here, known = sizes(c.config), {}
     for spec in specs:
@@ -107,7 +114,7 @@ def refuse(c: Context, layers: str, why: str) -> None:
 
 def evaluate_kinds(c: Context, kinds: Sequence[str]) -> dict[str, tuple[float, float]]:
     """Accuracy on the images of the search, and agreement with the teacher, of the teacher and of each kind in all
-    layers with nothing trained; once, in one pass over the images."""
+    layers without training; measured once, in one pass over the images."""
     every, here = [c.config.attention, *kinds], {"split": SPLIT, **sizes(c.config)}
     if any(c.ledger.done(key_of("conversion_accuracy", model=spec, **here)) is None for spec in every):
         c.ledger.append(_evaluated(c, every))
@@ -124,7 +131,7 @@ def _evaluated(c: Context, specs: Sequence[str]) -> list[Record]:
     data, images = c.images.dataset, c.images.search
     with torch.inference_mode(False):
         models = [c.teacher, *(zero_shot(c, spec).to(c.device) for spec in specs[1:])]
-    blocks = Blocks(models, images, data.mean, data.std)
+    blocks = Blocks(models, images, data.mean, data.std, c.batch)
     mixes = [(i,) * c.config.depth for i in range(len(models))]
     right, same = np.zeros(len(models)), np.zeros(len(models))
     for i, (labels, outputs) in enumerate(blocks.logits(mixes[0], mixes)):
@@ -142,14 +149,15 @@ def _evaluated(c: Context, specs: Sequence[str]) -> list[Record]:
 
 
 def forecast_speeds(config: ModelConfig, speeds: Mapping[str, float], limit: float, side: int) -> dict[str, float]:
-    """How many times faster than the teacher's each model of this race would be with images of another side, without
-    those that cannot be there; and under "" how much slower the teacher would become. `limit`: the speed without
-    attention. What is not attention grows with its multiply–accumulates, and an attention with its own."""
+    """Forecast for images of another side: the speed of each model relative to the teacher, except of those that are
+    impossible there, and under "" the time of the teacher relative to its time here. speeds, limit: relative to the
+    teacher here; `limit` is without attention. The time of an attention is assumed to be proportional to its
+    multiply–accumulates and overhead, that of the rest of the model to its multiply–accumulates."""
     other = config.model_copy(update={"image_size": side})
     rest = frame(other).macs / frame(config).macs / limit  # in seconds of the teacher at its own size
 
     def seconds(spec: str, speed: float) -> float:
-        own, there = (_attention_macs(spec, one) for one in (config, other))
+        own, there = (_attention_work(spec, one) for one in (config, other))
         return rest + max(0.0, 1 / speed - 1 / limit) * there / max(1, own)
 
     teacher = seconds(config.attention, 1.0)
@@ -162,12 +170,13 @@ def forecast_speeds(config: ModelConfig, speeds: Mapping[str, float], limit: flo
     return found
 
 
-def _attention_macs(layers: str, config: ModelConfig) -> int:
-    return sum(attention_cost(spec, config.site, config.dim).macs for spec in parse_layers(layers, config.depth))
+def _attention_work(layers: str, config: ModelConfig) -> int:
+    costs = [attention_cost(spec, config.site, config.dim) for spec in parse_layers(layers, config.depth)]
+    return sum(cost.macs + cost.overhead for cost in costs)
 
 
 def fast_from(config: ModelConfig, speeds: Mapping[str, float], limit: float) -> dict[str, int]:
-    """Spec → the smallest side of images from which on the model is fast enough, where there is one."""
+    """Spec → the smallest side of images at which the model is fast enough by forecast, if there is one."""
     step, found = config.image_size // config.grid[0], {}
     for side in range(config.image_size + step, MAX_GROWTH * config.image_size + 1, step):
         try:

@@ -1,5 +1,5 @@
-"""What every step of a conversion shares: the teacher, the images, the folder and its ledger; and how a model that the
-conversion produces is stored and measured, once."""
+"""What the steps of a conversion share: the teacher, the images, the folder and its ledger. Models that a conversion
+produces are stored and measured here, once."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ from linvit.training.checkpoint import Stored, load, read_model, save_config, sa
 from linvit.training.events import Listener, Noted
 from linvit.training.start import start_from
 from linvit.training.trackers import Tracker
+
+EVAL_BATCH, EVAL_TOKENS = 64, 64 * 197  # images and tokens that are evaluated at once, at most: bounds memory
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,11 @@ class Context:
     def config(self) -> ModelConfig:
         return self.teacher.config
 
+    @property
+    def batch(self) -> int:
+        """Images that are evaluated at once."""
+        return max(1, min(EVAL_BATCH, EVAL_TOKENS // self.config.tokens))
+
     @cached_property
     def dtype(self) -> torch.dtype:
         """Of autocast, in all stages and timings."""
@@ -104,7 +111,7 @@ class Context:
         data, what = self.images.dataset, f"evaluating {folder.name} on {split} images"
         model, images = load(folder).to(self.device), self.images.split(split)
         shown: Progress = lambda done, total, _: self.progress(done, total, what)  # noqa: E731
-        return evaluate(model, images, data.classes, data.mean, data.std, self.device, 64, shown)
+        return evaluate(model, images, data.classes, data.mean, data.std, self.device, self.batch, shown)
 
     def scored(self, name: str, folder: Path, split: str, attention: str) -> tuple[Evaluation, list[Record]]:
         """A model on a split, with records of its accuracy and its agreement with the teacher."""

@@ -74,8 +74,8 @@ def export(
     if missing := [name for name in PACKAGES[format] if importlib.util.find_spec(name) is None]:
         raise ValueError(f"format={format} needs {missing[0]}, which is not installed: pip install 'linvit[{format}]'")
     model = load(folder)
-    if model.config.causal:
-        raise ValueError(f"{folder} is a next-pixel model: only models with classes are exported")
+    if model.config.pixels:
+        raise ValueError(f"{folder} is a {model.config.stem} model: only models with classes are exported")
     if path.exists():
         raise ValueError(f"{path} exists: delete it, or choose another --out")
     with repeated(progress) as shown:

@@ -1,9 +1,8 @@
-"""max_drop: mixes of the teacher's and of students' blocks, the search among them, and the decision.
+"""max_drop: which layers are replaced. A mix takes each block from the teacher or from a student.
 
-Two sets of images are used, on neither of which anything was trained. The images of the search find the best mix for
-each time that may be saved, and the one of them that is trained further. The images of the decision are read once, at
-the end, for these mixes and for the stages trained from one of them, in an order that does not depend on them. So all
-candidates share one risk.
+Two sets of held-out images are used. The images of the search find the best mix for each saving of time, and the mix
+that is trained further. The images of the decision are read once, at the end, for these mixes and for the stages that
+were trained from one of them. The order in which these are tested does not depend on them, so that all share one risk.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from linvit.records import Record, Tag
 from linvit.registry import Spec, join_layers
 from linvit.training.checkpoint import load
 
-DISCORDANT = 0.1  # fraction of the images, roughly, on which teacher and a mix may differ by chance
+DISCORDANT = 0.1  # fraction of images on which only one of teacher and mix is right, roughly
 FIRST_MIX, OTHER_MIX = "mix", "mix, decided"  # the mix that is trained further, and another one that was chosen
 
 
@@ -39,7 +38,7 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Choice:
     """What the decision may choose."""
 
     name: str
@@ -49,16 +48,16 @@ class Candidate:
 
 
 def mix_tag(mix: Mix) -> str:
-    """A mix in a record: its spec alone is ambiguous where the teacher has the student's attention in some layers."""
+    """Identifies a mix in a record: its spec is ambiguous if the teacher has the student's attention in some layers."""
     return "".join(map(str, mix))
 
 
 class LayerSearch:
-    """The search of one conversion, and its decision. least: the time that a mix must save to be a candidate; most: the
-    number of mixes that may be decided on."""
+    """The search of one conversion, and its decision. min_saved: the time that a mix must save, in layers of the
+    fastest kind; max_decided: the number of mixes that may be decided on."""
 
-    def __init__(self, c: Context, kinds: Sequence[Kind], least: float = 0.0, most: int | None = None):
-        self.c, self.kinds, self.least, self.most = c, list(kinds), least, most
+    def __init__(self, c: Context, kinds: Sequence[Kind], min_saved: float = 0.0, max_decided: int | None = None):
+        self.c, self.kinds, self.min_saved, self.max_decided = c, list(kinds), min_saved, max_decided
         self.exact: Mix = (0,) * c.config.depth
         self.share = c.conversion.max_drop or 0.0
         self.savings = [0.0, *(kind.saving for kind in kinds)]
@@ -85,7 +84,7 @@ class LayerSearch:
 
     def blocks(self, split: str) -> Blocks:
         data = self.c.images.dataset
-        return Blocks(self.models, self.c.images.split(split), data.mean, data.std)
+        return Blocks(self.models, self.c.images.split(split), data.mean, data.std, self.c.batch)
 
     @cached_property
     def teacher_accuracy(self) -> float:
@@ -97,7 +96,7 @@ class LayerSearch:
         """The time saved, in whole layers → the best mix that the search found, and its score."""
         enough, useless = self.teacher_accuracy, self.teacher_accuracy * (1 - self.share) - 2 * self.slack
         layers = len(self.exact)
-        return greedy(layers, self.savings, self.scores, enough=enough, useless=useless, least=self.least)
+        return greedy(layers, self.savings, self.scores, enough=enough, useless=useless, least=self.min_saved)
 
     def scores(self, base: Mix, mixes: Sequence[Mix]) -> list[MixScore]:
         """Of mixes that differ from the base in one layer; each mix is scored once."""
@@ -121,30 +120,30 @@ class LayerSearch:
 
     @property
     def slack(self) -> float:
-        """How far accuracies on the search's images are apart by chance."""
+        """Standard error of the difference of two accuracies on the search's images."""
         return math.sqrt(DISCORDANT / len(self.c.images.search))
 
     def within(self, slack: float = 0.0) -> list[Mix]:
-        """Those that lose at most the allowed share on the search's images; the fastest is the last."""
+        """The candidates that lose at most the allowed share on the search's images; the fastest is the last."""
         least = (1 - self.share) * self.teacher_accuracy - slack
         return [mix for mix, score in self.candidates.values() if score.accuracy >= least]
 
     @cached_property
     def first(self) -> Mix:
-        """The fastest of them, or the best mix where there is none; it is trained further."""
+        """The mix that is trained further: the fastest within the allowed share, or the best one if there is none."""
         within = self.within()
         return within[-1] if within else max(self.candidates.values(), key=lambda pair: pair[1])[0]
 
     @cached_property
     def decided(self) -> list[Mix]:
-        """The mixes to decide on, the best on the search's images first: all; or the first and, of those that may be
-        within the drop, `most`, evenly from the fastest."""
+        """The mixes to decide on, the best on the search's images first: all of them; or, with max_decided, the first
+        mix and that many of those that may be within the drop, spread evenly over the savings of time."""
         scores = dict(self.candidates.values())
         mixes = list(scores)
-        if self.most is not None:
+        if self.max_decided is not None:
             mixes = self.within(self.slack)
-            if len(mixes) > self.most:
-                mixes = [mixes[i] for i in np.linspace(len(mixes) - 1, 0, self.most).round().astype(int)]
+            if len(mixes) > self.max_decided:
+                mixes = [mixes[i] for i in np.linspace(len(mixes) - 1, 0, self.max_decided).round().astype(int)]
             mixes = list(dict.fromkeys([*mixes, self.first]))
         return sorted((mix for mix in mixes if mix != self.exact), key=lambda mix: scores[mix], reverse=True)
 
@@ -164,8 +163,8 @@ class LayerSearch:
         return model
 
     def decide(self, results: Sequence[StageResult]) -> StageResult | None:
-        """Of the mixes and of `results`, the first mix and the stages trained from it: the fastest one that is proved
-        to stay within max_drop; of several, the most accurate on validation images. None if there is none."""
+        """The fastest of the mixes and of `results`, which are the first mix and the stages trained from it, that is
+        shown to stay within max_drop; of several, the most accurate on validation images. None if none is."""
         passed = passing(self.order(results), self.share, self._drop)
         most = max((one.saved for one in passed), default=0.0)
         best = [one for one in passed if one.saved == most]
@@ -173,19 +172,19 @@ class LayerSearch:
             return max(stored, key=lambda result: (result.accuracy, result.agreement))
         return self.result(OTHER_MIX, best[0].mix) if best else None
 
-    def order(self, results: Sequence[StageResult]) -> list[Candidate]:
-        """By score on the search's images, the best first. Stages trained from the first mix, the last one first, come
-        before that mix, since they should be better."""
+    def order(self, results: Sequence[StageResult]) -> list[Choice]:
+        """By score on the search's images, the best first. The stages trained from the first mix come before it, the
+        last one first, since they should be better."""
         found = []
         for mix in self.decided:
             if mix == self.first:
                 trained = reversed(results[1:])
-                found += [Candidate(f"{one.name}: {one.attention}", mix, self.saved(mix), one) for one in trained]
+                found += [Choice(f"{one.name}: {one.attention}", mix, self.saved(mix), one) for one in trained]
             stored = results[0] if mix == self.first else None
-            found.append(Candidate(self.name(mix), mix, self.saved(mix), stored))
+            found.append(Choice(self.name(mix), mix, self.saved(mix), stored))
         return found
 
-    def _drop(self, candidate: Candidate, risk: float) -> Drop:
+    def _drop(self, candidate: Choice, risk: float) -> Drop:
         """On the images that decide, once."""
         tags = {"model": candidate.name, "mix": mix_tag(candidate.mix)}
 
@@ -212,7 +211,7 @@ class LayerSearch:
                 right.append((logits.argmax(-1) == labels).cpu().numpy())
         return {mix: np.concatenate(right) for mix, right in zip(mixes, found, strict=True)}
 
-    def _correct(self, candidate: Candidate) -> np.ndarray:
+    def _correct(self, candidate: Choice) -> np.ndarray:
         result = candidate.result
         if result is None or result.name == FIRST_MIX:
             return self.correct[candidate.mix]

@@ -1,5 +1,5 @@
-"""Which layers can be replaced: a greedy search in both directions on the task itself; then an upper bound of the drop
-decides, on other images.
+"""Which layers can be replaced: a greedy search in both directions, by the loss on a few images; and the upper bound of
+the drop in accuracy, by which other images decide.
 
 A mix names for every layer the model that its block comes from: 0 is the teacher, the others are kinds of students. All
 models share stem, positions, final norm and head.
@@ -27,15 +27,15 @@ T = TypeVar("T")
 
 
 class MixScore(NamedTuple):
-    """Higher is better. On few images, likelihoods distinguish mixes better than accuracies."""
+    """Higher is better. On few images, the likelihood distinguishes mixes better than accuracy does."""
 
     likelihood: float  # minus the cross-entropy
     accuracy: float
 
 
 Scores = Callable[[Mix, Sequence[Mix]], list[MixScore]]  # of mixes, each a change of the first argument
-MOVES_AT_ONCE = 2  # that are tried together, of those that may be the best
-RISK = 0.05  # that any accepted candidate loses more than is allowed
+MOVES_AT_ONCE = 2  # evaluated together, of those that may be the best
+RISK = 0.05  # probability, at most, that an accepted candidate loses more than is allowed
 
 
 def greedy(
@@ -47,9 +47,9 @@ def greedy(
     useless: float = -math.inf,
     least: float = 0.0,
 ) -> dict[int, tuple[Mix, MixScore]]:
-    """The time saved, in whole layers → the better mix of two directions, and its score: one starts with the
-    fastest kind everywhere and goes to slower kinds or back to softmax where that gains most for the time it takes, the
-    other starts with softmax and goes to faster kinds where that hurts least for the time it saves.
+    """The time saved, in whole layers → the better mix of two directions, and its score. One direction starts with the
+    fastest kind everywhere and moves to slower kinds or back to softmax where that gains most for the time it takes.
+    The other starts with softmax and moves to faster kinds where that loses least for the time it saves.
 
     savings: of each kind, the time that it saves in a layer; 0 of the teacher, 1 of the fastest. The first direction
     stops at an accuracy that is `enough`, the second below one that is `useless`. A mix that saves less than `least` is
@@ -88,12 +88,16 @@ def _backward(
             break
         mix, score = changed, best
     gains = {}
-    while saved(mix, savings) >= least:
-        yield mix, score
-        moves = [(i, kind) for i in range(layers) for kind, saving in enumerate(savings) if saving < savings[mix[i]]]
-        if score.accuracy >= enough or not moves:
+    if saved(mix, savings) < least:
+        return
+    yield mix, score
+    while score.accuracy < enough:
+        slower = [(i, kind) for i in range(layers) for kind, saving in enumerate(savings) if saving < savings[mix[i]]]
+        moves = [move for move in slower if saved(_moved(mix, *move), savings) >= least]
+        if not moves:
             break
         score, mix = _best(mix, score, moves, savings, gains, scores)
+        yield mix, score
 
 
 def _forward(layers: int, savings: Sequence[float], scores: Scores, useless: float) -> Iterator[tuple[Mix, MixScore]]:
@@ -123,9 +127,9 @@ def _best(
     """The best of the moves for the time that it takes or saves; of equal ones the last, since late layers tolerate a
     change best.
 
-    `gains` are those of earlier steps. A replaced layer hurts more the more of them there are, and restoring softmax
-    helps less the more of it there is. So a move's earlier gain bounds its gain now, and a move whose bound is below
-    another's gain is not tried (lazy greedy search). Where the bound does not hold, a step may be slightly worse.
+    `gains` are those of earlier steps. Replacing a layer loses more the more layers are replaced, and restoring softmax
+    gains less the more layers have it. So a move's earlier gain bounds its gain now, and a move whose bound is below
+    another's gain is not evaluated (lazy greedy search). Where the bound does not hold, a step may be slightly worse.
     """
     tried: dict[Move, MixScore] = {}
 
@@ -231,13 +235,13 @@ class Drop:
 
 
 def images_needed(share: float, candidates: int) -> int:
-    """The fewest images that can prove that the first of the candidates loses at most this share, if teacher and
-    student are right on all of them."""
+    """The fewest images that can show that the first of the candidates loses at most this share, if teacher and student
+    are right on all of them."""
     return max(2, math.ceil(NormalDist().inv_cdf(1 - RISK / candidates) * math.sqrt(2) / share) - 2)
 
 
 def passing(candidates: Sequence[T], share: float, drop: Callable[[T, float], Drop]) -> list[T]:
-    """The candidates that are proved to stay within the share; `drop` is called with a candidate and its risk.
+    """The candidates that are shown to stay within the share; `drop` is called with a candidate and its risk.
 
     Each candidate has an equal part of the risk, and one that passes hands its risk on to the next (the fallback
     procedure). So in at most 5 % of searches a candidate that loses more is accepted, however many there are and

@@ -1,21 +1,25 @@
-"""A conversion that names no target finds it: which attention is faster here, and still right?
+"""A conversion that names no attention chooses one.
 
-Four steps, each of which is made once: a race of whole models leaves those that are fast enough; their accuracy before
-any training, on the images of the search, leaves one or two; the search of layers mixes them with softmax, where a mix
-must be fast enough, too; and the images that decide prove what is lost. If nothing passes, the answer is the teacher.
+1. A race of whole models finds the candidates that are fast enough on this machine.
+2. Their accuracy without training, on the images of the search, leaves one or two kinds.
+3. The layer search mixes these with softmax. A mix must be fast enough, too.
+4. Other images decide: the upper bound of what a mix loses must stay within max_drop.
+
+Every step is stored and made once. If no mix passes, the result is the teacher.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from linvit.conversion.budget import MAX_DECIDED, MAX_KINDS, Plan, fewer, planned
+from linvit.conversion.budget import MAX_DECIDED, MAX_KINDS, Plan, measured_pace, plan_at, plan_images, subset
 from linvit.conversion.candidates import (
-    Tried,
+    SAME,
+    Candidate,
+    candidate_layers,
     evaluate_kinds,
     fast_from,
     forecast_speeds,
-    possible,
     race_kinds,
     refuse,
 )
@@ -29,21 +33,23 @@ from linvit.records import Record
 from linvit.schemas.conversion import MIN_SPEED, fast_enough
 from linvit.training.events import Noted
 
-HOPEFUL = 0.5  # of the teacher's accuracy: what loses more before any training is not mixed
-GAIN = 1 - 1 / MIN_SPEED  # share of the teacher's time that must be saved
+MIN_ACCURACY = 0.5  # relative to the teacher's: a candidate that is worse without training is not mixed
+MIN_SAVING = 1 - 1 / MIN_SPEED  # of the teacher's time
 
 
 def find_target(c: Context) -> StageResult:
     """The student, or the teacher where that is the better choice."""
-    names = possible(c)
-    plan = planned(c, len(names))
-    c.images = fewer(c.images, plan, c.conversion.seed)
-    announce(c, plan, list(names.values()).count(""))
+    layers = candidate_layers(c)
+    count = list(layers.values()).count("")
+    plan = plan_images(c, count)
+    c.images = subset(c.images, plan, c.conversion.seed)
+    announce(c, plan, count)
     teacher = c.result("teacher", c.store("teacher", lambda: c.teacher))
-    tried, limit = try_candidates(c, names, plan)
-    target = c.ledger.once(key_of("conversion_target"), lambda: [choice(c, tried)])
+    candidates, limit = measure_candidates(c, layers, plan)
+    speeds = {one.layers: one.speed for one in candidates}
+    target = c.ledger.once(key_of("conversion_target"), lambda: [select_kinds(c, candidates, plan.kinds)])
     kinds, why = str(target.tags["kinds"] or "").split(), str(target.tags["why"] or "")
-    chosen = best_mix(c, {one.layers: one.speed for one in tried if one.layers in kinds}) if kinds else None
+    chosen = best_mix(c, {kind: speeds[kind] for kind in speeds if kind in kinds}) if kinds else None
     if chosen is not None:
         measure_speeds(c, chosen.attention)
         why = "" if fast_enough(speed_of(c, chosen.attention)) else "mix"
@@ -53,74 +59,75 @@ def find_target(c: Context) -> StageResult:
     if chosen is not None and not why:
         return chosen
     if not c.ledger.has("conversion_pays"):
-        c.ledger.append(payoffs(c, {one.layers: one.speed for one in tried}, limit, plan))
+        same = {spec: 1.0 for spec, refusal in layers.items() if refusal == SAME}
+        c.ledger.append(forecast(c, speeds | same, limit))
     return teacher
 
 
 def announce(c: Context, plan: Plan, candidates: int) -> None:
-    images = f"{plan.search:,} images guide, {plan.decide:,} decide"
-    text = f"choosing among {candidates} attentions takes at most about {duration(plan.seconds)}: {images}"
-    if may_train(c):
+    text = f"comparing {candidates} attentions on {plan.search:,} images, deciding on {plan.decide:,} others"
+    text += f": at most about {duration(plan.seconds)}"
+    if can_train(c):
         length = f"{sum(c.conversion.steps.values()):,} steps" if c.conversion.steps else ""
-        text += f"; training, only if it is needed, {length or duration(training_seconds(c.conversion.budget))}"
+        text += f", and {length or duration(training_seconds(c.conversion.budget))} of training if it is needed"
     c.on_event(Noted(text))
 
 
-def try_candidates(c: Context, names: dict[str, str], plan: Plan) -> tuple[list[Tried], float]:
-    """The candidates that can be here, the fastest first, and the speed without attention. Their accuracies are of use
-    if that is fast enough."""
-    for layers, why in names.items():
+def measure_candidates(c: Context, layers: Mapping[str, str], plan: Plan) -> tuple[list[Candidate], float]:
+    """The candidates, the fastest first, and the speed without attention. Their accuracies are measured only if that
+    is fast enough."""
+    for spec, why in layers.items():
         if why:
-            refuse(c, layers, why)
-    specs = [layers for layers, why in names.items() if not why]
+            refuse(c, spec, why)
+    specs = [spec for spec, why in layers.items() if not why]
     speeds = race_kinds(c, specs, plan.batch, plan.seconds / 4)
     limit = max(speeds.values())
-    tried = sorted((Tried(layers, speeds[layers]) for layers in specs), key=lambda one: -one.speed)
+    found = sorted((Candidate(spec, speeds[spec]) for spec in specs), key=lambda one: -one.speed)
     if not fast_enough(limit) or not specs:
-        return tried, limit
-    found = evaluate_kinds(c, specs)
-    return [Tried(one.layers, one.speed, *found[one.layers]) for one in tried], limit
+        return found, limit
+    scores = evaluate_kinds(c, specs)
+    return [Candidate(one.layers, one.speed, *scores[one.layers]) for one in found], limit
 
 
-def choice(c: Context, tried: Sequence[Tried]) -> Record:
-    """The attentions to mix, or why there are none."""
-    fast = [one for one in tried if fast_enough(one.speed)]
+def select_kinds(c: Context, candidates: Sequence[Candidate], most: int) -> Record:
+    """A record of the attentions to mix, or of why there are none."""
+    fast = [one for one in candidates if fast_enough(one.speed)]
     if not fast:
         return c.record("conversion_target", 0, why="speed", kinds="")
     teacher = evaluate_kinds(c, [])[c.config.attention][0]
-    kinds = choose_kinds(fast, teacher, c.conversion.max_drop or 0.0)
+    kinds = choose_kinds(fast, teacher, c.conversion.max_drop or 0.0, most)
     return c.record("conversion_target", len(kinds), why="" if kinds else "accuracy", kinds=" ".join(kinds))
 
 
-def choose_kinds(fast: Sequence[Tried], teacher: float, max_drop: float) -> list[str]:
-    """Which of them are mixed, the fastest first: the fastest within the drop, or the most accurate; and the next
-    faster one of those than which no other is both faster and more accurate."""
+def choose_kinds(fast: Sequence[Candidate], teacher: float, max_drop: float, most: int = MAX_KINDS) -> list[str]:
+    """The candidates to mix, at most `most`, the fastest first: the fastest one within the drop, or the most accurate
+    one if none is; and the next faster ones on the front of speed and accuracy."""
 
-    def rank(one: Tried) -> tuple[float, float]:
+    def rank(one: Candidate) -> tuple[float, float]:
         return one.speed, one.accuracy or 0.0
 
     front = [
         one
         for one in sorted(fast, key=rank, reverse=True)
         if not any(rank(other) != rank(one) and all(map(float.__ge__, rank(other), rank(one))) for other in fast)
-        and (one.accuracy or 0.0) >= HOPEFUL * teacher
+        and (one.accuracy or 0.0) >= MIN_ACCURACY * teacher
     ]
     if not front:
         return []
     within = [i for i, one in enumerate(front) if (one.accuracy or 0.0) >= (1 - max_drop) * teacher]
     anchor = within[0] if within else len(front) - 1  # along the front, accuracy rises as speed falls
-    return [one.layers for one in front[max(0, anchor - MAX_KINDS + 1) : anchor + 1]]
+    return [one.layers for one in front[max(0, anchor - most + 1) : anchor + 1]]
 
 
-def best_mix(c: Context, speeds: dict[str, float]) -> StageResult | None:
-    """The fastest mix of these kinds that is proved to stay within max_drop and is fast enough by its kinds' speeds,
-    trained further if no mix stays within without."""
-    gains = {layers: 1 - 1 / speed for layers, speed in speeds.items()}
-    most = max(gains.values())
-    kinds = [Kind(layers, gain / most) for layers, gain in gains.items()]
-    least = c.config.depth * GAIN / most
+def best_mix(c: Context, speeds: Mapping[str, float]) -> StageResult | None:
+    """The fastest mix of these kinds that is shown to stay within max_drop and is fast enough, by the speeds of its
+    kinds. It is trained further only if no mix stays within the drop without."""
+    savings = {layers: 1 - 1 / speed for layers, speed in speeds.items()}
+    most = max(savings.values())
+    kinds = [Kind(layers, saving / most) for layers, saving in savings.items()]
+    least = c.config.depth * MIN_SAVING / most
     search = LayerSearch(c, kinds, least, MAX_DECIDED)
-    trains = not search.within() and may_train(c)
+    trains = not search.within() and can_train(c)
     if not trains and not search.within(search.slack):
         return None
     results = [search.result(FIRST_MIX, search.first)]
@@ -132,18 +139,21 @@ def best_mix(c: Context, speeds: dict[str, float]) -> StageResult | None:
     return LayerSearch(c, kinds, least, MAX_DECIDED).decide(results)
 
 
-def may_train(c: Context) -> bool:
+def can_train(c: Context) -> bool:
     has_length = c.conversion.steps or training_seconds(c.conversion.budget)
     return bool(stage_shares(c.conversion.stages, auto=True) and has_length)
 
 
-def payoffs(c: Context, speeds: dict[str, float], limit: float, plan: Plan) -> list[Record]:
-    """From which image size on each attention would be fast enough, by forecast; and how long it would take to find
-    the target there. Without one, a record of no size."""
-    found = []
+def forecast(c: Context, speeds: Mapping[str, float], limit: float) -> list[Record]:
+    """For each attention that is too slow here: the image size from which it would be fast enough, and how long finding
+    the target would take there. One record of size 0 if there is none."""
+    found, pace = [], measured_pace(c)
     slow = {spec: speed for spec, speed in speeds.items() if not fast_enough(speed)}
+    doubled = forecast_speeds(c.config, slow, limit, 2 * c.config.image_size)
     for spec, side in fast_from(c.config, slow, limit).items():
-        there, doubled = (forecast_speeds(c.config, speeds, limit, one) for one in (side, 2 * c.config.image_size))
-        more = {"seconds": plan.seconds * there[""], "doubled": doubled.get(spec)}
+        longer = forecast_speeds(c.config, {}, limit, side)[""]
+        config = c.config.model_copy(update={"image_size": side})
+        plan = plan_at(c, len(speeds), config, pace._replace(forward=pace.forward * longer))
+        more = {"seconds": plan.seconds, "doubled": doubled.get(spec)}
         found.append(c.record("conversion_pays", side, model=spec, **more))
     return found or [c.record("conversion_pays", 0, model="")]

@@ -31,8 +31,8 @@ def fit_model(
     config, about = stored.config, stored.about
     if not config.depth:
         raise ValueError(f"{stored.folder} has depth=0: there is no attention to convert")
-    if config.causal:
-        raise ValueError(f"{stored.folder} is a next-pixel model: only models with classes are converted")
+    if config.pixels:
+        raise ValueError(f"{stored.folder} is a {config.stem} model: only models with classes are converted")
     if dataset.channels != config.channels:
         have, takes = dataset.channels, config.channels
         raise ValueError(f"the images of {dataset.name} have {have} channels, but {stored.folder} takes {takes}")

@@ -112,8 +112,17 @@ class Draw:
 
     def here(self, name: str, number: int = 0) -> Tensor:
         """The same on the host. `name` has at most eight letters; `number` counts draws of the same name."""
-        bits = _mix(_mix(self.base + _signed(int.from_bytes(name.encode(), "little"))) + number)
+        return self.several(name, torch.tensor([number]))[:, 0]
+
+    def several(self, name: str, numbers: Tensor) -> Tensor:
+        """The draws (B, n) of one name with these numbers (n,), on the host."""
+        own = _mix(self.base + _signed(int.from_bytes(name.encode(), "little")))
+        bits = _mix(own[:, None] + numbers)
         return (bits >> 40 & 0xFFFFFF).to(torch.float32) / 2**24
+
+    def choice(self, name: str, of: int, count: int) -> Tensor:
+        """`count` different places below `of` for each sample, int64 (B, count), on the device."""
+        return to_device(self.several(name, torch.arange(of)).argsort(dim=1, stable=True)[:, :count], self.device)
 
     def beta(self, name: str, alpha: float) -> Tensor:
         values = betaincinv(alpha, alpha, self.here(name).double().numpy())

@@ -15,7 +15,7 @@ import os
 import shutil
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -59,12 +59,17 @@ class Wanted(NamedTuple):
         side = min(float(np.median(sides)), LARGEST)
         return max(round(side / self.multiple_of), -(-SMALLEST // self.multiple_of)) * self.multiple_of
 
+    def shape_for(self, headers: Counter[Header]) -> tuple[int, int]:
+        """(channels, side)"""
+        size = self.size_for((header.width, header.height) for header in headers.elements())
+        return self.channels or (3 if any(header.colour for header in headers) else 1), size
+
 
 @dataclass(frozen=True)
 class Pixels:
     """All images of a set, in the order of its splits."""
 
-    images: np.ndarray  # uint8 (n, C, H, W)
+    images: Any  # uint8 (n, C, H, W): an array, or what reads like one
     labels: np.ndarray  # int64 (n,)
     counts: Mapping[str, int]
     digest: str
@@ -81,10 +86,10 @@ def digest(images: np.ndarray, labels: np.ndarray) -> str:
     sha = hashlib.sha256()
     for start in range(0, len(images), 1024):
         sha.update(np.ascontiguousarray(images[start : start + 1024]).data)
-    return _seal(sha, images.shape, labels)
+    return seal(sha, images.shape, labels)
 
 
-def _seal(sha: Any, shape: tuple[int, ...], labels: np.ndarray) -> str:
+def seal(sha: Any, shape: tuple[int, ...], labels: np.ndarray) -> str:
     sha.update(np.ascontiguousarray(labels, np.int64).data)
     sha.update(repr(tuple(map(int, shape))).encode())
     return sha.hexdigest()
@@ -92,9 +97,7 @@ def _seal(sha: Any, shape: tuple[int, ...], labels: np.ndarray) -> str:
 
 def decoded(pictures: Pictures, where: str, folder: Path, wanted: Wanted, progress: Progress) -> Pixels:
     """The pixels of a set, from the cache or decoded into it."""
-    size, multiple_of, channels, skip_bad, resize = wanted
-    made_by = (VERSION, pictures.fingerprint, size, multiple_of if size is None else 1, channels, skip_bad, resize)
-    key = hashlib.sha256(repr(made_by).encode()).hexdigest()[:24]
+    key = cache_key(pictures, wanted)
     entry, part = folder / key, folder / f"{key}.part"
     if not entry.exists():
         with FileLock(folder / f"{key}.lock"):
@@ -112,6 +115,12 @@ def decoded(pictures: Pictures, where: str, folder: Path, wanted: Wanted, progre
     return _read(entry)
 
 
+def cache_key(pictures: Pictures, wanted: Wanted) -> str:
+    size, multiple_of, channels, skip_bad, resize = wanted
+    made_by = (VERSION, pictures.fingerprint, size, multiple_of if size is None else 1, channels, skip_bad, resize)
+    return hashlib.sha256(repr(made_by).encode()).hexdigest()[:24]
+
+
 def _read(entry: Path) -> Pixels:
     try:
         meta = parse_json((entry / "meta.json").read_text(encoding="utf-8"))
@@ -127,32 +136,18 @@ def _write(part: Path, pictures: Pictures, where: str, wanted: Wanted, progress:
     if wanted.image_size:  # before any file is opened; the number of channels may follow from the files
         _check_space(where, part, total * (wanted.channels or 1) * wanted.image_size**2, wanted.image_size)
 
-    def attempt(work: Callable[[str, Path | bytes], T]) -> Callable[[list[Picture]], list[T | None]]:
-        """`work` on a chunk; an unreadable image gives None if those are to be skipped."""
-
-        def one(picture: Picture) -> T | None:
-            try:
-                return work(*picture)
-            except BadImage:
-                if not wanted.skip_bad:
-                    raise
-                return None
-
-        return lambda chunk: [one(picture) for picture in chunk]
-
     headers: Counter[Header] = Counter()
-    for chunk in _ordered_map(attempt(read_header), _chunks(pictures.read())):
+    for chunk in ordered_map(attempt(read_header, wanted.skip_bad), chunks(pictures.read())):
         headers.update(header for header in chunk if header is not None)
     if not headers:
         raise ValueError(f"{where}: none of its {total} images can be read")
-    size = wanted.size_for((header.width, header.height) for header in headers.elements())
-    depth = wanted.channels or (3 if any(header.colour for header in headers) else 1)
+    depth, size = wanted.shape_for(headers)
     _check_space(where, part, total * depth * size * size, size)
 
     sha, kept, done = hashlib.sha256(), [], 0
     with open(part / "images.u8", "wb") as file:
-        decode = attempt(lambda name, source: read_image(source, size, depth, name, wanted.resize))
-        for chunk in _ordered_map(decode, _chunks(pictures.read())):
+        decode = attempt(lambda name, source: read_image(source, size, depth, name, wanted.resize), wanted.skip_bad)
+        for chunk in ordered_map(decode, chunks(pictures.read())):
             for row, pixels in enumerate(chunk, done):
                 if pixels is not None:
                     raw = pixels.tobytes()
@@ -168,10 +163,8 @@ def _write(part: Path, pictures: Pictures, where: str, wanted: Wanted, progress:
     shape, labels, buffer = (len(kept), depth, size, size), pictures.labels[kept], io.BytesIO()
     np.save(buffer, labels)
     write_atomically(part / "labels.npy", buffer.getvalue())
-    split = np.repeat(SPLITS, [pictures.counts.get(name, 0) for name in SPLITS])[kept].tolist()
-    counts = {name: split.count(name) for name in pictures.counts}
-    meta = {"shape": shape, "counts": counts, "skipped": total - len(kept)}
-    write_atomically(part / "meta.json", json.dumps(meta | {"digest": _seal(sha, shape, labels)}))
+    meta = {"shape": shape, "counts": counts_of(pictures, kept), "skipped": total - len(kept)}
+    write_atomically(part / "meta.json", json.dumps(meta | {"digest": seal(sha, shape, labels)}))
 
 
 def _check_space(where: str, folder: Path, needed: int, size: int) -> None:
@@ -183,13 +176,33 @@ def _check_space(where: str, folder: Path, needed: int, size: int) -> None:
         )
 
 
-def _chunks(items: Iterable[T]) -> Iterator[list[T]]:
+def counts_of(pictures: Pictures, rows: Sequence[int]) -> dict[str, int]:
+    """How many of these rows each split has."""
+    split = np.repeat(SPLITS, [pictures.counts.get(name, 0) for name in SPLITS])[rows].tolist()
+    return {name: split.count(name) for name in pictures.counts}
+
+
+def attempt(work: Callable[[str, Path | bytes], T], skip: bool) -> Callable[[list[Picture]], list[T | None]]:
+    """`work` on a chunk; with `skip` an unreadable image gives None."""
+
+    def one(picture: Picture) -> T | None:
+        try:
+            return work(*picture)
+        except BadImage:
+            if not skip:
+                raise
+            return None
+
+    return lambda chunk: [one(picture) for picture in chunk]
+
+
+def chunks(items: Iterable[T], size: int | None = None) -> Iterator[list[T]]:
     iterator = iter(items)
-    while chunk := list(islice(iterator, CHUNK)):
+    while chunk := list(islice(iterator, size or CHUNK)):
         yield chunk
 
 
-def _ordered_map(work: Callable[[Any], T], items: Iterable[Any]) -> Iterator[T]:
+def ordered_map(work: Callable[[Any], T], items: Iterable[Any]) -> Iterator[T]:
     """Like `map`, on threads (Pillow decodes without the GIL) and with only a few results waiting."""
     workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     waiting: deque[Future[T]] = deque()

@@ -18,6 +18,7 @@ from linvit.data import splits
 from linvit.data.augment import Augment
 from linvit.data.cache import Pixels, Wanted, cache_root, decoded, digest
 from linvit.data.decode import LARGEST, SMALLEST, resized
+from linvit.data.ondemand import OnDemand, on_demand
 from linvit.data.remote import is_remote, local
 from linvit.data.sources import DATASETS, FORMATS, SPLITS, Arrays, Pictures, check_memory
 from linvit.data.splits import Fold
@@ -29,6 +30,7 @@ from linvit.registry import check_options, parse, signature_options
 from linvit.schemas.experiment import Resize
 
 CHUNK = 1024  # images looked at together
+SAMPLE = 256  # training images that have the statistics of those that are decoded when they are read
 ALIKE, CONTRAST = 16, 10  # grey values, of 256: the most that thumbnails of one picture differ by; their spread
 
 Listing = tuple[str, Arrays | Pictures]  # the name of a data set, and what its reader found
@@ -38,7 +40,7 @@ Listing = tuple[str, Arrays | Pictures]  # the name of a data set, and what its 
 class Split:
     """A part of a data set's images. They are copied batch by batch, so a memory-mapped set stays on disk."""
 
-    store: np.ndarray = field(repr=False)  # uint8 (N, C, H, W): all images of the set
+    store: Any = field(repr=False)  # uint8 (N, C, H, W): all images of the set; an array, or `OnDemand`
     rows: np.ndarray = field(repr=False)  # int64 (n,): which of them are ours
     labels: np.ndarray = field(repr=False)  # int64 (n,), or uint8 (n, classes) where images have several
 
@@ -161,12 +163,12 @@ def load_data(
     validation: float = 0.1,
     seed: int = 0,
     limit: int | None = None,
-    sample: int | None = None,
     skip_bad: bool = False,
     resize: Resize = "crop",
     cache: str | Path | None = None,
     split_file: str | Path | None = None,
     listing: Listing | None = None,
+    cached: bool = True,
     progress: Progress = ignore,
 ) -> Dataset:
     """A registered name (with options: `cifar100:labels=coarse`) or the path of a folder, `.npz`, `.parquet`, `.csv` or
@@ -178,10 +180,12 @@ def load_data(
     channels: 1 or 3; by default 3 if any image has colour.
     validation: the fraction of train held out, stratified, unless the set brings its own; chosen by `seed` and
         stored in `split_file` (default: in the cache).
-    limit: maximum number of images in each split. sample: the same, chosen before any image is decoded, so that no
-        other is. skip_bad: skip unreadable images and count them.
+    limit: maximum number of images in each split; no others are decoded.
+    skip_bad: skip unreadable images and count them.
     listing: the result of an earlier `read_source`.
-    progress(done, total, what) is called while images are decoded.
+    cached: decode all images now, into the cache. Otherwise images in files of their own are decoded whenever they are
+        read, which takes neither time nor disk space for those that are not; mean and std are those of 256 images.
+    progress(done, total, what) is called while images are decoded or checked.
     """
     for right, message in (
         (
@@ -192,7 +196,6 @@ def load_data(
         (channels in (None, 1, 3), f"channels={channels} must be 1 (grey) or 3 (colour)"),
         (0 <= validation < 1, f"validation={validation} must be a fraction of the training images, e.g. 0.1"),
         (limit is None or limit >= 1, f"limit={limit} must be at least 1"),
-        (sample is None or sample >= 1, f"sample={sample} must be at least 1"),
         (resize in get_args(Resize), f"resize={resize} must be crop or squeeze"),
     ):
         if not right:
@@ -204,16 +207,15 @@ def load_data(
     wanted = Wanted(image_size, multiple_of, channels, skip_bad, resize)
     splits.check(where, found.labels, found.counts, classes, validation, limit)
     own_test = "test" in found.counts
-    if sample is not None and isinstance(found, Pictures):
-        splits.check(where, found.labels, found.counts, classes, validation, sample)
-        found = found.some(splits.choose(found.labels, found.counts, validation=validation, seed=seed, limit=sample))
-    elif sample is not None:
-        limit = min(sample, limit or sample)
     try:
         if isinstance(found, Arrays):
             pixels = _fitted(found, where, wanted)
         else:
-            pixels = decoded(found, where, store / "decoded", wanted, progress)
+            if limit is not None:
+                rows = splits.choose(found.labels, found.counts, validation=validation, seed=seed, limit=limit)
+                found, limit = found.some(rows), None
+            read = on_demand if found.files and not cached else decoded
+            pixels = read(found, where, store / "decoded", wanted, progress)
         splits.check(where, pixels.labels, pixels.counts, classes, validation, limit)  # some may have been skipped
         key = hashlib.sha256(repr((pixels.digest, validation, seed, limit)).encode()).hexdigest()[:16]
         file_name = slug(name) + f"-{key}.json"
@@ -332,8 +334,10 @@ def _splits(
     return stored
 
 
-def _statistics(images: np.ndarray, rows: np.ndarray) -> tuple[list[float], list[float]]:
+def _statistics(images: Any, rows: np.ndarray) -> tuple[list[float], list[float]]:
     """Per-channel mean and standard deviation in whole numbers, so that they are the same to the last bit anywhere."""
+    if isinstance(images, OnDemand):
+        rows = rows[:: -(-len(rows) // SAMPLE) or 1]
     total, squares = np.zeros((2, images.shape[1]), np.int64)
     for start in range(0, len(rows), 256):
         chunk = images[rows[start : start + 256]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +48,11 @@ def from_files(path: Path, files: Sequence[tuple[str, int]], classes: list[str],
             state = "unreadable"
         sha.update(f"{name[start:]}\0{label}\0{state}\n".encode())
     labels = np.array([label for _, label in files], np.int64)
-    return Pictures(lambda: ((name, Path(name)) for name, _ in files), labels, classes, counts, sha.hexdigest())
+
+    def read(rows: Iterable[int] = range(len(files))) -> Iterator[tuple[str, Path]]:
+        return ((files[row][0], Path(files[row][0])) for row in rows)
+
+    return Pictures(read, labels, classes, counts, sha.hexdigest(), files=True)
 
 
 def images_under(folder: Path, above: tuple[str, ...] = ()) -> list[Path]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,8 @@ def _several(
     if names is not None and numbers:
         check_labels(folder, np.array([label for row in sets for label in row], np.int64), len(names))
     known = names if numbers else None
-    found, classes = several(folder, [[str(label) if known is None else known[label] for label in row] for row in sets])
+    named = [[str(label) if known is None else known[int(label)] for label in row] for row in sets]
+    found, classes = several(folder, named)
     return _pictures(tables, found, classes)
 
 
@@ -77,7 +79,15 @@ def _pictures(tables: Mapping[str, list[_Table]], labels: np.ndarray, classes: S
     for table in ordered:
         status = table.path.stat()
         sha.update(f"{table.path.name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
-    return Pictures(lambda: (r for table in ordered for r in table.read()), labels, classes, counts, sha.hexdigest())
+
+    def read(rows: Sequence[int] = range(len(labels))) -> Iterator[tuple[str, bytes]]:
+        """One pass over the files for each ascending run of rows."""
+        chosen = np.asarray(rows, np.int64)
+        for run in np.split(chosen, np.flatnonzero(np.diff(chosen) <= 0) + 1):
+            among = np.isin(np.arange(len(labels)), run)
+            yield from compress((row for table in ordered for row in table.read()), among)
+
+    return Pictures(read, labels, classes, counts, sha.hexdigest())
 
 
 class _Table:

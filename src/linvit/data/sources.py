@@ -7,8 +7,8 @@ validation images has no such entry, and `dataset.load_data` takes them from tra
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -36,26 +36,26 @@ class Arrays:
 
 @dataclass(frozen=True)
 class Pictures:
-    """Encoded images, read in order and decoded once into the cache."""
+    """Encoded images, which are decoded into the cache or when they are read."""
 
-    read: Callable[[], Iterable[tuple[str, Path | bytes]]]  # what to call it in a message, and where it is
+    # of all rows, or of those given: what to call an image in a message, and where it is
+    read: Callable[..., Iterable[tuple[str, Path | bytes]]]
     labels: np.ndarray  # as of Arrays
     classes: Sequence[str]
     counts: Mapping[str, int]
     fingerprint: str  # changes when the files do
+    files: bool = False  # each image is a file of its own, so that a few are read as fast as they would be in order
 
     def some(self, rows: Mapping[str, np.ndarray]) -> Pictures:
-        """These rows of each split alone; nothing is read yet."""
-        chosen = np.concatenate([rows[part] for part in SPLITS])
+        """These rows of each split alone."""
+        chosen = np.concatenate([rows[name] for name in SPLITS])
+        digest = hashlib.sha256(self.fingerprint.encode() + chosen.astype(np.int64).tobytes()).hexdigest()
+        counts = {name: len(rows[name]) for name in SPLITS}
 
-        def read() -> Iterator[tuple[str, Path | bytes]]:
-            wanted = set(chosen.tolist())
-            found = {row: picture for row, picture in enumerate(self.read()) if row in wanted}
-            return (found[row] for row in chosen.tolist())
+        def read(places: Sequence[int] = range(len(chosen))) -> Iterable[tuple[str, Path | bytes]]:
+            return self.read(chosen[np.asarray(places, np.int64)])
 
-        counts = {part: len(rows[part]) for part in SPLITS}
-        fingerprint = hashlib.sha256(self.fingerprint.encode() + chosen.tobytes()).hexdigest()
-        return replace(self, read=read, labels=self.labels[chosen], counts=counts, fingerprint=fingerprint)
+        return Pictures(read, self.labels[chosen], self.classes, counts, digest, self.files)
 
 
 def stack(parts: Mapping[str, tuple[np.ndarray, np.ndarray]], classes: Sequence[str]) -> Arrays:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,11 +63,11 @@ def pictures(path: Path, delimiter: str | None) -> Pictures:
     for row, place in zip(rows, places, strict=True):
         sha.update(f"{row.path}\0{row.label}\0{_state(place)}\n".encode())
 
-    def read() -> Iterator[tuple[str, Path]]:
-        store = cache_root(None)
-        return ((place, local(place, store) if is_remote(place) else Path(place)) for place in places)
+    def read(rows: Iterable[int] = range(len(places))) -> Iterator[tuple[str, Path]]:
+        store, chosen = cache_root(None), (places[row] for row in rows)
+        return ((place, local(place, store) if is_remote(place) else Path(place)) for place in chosen)
 
-    return Pictures(read, labels, classes, counts, sha.hexdigest())
+    return Pictures(read, labels, classes, counts, sha.hexdigest(), files=True)
 
 
 def _state(place: str) -> str:

@@ -45,7 +45,7 @@ def frame(config: ModelConfig) -> Cost:
     block += Cost(kept=2 * tokens * site.head_dim if config.rope else 0)
     hidden = (2048, 1024) if config.head == "wide" else ()
     widths = (config.features, *hidden, config.outputs) if config.outputs else ()
-    head = sum((_linear(a, b, tokens if config.causal else 1) for a, b in pairwise(widths)), Cost())
+    head = sum((_linear(a, b, tokens if config.pixels else 1) for a, b in pairwise(widths)), Cost())
     rest = Cost((config.prefix_tokens + positions + 2) * dim, alive=2 * tokens * dim)
     return _stem(config) + rest + block * config.depth + _pooling(config) + head
 
@@ -82,8 +82,9 @@ def _stem(config: ModelConfig) -> Cost:
     if config.stem == "pixel":
         positions = side**2 * dim if config.positions == "learned" else 0
         return Cost(2 * channels * dim + positions, rows * columns * dim, 2 * rows * columns * dim)
-    if config.stem == "next-pixel":
-        return Cost(config.outputs * dim, alive=2 * max(config.outputs, rows * columns) * dim)
+    if config.pixels:
+        rows_of_table = config.outputs + (config.stem == "masked-pixel")  # one for hidden values
+        return Cost(rows_of_table * dim, alive=2 * max(rows_of_table, rows * columns) * dim)
     widths, total = config.widths, Cost()
     if config.stem == "resnet":
         total, channels = _convolution(channels, widths[0], side), widths[0]

@@ -24,7 +24,7 @@ def resized(
     Learned positions are interpolated (bicubic), and what else an attention has for each token, as it says itself;
     prefix tokens and everything else stay as they are.
     """
-    if config.stem in ("pixel", "length-one", "next-pixel") and image_size != config.image_size:
+    if config.stem in ("pixel", "length-one", "next-pixel", "masked-pixel") and image_size != config.image_size:
         raise ValueError(f"stem={config.stem} has weights for image_size={config.image_size} alone, not {image_size}")
     patch = patch_size or config.patch_size
     if patch != config.patch_size and config.stem != "patch":

@@ -166,8 +166,29 @@ class NextPixelStem(Stem):
         return F.pad(self.embed(to_levels(x, self.config)[:, :-1]), (0, 0, 1, 0))
 
 
+class MaskedPixelStem(Stem):
+    """Every value of every channel is a token, as for next-pixel models; a value below zero is hidden, and has an
+    embedding of its own."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(config)
+        self.config = config
+        self.embed = nn.Embedding(config.outputs + 1, config.dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = (x < 0).permute(0, 2, 3, 1).flatten(1)
+        return self.embed(to_levels(x, self.config).masked_fill(hidden, self.config.outputs))
+
+
+def hide(x: Tensor, places: Tensor) -> Tensor:
+    """Images (B, C, H, W) with the values of the tokens at these places (B, n) below zero."""
+    b, c, h, w = x.shape
+    hidden = torch.zeros(b, h * w * c, dtype=torch.bool, device=x.device).scatter_(1, places, True)
+    return x.masked_fill(hidden.view(b, h, w, c).permute(0, 3, 1, 2), -1.0)
+
+
 def to_levels(x: Tensor, config: ModelConfig) -> Tensor:
-    """Images (B, C, H, W), fractions of white → the levels (B, N) of a next-pixel model's tokens, in its order."""
+    """Images (B, C, H, W), fractions of white → the levels (B, N) of a model's pixels, in its order."""
     bytes_ = (x * 255).round().long().clamp(0, 255)
     tokens = (bytes_ * config.outputs // 256).permute(0, 2, 3, 1).flatten(1)
     return tokens.flip(1) if config.order == "reversed" else tokens
@@ -188,4 +209,5 @@ STEMS: dict[str, type[Stem]] = {
     "pixel": PixelStem,
     "length-one": LengthOneStem,
     "next-pixel": NextPixelStem,
+    "masked-pixel": MaskedPixelStem,
 }

@@ -171,8 +171,8 @@ class VisionTransformer(nn.Module):
         share_layerwise(self.attentions())
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) → logits (B, classes), or features where there are no classes; of a next-pixel model, whose
-        images are fractions of white, (B, N, levels), those of a token from the ones before it."""
+        """(B, C, H, W) → logits (B, classes), or features where there are no classes; of a next-pixel
+        or masked-pixel model, whose images are fractions of white, (B, N, levels), those of every token."""
         config = self.config
         if x.shape[1:] != (config.channels, config.image_size, config.image_size):
             wanted = f"({config.channels}, {config.image_size}, {config.image_size})"
@@ -193,7 +193,7 @@ class VisionTransformer(nn.Module):
 
     def classify(self, x: Tensor) -> Tensor:
         """Tokens after the last block → logits."""
-        return self.head(self.norm(x) if self.config.causal else self.pooled(x))
+        return self.head(self.norm(x) if self.config.pixels else self.pooled(x))
 
     def step(self, level: Tensor, place: int, states: Sequence[Any] | None = None) -> tuple[Tensor, list[Any]]:
         """Of a next-pixel model: the level (B,) of the token before the one at this place (at place 0, any), and the

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from linvit.attention import role_of
 from linvit.conversion.budget import MAX_DECIDED
-from linvit.conversion.candidates import TABLE
+from linvit.conversion.candidates import SAME, TABLE, disguised
 from linvit.conversion.context import Context
 from linvit.conversion.images import ConversionImages, divide_images
 from linvit.conversion.run import Converted
@@ -79,7 +79,7 @@ def convert(
 
 @dataclass
 class ConversionRun:
-    """One request being carried out: check → claim the folder → convert → report."""
+    """The run of one request: check → claim the folder → convert → report."""
 
     request: ConvertRequest
     dataset: Dataset | None = None
@@ -122,10 +122,11 @@ class ConversionRun:
         check_target(request.to, stored, max_drop)
         dataset, source, seen = self.open_images(stored)
         images = divide_images(dataset, stored.about, max_drop is not None, seen, request.seed)
-        check_counts(images, max_drop, MAX_DECIDED + 2 if auto else depth + 2, seen)
         teacher = fit_model(stored, dataset, patch_size=request.patch_size)
         for spec in () if auto else request.to:  # what cannot be built is an error here
-            make_student(teacher, spec, request.inherit, request.seed)
+            if same := disguised(make_student(teacher, spec, request.inherit, request.seed)):
+                raise ValueError(f"{same} {SAME}: choose other options, another attention or larger images")
+        check_counts(images, max_drop, MAX_DECIDED + 2 if auto else depth + 2, seen)
         options = {name: value for name, value in sorted(request.options.items()) if name not in ("epochs", "steps")}
         recipe = stage_recipe(stored, images.dataset, teacher.tokens, options)
         conversion = Conversion(
@@ -160,6 +161,7 @@ class ConversionRun:
             channels=config.channels,
             resize=request.resize or stored.about["resize"],
             skip_bad=request.skip_bad,
+            cached=False,  # a search reads few of them
         )
         seen, name = trained_on(stored, dataset), dataset.name
         if seen and (fold := held_out_fold(stored)):
@@ -168,8 +170,8 @@ class ConversionRun:
             taught = stored.about["name"]
             self.on_event(Noted(f"the teacher was trained on {taught}, which may include images of {name}"))
         elif stored.foreign:
-            text = f"it is not known whether the teacher was trained on images of {name}: if it was, its accuracy"
-            self.on_event(Noted(f"{text}, and what the student loses of it, are not those for new images"))
+            text = f"the teacher may have been trained on images of {name}: if so, its accuracy and the student's loss"
+            self.on_event(Noted(f"{text} differ on new images"))
         return dataset, source, seen
 
 
@@ -182,22 +184,22 @@ def check_target(to: Sequence[str], stored: Stored, max_drop: float | None) -> N
     for one in to:
         if max_drop is not None and any(role_of(spec) == "baseline" for spec in parse_layers(one, depth)):
             raise ValueError(
-                f"max_drop={max_drop:g} finds the layers that stay softmax: name other attentions, not {one}"
+                f"max_drop={max_drop:g} chooses the layers that stay softmax: give it other attentions than {one}"
             )
 
 
 def check_counts(images: ConversionImages, max_drop: float | None, candidates: int, seen: bool) -> None:
-    """Every split needs images, and a decision between so many as many as a small drop takes to prove."""
+    """Every split needs images, and those that decide between the candidates must be enough to show the drop."""
     name = images.dataset.name
     for split in ("train", "validation", "test"):
         if not len(images.split(split)):
             raise ValueError(f"{name} has no {split} images, and a conversion needs some")
     needed = 0 if max_drop is None else images_needed(max_drop, candidates)
     if len(images.decide) < needed:
-        part = "validation images, since the teacher was trained on the others," if seen else "training images"
+        part = "validation images (the teacher was trained on the others)" if seen else "training images"
         raise ValueError(
-            f"max_drop={max_drop:g} takes at least {needed:,} images to prove, but {name} has "
-            f"{len(images.decide):,} of its {part} for that"
+            f"max_drop={max_drop:g} cannot be shown with fewer than {needed:,} images, and {name} has "
+            f"{len(images.decide):,} of its {part} for that: add images or allow a larger drop"
         )
 
 
@@ -225,10 +227,12 @@ def outlook(context: Context) -> str:
     """What would be trained, and what is finished."""
     c, steps = context.conversion, context.conversion.steps
     shares = stage_shares(c.stages, c.max_drop is not None, c.auto)
-    to = "what a race chooses" if c.auto else " and ".join(c.to)
+    to = "the fastest within the drop" if c.auto else " and ".join(c.to)
     lines = [f"{context.folder}: {context.config.attention} to {to}, {context.config.depth} layers"]
     if c.auto:
-        lines.append(f"candidates: {', '.join(TABLE)}; about {duration(find_seconds(c.budget))}, announced once timed")
+        lines.append(
+            f"candidates: {', '.join(TABLE)}; finding the target takes about {duration(find_seconds(c.budget))}"
+        )
         shares = shares if steps or training_seconds(c.budget) else {}
     for name in shares:
         done = context.ledger.done(key_of("conversion_seconds", model=name)) is not None

@@ -90,7 +90,7 @@ def prepare(
             request.options.get("patch_size"),
             image_size=side,
             channels=like and like.channels,
-            **fewer_images(request.folds, request.limit, plan and plan.limit),
+            limit=(plan and plan.limit) or request.limit,
             skip_bad=request.skip_bad,
             resize=request.resize or (stored_of(start).about["resize"] if start else "crop"),
         )
@@ -112,19 +112,11 @@ def prepare(
     )
 
 
-def fewer_images(folds: int | None, limit: int | None, planned: int | None) -> dict[str, int | None]:
-    """Options of a source. What a plan leaves out is not decoded either; folds divide what is."""
-    if planned is None or folds is not None:
-        return {"limit": planned or limit}
-    return {"limit": limit, "sample": planned}
-
-
 def with_limit(prepared: Prepared, limit: int) -> Prepared:
     """The same with at most this many images of each split; images that were given as a Dataset stay as they are."""
     if prepared.source is None:
         return prepared
-    options = fewer_images(prepared.designer.folds, prepared.source.limit, limit)
-    source = prepared.source.model_copy(update=options)
+    source = prepared.source.model_copy(update={"limit": limit})
     dataset = open_source(source)
     designer = replace(prepared.designer, whole=dataset, origin=source, datasets=DatasetCache())
     return replace(prepared, dataset=dataset, source=source, designer=designer)
@@ -146,8 +138,8 @@ def check_names(attention: str) -> None:
 def check_task(request: Trainable, variants: Sequence[Variant]) -> None:
     """What one task measures cannot be compared with what another does."""
     task = variants[0].task
-    kinds = {v.task: (TASKS[v.task].causal, TASKS[v.task].several) for v in variants if not v.published}
-    kind = TASKS[task].causal, TASKS[task].several
+    kinds = {v.task: (TASKS[v.task].stem, TASKS[v.task].several) for v in variants if not v.published}
+    kind = TASKS[task].stem, TASKS[task].several
     if others := [name for name, other in kinds.items() if other != kind]:
         raise ValueError(f"variants of the tasks {task} and {others[0]} cannot be compared: make a study of each")
     for name, why in (
@@ -202,7 +194,7 @@ def choose_starts(
 ) -> dict[str, Start]:
     """What each attention starts from, by request or by default for such images; empty: from scratch."""
     attentions = list(dict.fromkeys(v.attention for v in variants if v.start is None and not v.published))
-    start = request.start or (backbones.SCRATCH if TASKS[variants[0].task].causal else None)
+    start = request.start or (backbones.SCRATCH if TASKS[variants[0].task].stem else None)
     shaped = {**request.options, **dict.fromkeys(searched, True)}
     for variant in variants:
         shaped |= variant.options

@@ -150,6 +150,12 @@ def speed_to_the_limit(records: Iterable[Record]) -> alt.HConcatChart:
     return _to_the_limit(records, "attention_time", title, "s", line)
 
 
+def models_to_the_limit(records: Iterable[Record]) -> alt.HConcatChart:
+    """The same of whole models: an inference, and a training step."""
+    title, line = "Time of whole models, to the limit of time or memory", "identity returns v: nothing is faster."
+    return _to_the_limit(records, "model_time", title, "s", line)
+
+
 def memory_to_the_limit(records: Iterable[Record]) -> alt.HConcatChart:
     """A line per attention: the memory of one call over the length, until it was refused."""
     line = "Peak in addition to q, k and v, in a fresh process each."
@@ -393,7 +399,8 @@ def _row(record: Record) -> dict[str, Any]:
 def _about(record: Record) -> str:
     """The shape of a call, and where it was measured."""
     tags = record.tags
-    return f"batch {tags['batch']}, {tags['heads']} heads, head_dim {tags['head_dim']}; {record.where}"
+    shape = f", {tags['heads']} heads, head_dim {tags['head_dim']}" if "heads" in tags else ""
+    return f"batch {tags['batch']}{shape}; {record.where}"
 
 
 def _draws(records: Iterable[Record]) -> str:

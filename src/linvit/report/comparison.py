@@ -146,6 +146,15 @@ class Comparison:
         np.fill_diagonal(found, 0)
         return found
 
+    def detectable(self, level: float = LEVEL, power: float = POWER) -> np.ndarray:
+        """The true difference of each pair that a one-sided test at this level shows with this probability; infinite
+        where too few seeds are shared."""
+        (seeds, images), (more, and_more) = self._constants(level, 1), self._constants(1 - power, 1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            mean = self.models * (1 / self.seeds + self.shared)
+            found = np.sqrt((seeds + more) ** 2 * mean + (images + and_more) ** 2 * self.blur(0.0))
+        return np.where(self.seeds >= self.enough, found, np.inf)
+
     def exceeds(self, i: int, j: int, than: float = 0.0) -> float:
         """p of the one-sided test that i beats j by more than this: the lowest level whose bound says so; 1 if that is
         none below one half, or if too few seeds are shared."""
@@ -242,7 +251,8 @@ def _complete(common: np.ndarray, folds: int) -> np.ndarray | None:
     if not folds:
         return common
     table = common.reshape(-1, folds)
-    return table.all(axis=1) if (table.all(axis=1) == table.any(axis=1)).all() else None
+    whole = np.asarray(table.all(axis=1))
+    return whole if np.array_equal(whole, table.any(axis=1)) else None
 
 
 def _images(right: Mapping[int, np.ndarray]) -> dict[tuple[int, int], tuple[float, float]]:

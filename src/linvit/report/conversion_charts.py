@@ -11,7 +11,7 @@ from linvit.report.conversion import ConversionEvidence, show
 from linvit.report.result import Section
 from linvit.schemas.conversion import MIN_SPEED
 
-VERDICTS = vega.Series(["teacher", "chosen", "loses too much", "too slow", "not shown", "not needed"], "kind")
+VERDICTS = vega.Series(["teacher", "chosen", "loses too much", "too slow", "not shown", "not needed", "limit"], "kind")
 KINDS = vega.Series(["teacher", "student"], "kind")
 
 
@@ -43,34 +43,28 @@ def _stages(evidence: ConversionEvidence) -> vega.Chart:
 
 
 def _candidates(evidence: ConversionEvidence) -> vega.Chart | None:
-    """Speed and accuracy of the candidates, and what both must be."""
-    every = [one for one in target.tried(evidence) if one.speed is not None and one.accuracy is not None]
-    had = evidence.value("conversion_accuracy", split="candidates", model=target.teacher_layers(evidence))
-    if not every or had is None:
+    """The candidates' speed and accuracy, and the required speed."""
+    raced = [one for one in target.candidates(evidence) if one.speed is not None]
+    if not evidence.document.auto or not raced:
         return None
+    had = evidence.value("conversion_accuracy", split="candidates", model=target.teacher_layers(evidence))
     points = [("teacher", "teacher", 1.0, had)]
-    points += [(one.name, target.verdict(evidence, one).text, one.speed or 0.0, one.accuracy or 0.0) for one in every]
+    for one in raced:
+        name = "no attention" if one.limit else one.name
+        points.append((name, target.verdict(evidence, one).text, one.speed or 0.0, one.accuracy))
     rows: vega.Rows = [
-        {"name": name, "kind": kind, "speed": speed, "accuracy": accuracy, "shown": show(accuracy)}
-        for name, kind, speed, accuracy in points
+        {"name": name, "kind": kind, "speed": speed, "accuracy": show(accuracy)}
+        | {"shown": f"{speed:.2f}×" + ("" if accuracy is None else f", {show(accuracy)}")}
+        for name, kind, speed, accuracy in sorted(points, key=lambda point: -point[2])
     ]
-    speeds = vega.padded([*(row["speed"] for row in rows), MIN_SPEED], 0.25)
-    heights = vega.padded((row["accuracy"] for row in rows), 0.15)
-    x = vega.x_axis("speed", "Speed relative to the teacher (faster →)", domain=speeds, format=".2f", tickCount=6)
-    y = vega.y_axis(
-        "accuracy", "Accuracy, untrained", domain=[max(0, heights[0]), min(1, heights[1])], format="~%", tickCount=6
-    )
-    tips = vega.tooltips("name", ("kind", "verdict"), ("speed", "speed", ".2f"), ("shown", "accuracy"))
-    base = vega.data(rows).encode(x=x, y=y)
-    least = (1 - (evidence.document.max_drop or 0.0)) * had
-    layers = [
-        vega.threshold(MIN_SPEED, x),
-        vega.threshold(least, y),
-        base.mark_point(filled=True, size=130).encode(tooltip=tips, **VERDICTS("color", "shape")),
-        base.mark_text(dy=-14, style="quiet").encode(text="name:N"),
-    ]
-    note = "Dashed: the least speed, and the least accuracy without training. Both must be reached."
-    return vega.Chart("candidates", "Candidates: speed and accuracy", 300, layers, note, VERDICTS)
+    x = vega.x_axis("speed", domain=[0, 1.6 * max(row["speed"] for row in rows)], axis=False)
+    tips = vega.tooltips("name", ("kind", "verdict"), ("speed", "speed", ".2f"), "accuracy")
+    layers = [*vega.bars(rows, x, VERDICTS, tips, "name", right=True), vega.threshold(MIN_SPEED, x)]
+    note = f"Speed relative to the teacher and accuracy without training. Dashed: the required speed, {MIN_SPEED:g}×."
+    if had is not None:
+        least = (1 - (evidence.document.max_drop or 0.0)) * had
+        note += f" Required accuracy: {show(least)}, which a mix with softmax or training may reach."
+    return vega.Chart("candidates", "Candidates: speed and accuracy", vega.ROW * len(rows), layers, note, VERDICTS)
 
 
 def _by_layers(evidence: ConversionEvidence) -> vega.Chart | None:

@@ -17,7 +17,7 @@ OWN_IMAGES = "path/to/images"
 
 
 def use(summary: Summary, chosen: VariantResult) -> tuple[str, Request | None]:
-    """What to do with a decision, in words and as a request: compare on images of one's own, or train."""
+    """What to do with a decision, in words and as a request: compare on the user's own images, or train."""
     request, source = last_request(summary.study.requests), summary.study.source
     own = source is not None and (Path(source.data).is_absolute() or "://" in source.data)
     if not own:

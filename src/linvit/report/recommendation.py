@@ -239,7 +239,7 @@ def _too_early(summary: Summary, early: Growth) -> Recommendation:
 
 
 def _with_control(found: Recommendation, summary: Summary, best: VariantResult) -> Recommendation:
-    """What attention is worth on these images; the first sentence if that is next to nothing."""
+    """What attention is worth on these images; among the reasons if that may be nothing."""
     controls = [v for v in summary.variants if v.control and v.best and not v.diverged]
     if not controls:
         return found
@@ -251,7 +251,7 @@ def _with_control(found: Recommendation, summary: Summary, best: VariantResult) 
         seeds = _seeds(control, summary)
         return replace(found, attention_worth=f"In {seeds}, attention was worth {gain} here: {reached}.")
     gain, low, high = map(merit.plain, summary.worth[control.id])
-    if control.standing.shown:
+    if control.standing.shown and summary.worth[control.id][1] <= 0:
         text = f"Attention hardly matters on these images: {reached}, and {best.label} {on} {_number(best, summary)}."
         return replace(found, why=f"{found.why} {text}")
     return replace(found, attention_worth=f"Attention is worth {gain} {merit.unit} here ({low} to {high}): {reached}.")

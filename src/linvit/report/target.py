@@ -1,4 +1,4 @@
-"""How a conversion that names no target chose it: what its candidates showed, and why softmax was kept if it was."""
+"""How a conversion that names no attention chose one: its candidates, and why softmax was kept if it was."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from linvit.schemas.conversion import MIN_SPEED, fast_enough
 if TYPE_CHECKING:
     from linvit.report.conversion import ConversionEvidence
 
-GAIN = f"{100 * (MIN_SPEED - 1):.0f}\N{NO-BREAK SPACE}%"  # that it must be faster
+NBSP = "\N{NO-BREAK SPACE}"
+GAIN = f"{100 * (MIN_SPEED - 1):.0f}{NBSP}%"  # how much faster a candidate must be
 show_speed, show_accuracy = METRICS["conversion_candidate"].show, METRICS["conversion_accuracy"].show
 
 
 @dataclass(frozen=True)
-class Tried:
+class CandidateRow:
     """An attention in all layers that have softmax."""
 
     name: str
@@ -31,14 +32,14 @@ class Tried:
     accuracy: float | None  # on the images of the search, nothing trained
     agreement: float | None
     images: int
-    refused: str  # why it cannot be here
-    pays_from: int | None  # side of images from which on it is fast enough, by forecast
+    refused: str  # why it is not a candidate
+    pays_from: int | None  # side of images from which it is fast enough, by forecast
     doubled: float | None  # its speed at twice the size, by forecast
     seconds: float | None  # of finding the target there
     limit: bool  # no attention at all
 
 
-def tried(evidence: ConversionEvidence) -> list[Tried]:
+def candidates(evidence: ConversionEvidence) -> list[CandidateRow]:
     """The fastest first."""
     found = []
     for r in evidence.of("conversion_candidate"):
@@ -48,7 +49,7 @@ def tried(evidence: ConversionEvidence) -> list[Tried]:
         later: dict[str, Any] = pays[-1].tags if pays else {}
         accuracy = evidence.of("conversion_accuracy", **here)
         found.append(
-            Tried(
+            CandidateRow(
                 short(layers),
                 layers,
                 None if r.value is None else float(r.value),
@@ -74,7 +75,7 @@ def short(layers: str) -> str:
 
 
 def kept(evidence: ConversionEvidence) -> str:
-    """Why the answer is the teacher; empty: it is not."""
+    """Why the teacher is the result; empty if it is not."""
     found = evidence.of("conversion_kept")
     return str(found[-1].tags.get("why") or "") if found else ""
 
@@ -86,53 +87,52 @@ def mixed(evidence: ConversionEvidence) -> list[str]:
 
 
 def headline(evidence: ConversionEvidence) -> str:
-    """If softmax was kept."""
+    """Where softmax was kept."""
     side, drop = evidence.document.image_size, 100 * (evidence.document.max_drop or 0)
     if kept(evidence) == "speed":
-        return f"Keep softmax: at {side} px no other attention makes this model {GAIN} faster"
-    within = f"within {drop:g}\N{NO-BREAK SPACE}% of the accuracy"
-    return f"Keep softmax: at {side} px no other attention is {GAIN} faster and {within}"
+        return f"Keep softmax: at {side}{NBSP}px no other attention makes this model {GAIN} faster"
+    lost = f"is shown to lose at most {drop:g}{NBSP}% of the accuracy"
+    return f"Keep softmax: at {side}{NBSP}px no faster attention {lost}"
 
 
 def sentences(evidence: ConversionEvidence) -> list[str]:
-    """If softmax was kept: the figures, and where that would change."""
-    every = tried(evidence)
+    """Where softmax was kept: the figures, and the image size at which that would change."""
+    every = candidates(evidence)
     real = [one for one in every if one.speed is not None and not one.limit]
     found = []
     if kept(evidence) == "speed":
         if real:
-            found.append(f"The fastest of {len(real)}, {real[0].name}, is {show_speed(real[0].speed)} as fast.")
-        found += [f"Without any attention it would be {show_speed(one.speed)} as fast." for one in every if one.limit]
+            fastest = f"{real[0].name}, the fastest of {len(real)} candidates, runs at"
+            found.append(f"{fastest} {show_speed(real[0].speed)} the speed of softmax.")
+        found += [f"Without attention, the model runs at {show_speed(one.speed)}." for one in every if one.limit]
     else:
         found += _lost(evidence)
     if at := where(evidence):
-        text = f"By forecast, {at.name} is {GAIN} faster from {at.pays_from} px"
+        text = f"Forecast: {at.name} is {GAIN} faster than softmax from {at.pays_from} px"
         text += f", and {at.doubled:.1f}× as fast at {2 * evidence.document.image_size} px" if at.doubled else ""
-        takes = f"finding the target at {at.pays_from} px takes at most about {duration(at.seconds or 0.0)}"
-        found.append(f"{text}; {takes}.")
+        takes = f"Converting at {at.pays_from} px takes up to about {duration(at.seconds or 0.0)}"
+        found.append(f"{text}. {takes}.")
     elif kept(evidence) == "speed":
-        found.append("By forecast none would be at up to 4 times the image size.")
-    reached = evidence.teacher
-    found.append(
-        f"The result, best/, is the teacher: right on {show_accuracy(reached.value)} of {reached.n:,} test images."
-    )
+        found.append(f"Forecast: none is {GAIN} faster with images of up to 4 times this size.")
+    accuracy = f"{show_accuracy(evidence.teacher.value)} on {evidence.teacher.n:,} test images"
+    found.append(f"best/ is the teacher, with an accuracy of {accuracy}.")
     return found
 
 
-def most_accurate(evidence: ConversionEvidence) -> Tried | None:
-    """Of those that are fast enough."""
-    fast = [one for one in tried(evidence) if fast_enough(one.speed or 0.0) and one.accuracy is not None]
+def most_accurate(evidence: ConversionEvidence) -> CandidateRow | None:
+    """Of the candidates that are fast enough."""
+    fast = [one for one in candidates(evidence) if fast_enough(one.speed or 0.0) and one.accuracy is not None]
     return max(fast, key=lambda one: one.accuracy or 0.0, default=None)
 
 
 def _lost(evidence: ConversionEvidence) -> list[str]:
-    """What those lose that are fast enough, and the best mix of them if it was decided on."""
+    """What the candidates lose that are fast enough, and the best mix of them if one was decided on."""
     had = evidence.value("conversion_accuracy", split="candidates", model=teacher_layers(evidence)) or 0.0
     best, found = most_accurate(evidence), []
     if best and had:
         found.append(
-            f"In all layers, with nothing trained, {best.name} is {show_speed(best.speed)} as fast and keeps "
-            f"{percent((best.accuracy or 0.0) / had)} of the accuracy ({best.images:,} images); training may help."
+            f"In all layers and without training, {best.name} is {show_speed(best.speed)} as fast as softmax and keeps "
+            f"{percent((best.accuracy or 0.0) / had)} of its accuracy ({best.images:,} images); training may help."
         )
     decided = evidence.of("conversion_drop")
     if decided:
@@ -146,8 +146,8 @@ def _lost(evidence: ConversionEvidence) -> list[str]:
             )
         )
         found.append(
-            f"The best mix with softmax lost {drop:.2f} points on {r.n:,} images, at most {bound:.2f} by its upper "
-            f"bound; {allowed:.2f} are allowed."
+            f"The best mix with softmax lost {drop:.2f} points on {r.n:,} images, with an upper bound of {bound:.2f}; "
+            f"{allowed:.2f} are allowed."
         )
     return found
 
@@ -156,17 +156,22 @@ def teacher_layers(evidence: ConversionEvidence) -> str:
     return str(evidence.teacher.tags["attention"])
 
 
-def where(evidence: ConversionEvidence) -> Tried | None:
-    """Which of them is fast enough at the smallest size, of those that keep half of the accuracy if any does."""
-    later = [one for one in tried(evidence) if one.pays_from]
+def where(evidence: ConversionEvidence) -> CandidateRow | None:
+    """The candidate that is fast enough at the smallest image size. Those within max_drop without training come first,
+    and those that are exact softmax here, then those that keep half of the accuracy."""
+    later = [one for one in candidates(evidence) if one.pays_from]
     had = evidence.value("conversion_accuracy", split="candidates", model=teacher_layers(evidence)) or 0.0
-    usable = [one for one in later if one.accuracy is None or one.accuracy >= had / 2]
-    return min(usable or later, key=lambda one: (one.pays_from, -(one.doubled or 0.0)), default=None)
+
+    def keeping(share: float) -> list[CandidateRow]:
+        return [one for one in later if one.accuracy is None or one.accuracy >= share * had]
+
+    best = keeping(1 - (evidence.document.max_drop or 0.0)) or keeping(0.5) or later
+    return min(best, key=lambda one: (one.pays_from, -(one.doubled or 0.0)), default=None)
 
 
 def suggested(evidence: ConversionEvidence) -> list[str]:
-    """If softmax was kept: the most accurate of those that are fast enough, with training; and the same at the size
-    where another attention is fast enough."""
+    """Commands where softmax was kept: to train the most accurate candidate that is fast enough, and to convert at the
+    image size from which one is."""
     request = last_request([evidence.document.request])
     if not isinstance(request, ConvertRequest):
         return []
@@ -179,11 +184,11 @@ def suggested(evidence: ConversionEvidence) -> list[str]:
     return found
 
 
-def verdict(evidence: ConversionEvidence, one: Tried) -> Cell:
+def verdict(evidence: ConversionEvidence, one: CandidateRow) -> Cell:
     if one.limit:
         return Cell("limit", look="open")
     if one.refused:
-        return Cell("not here", (one.refused,), "open")
+        return Cell("not tested", (one.refused,), "open")
     if not fast_enough(one.speed or 0.0):
         return Cell("too slow", look="warn")
     chosen = {str(spec) for spec in evidence.layers}
@@ -197,8 +202,8 @@ def verdict(evidence: ConversionEvidence, one: Tried) -> Cell:
 
 
 def table(evidence: ConversionEvidence) -> list[Table]:
-    """Of the candidates; none if the target was named."""
-    every = tried(evidence)
+    """Of the candidates; none if the attention was named."""
+    every = candidates(evidence)
     if not evidence.document.auto or not every:
         return []
     teacher = teacher_layers(evidence)
@@ -212,14 +217,15 @@ def table(evidence: ConversionEvidence) -> list[Table]:
         rows.append(_row(name, speed, spread, one.accuracy, one.agreement, one.pays_from, verdict(evidence, one)))
     count = next((one.images for one in every if one.images), 0)
     note = (
-        "Each attention in all layers that have softmax, with the teacher's weights and nothing trained. Speed: "
-        f"inference of the whole model relative to the teacher, in one race on this machine; {GAIN} faster is required."
+        "Each attention in all layers that have softmax, with the teacher's weights and without training. Speed: "
+        "inference of the whole model relative to the teacher, measured side by side on this machine; "
+        f"{GAIN} faster is required."
     )
     if count:
         note += f" Accuracy and agreement with the teacher: on {count:,} images that guide the search."
     if any(one.pays_from for one in every):
-        note += f" Fast from: the image size from which on it is {GAIN} faster, by forecast."
-    return [Table.of(rows, ["Verdict"], title="How the target was chosen", note=note, open=True)]
+        note += f" Fast from: the image size from which it is {GAIN} faster, by forecast."
+    return [Table.of(rows, ["Verdict"], title="How the attention was chosen", note=note, open=True)]
 
 
 def _row(

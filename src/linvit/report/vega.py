@@ -144,12 +144,16 @@ def threshold(value: float, axis: Any, **mark: Any) -> alt.Chart:
     return data([{field: value}]).mark_rule(**how).encode(**where)
 
 
-def bars(rows: Rows, x: Any, series: Series, tooltip: list[Any], name: str = "variant") -> list[alt.Chart]:
-    """One bar per row, the number (`shown`) at its end and the name above it, where it has the width of a phone."""
+def bars(
+    rows: Rows, x: Any, series: Series, tooltip: list[Any], name: str = "variant", *, right: bool = False
+) -> list[alt.Chart]:
+    """One bar per row, the number (`shown`) at its end or at the right edge, and the name above it, where it has the
+    width of a phone."""
     base = data(rows).encode(y=y_names(name), tooltip=tooltip)
+    place = {"align": "right", "dx": 0} if right else {"align": "left", "dx": 8}
     return [
         base.mark_bar(cornerRadiusEnd=3, height=14, yOffset=8).encode(x=x, **series("color")),
-        base.mark_text(align="left", dx=8, dy=9, fontWeight=600).encode(x=x, text="shown:N"),
+        base.mark_text(dy=9, fontWeight=600, **place).encode(x=alt.value("width") if right else x, text="shown:N"),
         base.mark_text(align="left", dy=-9, style="quiet").encode(x=alt.value(0), text=f"{name}:N"),
     ]
 

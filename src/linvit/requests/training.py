@@ -48,7 +48,7 @@ class TrainRequest(Output, Resumed, Started, Data):
     )
     task: str = option(
         "classification",
-        "Task: classification, multi-label (several labels per image) or next-pixel (density estimation).",
+        "Task: classification, multi-label (several labels per image), next-pixel or masked-pixel (densities).",
         metavar="NAME",
     )
     test: bool = option(True, hidden=True)
@@ -81,7 +81,7 @@ class CompareRequest(Output, Jobs, Started, Data):
         "A variant; repeatable. [default: softmax, performer-exp, -relu and -theta with m=32, linformer:k=16]"
     )
     task: str | None = option(
-        None, "Task: classification, multi-label or next-pixel. [default: classification]", metavar="NAME"
+        None, "Task: classification, multi-label, next-pixel or masked-pixel. [default: classification]", metavar="NAME"
     )
     with_scratch: bool = option(
         False, "With --from: also train every variant from scratch, for the same number of steps."

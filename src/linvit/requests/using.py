@@ -206,6 +206,7 @@ class ReproduceRequest(Show, Jobs, NamedData):
         linvit reproduce 000-mnist
         linvit reproduce 001-I 001-V --scale smoke
         linvit reproduce 001-I --seeds 5
+        linvit reproduce --all --threads 1
         linvit reproduce --report
         linvit reproduce --publish docs/results
         linvit reproduce 001-I --restore docs/results
@@ -216,8 +217,10 @@ class ReproduceRequest(Show, Jobs, NamedData):
 
     names: tuple[str, ...] = option((), "Studies to run.", argument=True, metavar="NAME")
     scale: Literal["full", "cpu", "smoke"] = option(
-        "cpu", "full: the report's recipe, for a GPU; cpu: real data, at most an hour; smoke: one step, as a test."
+        "cpu",
+        "full: the report's recipe, for a GPU; cpu: real data, no training over an hour; smoke: one step, as a test.",
     )
+    all: bool = option(False, "Run every study, those that decide most in the shortest time first.")
     report: bool = option(False, "Write one page of all studies that were run.")
     publish: Path | None = option(
         None,

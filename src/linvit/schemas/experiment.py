@@ -37,9 +37,9 @@ class Source(Frozen):
     multiple_of: int = 4
     channels: int | None = None  # if a pretrained model takes another number than the images have
     limit: int | None = None
-    sample: int | None = None  # images of each split that are decoded; limit: that are used of those
     skip_bad: bool = False
     resize: Resize = "squeeze"  # of sources that were stored before there was a choice
+    cached: bool = True  # decoded at once into the cache, not whenever an image is read
     fold: Fold | None = None  # None: the data set's own splits
 
     def folded(self, fold: Fold | None) -> Source:

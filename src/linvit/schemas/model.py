@@ -20,6 +20,7 @@ STEM_OPTIONS: dict[str, dict[str, Any]] = {  # the options of each stem, with th
     "resnet": {"trunk": (32, 64, 128)},
     "length-one": {"trunk": (64, 128, 256), "pools": 2},
     "next-pixel": {"levels": 256, "order": "raster"},
+    "masked-pixel": {"levels": 256},
 }
 ACTIVATIONS: dict[str, set[str]] = {"relu": set(), "gelu": set(), "elu": {"alpha"}}  # with the options they take
 BLOCK_OPTIONS = (
@@ -49,8 +50,9 @@ class ModelConfig(Frozen):
     image_size: int = Field(32, ge=4, le=8192, description="Side of the images.")
     channels: int = Field(3, ge=1, description="Channels of the images.")
     classes: int = Field(10, ge=0, description="Classes; 0: no head, the model returns features.")
-    stem: Literal["patch", "conv", "resnet", "pixel", "length-one", "next-pixel"] = Field(
-        "patch", description="How images become tokens: patch, conv, resnet, pixel, length-one or next-pixel."
+    stem: Literal["patch", "conv", "resnet", "pixel", "length-one", "next-pixel", "masked-pixel"] = Field(
+        "patch",
+        description="How images become tokens: patch, conv, resnet, pixel, length-one, next-pixel or masked-pixel.",
     )
     patch_size: int | None = Field(None, ge=1, description="Side of a patch, of stem=patch.")
     crop: bool | None = Field(
@@ -61,7 +63,9 @@ class ModelConfig(Frozen):
     )
     pools: int | None = Field(None, ge=0, description="Max-pools of a conv or length-one stem.")
     activation: str = Field("relu", description="Of a convolutional stem: relu, gelu, elu or elu:alpha=0.5.")
-    levels: int | None = Field(None, ge=2, le=256, description="Values per channel of a next-pixel model.")
+    levels: int | None = Field(
+        None, ge=2, le=256, description="Values per channel of a next-pixel or masked-pixel model."
+    )
     order: Literal["raster", "reversed"] | None = Field(None, description="Pixel order of a next-pixel model.")
     dim: int = Field(128, ge=1, description="Width of the tokens.")
     depth: int = Field(6, ge=0, le=10_000, description="Layers; 0 is the stem alone.")
@@ -103,7 +107,7 @@ class ModelConfig(Frozen):
 
     @property
     def prefix_tokens(self) -> int:
-        if self.causal:
+        if self.pixels:
             return 0
         return int(self.pool.startswith("cls")) if self.prefix is None else self.prefix
 
@@ -118,14 +122,19 @@ class ModelConfig(Frozen):
         return self.stem == "next-pixel"
 
     @property
+    def pixels(self) -> bool:
+        """Its logits are of every token, and predict the token's level."""
+        return self.stem in ("next-pixel", "masked-pixel")
+
+    @property
     def outputs(self) -> int:
         """The number of logits."""
-        return (self.levels or 0) if self.causal else self.classes
+        return (self.levels or 0) if self.pixels else self.classes
 
     @property
     def features(self) -> int:
         """The width of the head's input."""
-        if self.causal:
+        if self.pixels:
             return self.dim
         return self.dim * {"cls-mean": 2, "all": self.image_tokens}.get(self.pool, 1)
 
@@ -146,7 +155,7 @@ class ModelConfig(Frozen):
         match self.stem:
             case "pixel":
                 return self.channels * size, size
-            case "next-pixel":
+            case "next-pixel" | "masked-pixel":
                 return size, self.channels * size
             case "length-one":
                 return 1, 1
@@ -228,10 +237,10 @@ def without_effect(options: Mapping[str, Any]) -> dict[str, str]:
     stem, depth = str(options.get("stem", "patch")), str(options.get("depth"))
     own = {name for options in STEM_OPTIONS.values() for name in options} - set(STEM_OPTIONS.get(stem, {}))
     unused = {name: f"stem={stem} has no {name}" for name in sorted(own)}
-    if stem in ("patch", "pixel", "next-pixel"):
+    if stem in ("patch", "pixel", "next-pixel", "masked-pixel"):
         unused["activation"] = f"stem={stem} has no convolutions"
-    if stem == "next-pixel":
-        unused |= dict.fromkeys(("pool", "prefix"), "stem=next-pixel has logits for every token, and no others")
+    if stem in ("next-pixel", "masked-pixel"):
+        unused |= dict.fromkeys(("pool", "prefix"), f"stem={stem} has logits for every token, and no others")
     if (block := str(options.get("block", "standard"))) != "standard":
         own = ("mlp_dim", "mlp", "drop_path", "layer_scale")
         unused |= dict.fromkeys(own, f"block={block} has no MLP and one branch")

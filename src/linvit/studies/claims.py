@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import math
-import re
-import statistics
 from functools import partial
-from itertools import pairwise
 
-import torch
-
-from linvit.attention import CONTROL, create_attention
-from linvit.measure.angle import ratio
-from linvit.records import Record
 from linvit.studies import attentions_2026
 from linvit.studies.hypotheses import (
     Claim,
-    Part,
     Test,
     at_least,
     better,
@@ -24,184 +14,44 @@ from linvit.studies.hypotheses import (
     equal,
     explodes,
     learned_below,
-    lighter,
     lower_elsewhere,
     no_general,
     outlasts,
-    quicker,
     shows,
     trains,
+    wider_gap,
 )
-from linvit.studies.results import Pair, Ref, Results
+from linvit.studies.looks import (
+    NEARLY,
+    clamp_is_enough,
+    elu_is_unstable,
+    grows_with_depth,
+    lower_errors,
+    near_the_limit,
+    positive_features,
+    unbiased,
+)
+from linvit.studies.races import fewer_features_are_quicker, lighter, quicker
+from linvit.studies.results import Ref
 
 TABLES_000 = ("000-mnist", "000-cifar10")
 STARTED = ("linformer", "RF16 softmax", "RF16 ReLU")
 PERFORMERS_000 = ("RF16 softmax", "RF64 ReLU", "RF128 ReLU", "deterministic ReLU", "deterministic softmax")
 KERNELS_001 = ("relu", "exp", "fθ")
 cifar10, hybrid, factorial = (partial(Ref, study) for study in ("000-cifar10", "000-hybrid", "002-factorial"))
-
-
+pixels, hidden = (partial(Ref, f"paper-fig6-7{which}") for which in ("", "-bidirectional"))
 EXPERIMENTS = ("I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX")
 ORTHOGONAL = {"family": "performer-exp", "other": "performer-exp:projection=iid"}
 POSITIVE = {"family": "performer-exp", "other": "performer-trig"}
-
-
-def fewer_features_are_quicker(row: str) -> Test:
-    """Relative to one ViT, in the races of experiments I and II."""
-    what = f"{row} trains faster with 16 features than with 64 (001-sizes)"
-
-    def run(results: Results) -> Part:
-        one, other = (results.sized("001", "train_step_vs_softmax", f"001-{n}: {row}") for n in ("I", "II"))
-        if one is None or other is None or not (one.value and other.value):
-            return Part.missing(what)
-        quartiles = [[float(r.tags.get(end) or r.value or 0) for end in ("low", "high")] for r in (one, other)]
-        holds = True if quartiles[0][0] > quartiles[1][1] else False if quartiles[0][1] < quartiles[1][0] else None
-        busy = one.tags.get("busy") or other.tags.get("busy")
-        found = f"{one.value:.2f}× against {other.value:.2f}× ViT's speed"
-        found += "; measured on a busy core, which decides nothing" if busy else ""
-        return Part.certain(what, found, None if busy else holds)
-
-    return Test(("001-sizes",), run)
-
-
-def wider_gap(row: str) -> Test:
-    """From experiment I to V, by 95 % intervals of both gaps."""
-    what = f"the gap between ViT and {row} is wider on TinyImageNet (001-V) than on CIFAR-10 (001-I)"
-
-    def run(results: Results) -> Part:
-        pairs = [results.pair(Ref(study, "ViT"), Ref(study, row)) for study in ("001-I", "001-V")]
-        found = [pair for pair in pairs if isinstance(pair, Pair)]
-        if len(found) < 2:
-            return Part.missing(what) if None in pairs else Part(what, "; ".join(map(str, pairs)))
-        small, large = found
-        steps = [i / 2000 for i in range(-400, 401)]  # of a gap: −20 to 20 points
-        holds = 2 * min(max(small.below(gap), large.above(gap)) for gap in steps)  # for either may be wrong
-        fails = 2 * min(max(small.above(gap), large.below(gap)) for gap in steps)
-        if small.early or large.early:
-            holds, fails = 1.0, 1.0
-        return Part(what, f"{large} against {small}", min(1.0, holds), min(1.0, fails))
-
-    return Test(("001-I", "001-V"), run)
 
 
 def gelu(trial: int) -> Ref:
     return Ref(f"002-gelu-{trial}", "GELU", "literal")
 
 
-def positive_features(results: Results) -> Part:
-    near = [ratio(math.pi - gap, 1.0) for gap in (0.1, 0.01, 0.001)]
-    return Part.certain(
-        "the ratio of squared errors grows without bound as the angle nears π (closed form, length 1)",
-        f"{', '.join(f'{value:.2g}' for value in near)} at 0.1, 0.01 and 0.001 before π; "
-        f"{ratio(math.pi / 2, 1.0):.2f} at π/2, where trigonometric features are the better ones",
-        all(b > 10 * a for a, b in pairwise(near)),
-    )
-
-
-NEARLY = 1.25  # times the time of attention that returns v: "nearly as fast", stated before it was measured
-
-
-def near_the_limit(records: list[Record]) -> tuple[bool | None, str]:
-    """Steps of whole models with most layers take at most NEARLY times those of identity, by the quartiles of their
-    rounds."""
-    steps: dict[int, dict[str, tuple[float, float, float]]] = {}  # layers → attention → median and quartiles
-    for record in records:
-        variant = re.fullmatch(r"(.+), (\d+) layers", str(record.tags.get("variant")))
-        if record.metric == "train_step" and variant and record.value:
-            low, high = (float(record.tags.get(end) or record.value) for end in ("low", "high"))
-            steps.setdefault(int(variant[2]), {})[variant[1]] = record.value, low, high
-    layers = max(steps)
-    limit, softmax = (steps[layers].pop(name) for name in ("identity", "softmax"))
-    others = steps[layers]
-    holds = True if all(high < NEARLY * limit[1] for _, _, high in others.values()) else None
-    holds = False if any(low > NEARLY * limit[2] for _, low, _ in others.values()) else holds
-    times = ", ".join(f"{name} {step[0] / limit[0]:.2f}×" for name, step in others.items())
-    return holds, (
-        f"a step of {layers} layers takes {times}, softmax {softmax[0] / limit[0]:.2f}× the time of one that returns v"
-    )
-
-
-def lower_errors(records: list[Record], family: str, other: str) -> tuple[bool | None, str]:
-    """At each σ and number of features, the mean squared error of the output over draws."""
-    found: dict[tuple[float, int], dict[str, float]] = {}
-    uniform: dict[float, float] = {}
-    for r in records:
-        if r.metric != "output_mse" or r.value is None:
-            continue
-        sigma, features = float(r.tags["sigma"] or 0), int(r.tags.get("features") or 0)
-        if r.tags.get("family") == CONTROL:
-            uniform[sigma] = r.value
-        found.setdefault((sigma, features), {})[str(r.tags.get("family"))] = r.value
-    pairs = {at: (one[family], one[other]) for at, one in found.items() if {family, other} <= set(one)}
-    if not pairs:
-        return None, "no such errors were measured"
-    lower = [at for at, (a, b) in pairs.items() if a < b]
-    beaten = [at for at, (a, _) in pairs.items() if a > uniform.get(at[0], math.inf)]
-    return len(lower) == len(pairs), (
-        f"lower in {len(lower)} of {len(pairs)} settings of σ and the number of features; in {len(beaten)} larger than "
-        "that of uniform attention"
-    )
-
-
-def unbiased(results: Results) -> Part:
-    """φ(x)·φ(y) over many draws against e^{x·y}, along ±(1, …, 1)/√d, where missing signs would show."""
-    d, x = 8, torch.full((1, 8), 8**-0.5, dtype=torch.float64)
-    found = []
-    for y in (x, -x):
-        values = []
-        for draw in range(1500):
-            kernel = create_attention("performer-exp:m=16", heads=1, head_dim=d, tokens=4, seed=draw).double().kernel
-            values.append(float((kernel.phi(x) * kernel.phi(y)).sum().detach()))  # type: ignore[operator, union-attr]
-        error = statistics.stdev(values) / math.sqrt(len(values))
-        found.append((statistics.fmean(values) - math.exp(float((x * y).sum()))) / error)
-    text = " and ".join(f"{z:+.1f}" for z in found)
-    return Part.certain(
-        "the mean of φ(x)·φ(y) over 1,500 draws is e^{x·y}, with orthogonal features",
-        f"differs by {text} standard errors, for y = x and y = −x of length 1",
-        all(abs(z) < 4 for z in found),
-    )
-
-
-def grows_with_depth(records: list[Record]) -> tuple[bool, str]:
-    errors: dict[str, dict[int, float]] = {}
-    for record in records:
-        if record.metric == "depth_error" and record.value is not None and record.tags["attention"] != CONTROL:
-            errors.setdefault(str(record.tags["attention"]), {})[int(record.tags["layer"] or 0)] = record.value
-    ends = {name: (layers[min(layers)], layers[max(layers)]) for name, layers in errors.items()}
-    found = ", ".join(f"{name} {first:.2f} → {last:.2f}" for name, (first, last) in ends.items())
-    control = [r.value for r in records if r.metric == "depth_error" and r.tags["attention"] == CONTROL and r.value]
-    if control:
-        found += f"; uniform {control[0]:.2f} → {control[-1]:.2f}"
-    return all(last > first for first, last in ends.values()), f"from the first layer to the last: {found}"
-
-
-def failures(records: list[Record]) -> dict[str, int]:
-    """spec of the literal attention → outputs that are not finite, at all scales."""
-    found: dict[str, int] = {}
-    for record in records:
-        if record.metric == "non_finite":
-            spec = str(record.tags["attention"])
-            found[spec] = found.get(spec, 0) + int(record.value or 0)
-    return found
-
-
-def elu_is_unstable(records: list[Record]) -> tuple[bool, str]:
-    found = failures(records)
-    elu, relu = ({s: n for s, n in found.items() if f"f={f}," in s} for f in ("elu", "relu"))
-    of = {name: sum(n for s, n in found.items() if f"f={name}," in s) for name in ("gelu", "elu", "relu")}
-    text = ", ".join(f"{name.upper()} {count:,}" for name, count in of.items())
-    return all(elu.values()) and bool(elu) and not any(relu.values()), f"outputs that are not finite: {text}"
-
-
-def clamp_is_enough(records: list[Record]) -> tuple[bool, str]:
-    found = {spec: n for spec, n in failures(records).items() if "f=exp" in spec}
-    kinds = {(clamp, half): 0 for clamp in (True, False) for half in (False, True)}
-    for spec, count in found.items():
-        kinds["clamp=" in spec, "half=" in spec] += count
-    words = {True: "clamped", False: "not clamped"}, {False: "float32", True: "float16"}
-    text = ", ".join(f"{words[0][clamp]} in {words[1][half]} {n:,}" for (clamp, half), n in kinds.items())
-    holds = not (kinds[True, False] or kinds[True, True]) and kinds[False, False] + kinds[False, True] > 0
-    return holds, f"outputs that are not finite: {text}"
+def twice(row: str) -> tuple[Ref, Ref]:
+    """A row of report 000's CIFAR-10, and the same trained for twice the steps."""
+    return cifar10(row), cifar10(f"{row}, twice the steps")
 
 
 def row_of_000(row: str) -> list[Test]:
@@ -266,6 +116,13 @@ CLAIMS = (
         "A convolutional network followed by a Performer beats the convolutional network.",
         "The same trunk with and without the Performer's layers; a trunk with wider stages is shown for reference.",
         [better(hybrid(f"CNN + Performer, {kernel}"), hybrid("CNN")) for kernel in ("softmax", "ReLU")],
+        own="no number is printed",
+    ),
+    Claim(
+        "000.7",
+        "Performers save memory.",
+        "Peak memory of a training step in the Transformer's own shape, with 16 and 144 tokens: less than its own.",
+        [lighter(study, row, "transformer") for study in TABLES_000 for row in PERFORMERS_000],
         own="no number is printed",
     ),
     Claim(
@@ -414,8 +271,9 @@ CLAIMS = (
     Claim(
         "002.7",
         "Longer training makes up for the gain of pretraining.",
-        "None: the report prints no number for it, and no study here pretrains on other images.",
-        [],
+        "A Performer from scratch with four times the steps loses less than a point to one that starts from weights "
+        "pretrained on TinyImageNet.",
+        [at_least(Ref("002-pretraining", "ReLU, 4 times the steps"), Ref("002-pretraining", "ReLU, pretrained"))],
         own="no number is printed",
     ),
     Claim(
@@ -438,8 +296,8 @@ CLAIMS = (
     Claim(
         "002.10",
         "Performers approach ViT with longer training.",
-        "The distance to softmax after half of the steps and after all, for seeds that were trained for both.",
-        [closes(cifar10(row), cifar10("transformer")) for row in ("RF16 softmax", "RF64 ReLU")],
+        "The distance to softmax after as many steps and after twice as many, on CIFAR-10.",
+        [closes(twice(row), twice("transformer")) for row in ("RF16 softmax", "RF16 ReLU")],
         own="no number is printed",
     ),
     Claim(
@@ -509,6 +367,28 @@ CLAIMS = (
         "The Linear Transformer's ELU + 1 explodes.",
         "With 36 layers and without clipping, as in the paper: some of three seeds or more diverges.",
         [explodes(Ref("paper-fig18", "Linear Transformer"))],
+    ),
+    Claim(
+        "004.7",
+        "Performers are as good as the Transformer, unidirectional and bidirectional.",
+        "Pixels of MNIST in place of proteins, the next one and hidden ones: loses less than 0.01 bits per dimension.",
+        [
+            at_least(of(row), of("Transformer"))
+            for of in (pixels, hidden)
+            for row in ("Performer-ReLU", "Performer-SOFTMAX")
+        ],
+    ),
+    Claim(
+        "004.8",
+        "A Linformer is behind Performers.",
+        "Hidden pixels of MNIST in place of proteins: fewer bits per dimension with ReLU and with positive features.",
+        [better(hidden(row), hidden("Linformer")) for row in ("Performer-ReLU", "Performer-SOFTMAX")],
+    ),
+    Claim(
+        "004.9",
+        "Small Transformers are no match.",
+        "The next pixel of MNIST: fewer bits with a Performer of all layers than with a Transformer of 1, 2 or 3.",
+        [better(pixels("Performer-ReLU"), pixels(f"Transformer, {n} layer{'s' * (n > 1)}")) for n in (1, 2, 3)],
     ),
     *attentions_2026.CLAIMS,
 )

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from linvit.records import Record
 from linvit.registry import Registry
+from linvit.studies.agenda import AGENDA
 from linvit.studies.pinned import STARTED, pinned
 
 if TYPE_CHECKING:
@@ -33,8 +34,9 @@ PLAIN = {"warmup": 0.0, "clip_norm": 0.0, "label_smoothing": 0.0}
 ADAM = PLAIN | {"optimizer": "adam", "betas": (0.9, 0.999)}
 # A quarter of the width tuned for CIFAR-10, half of that for MNIST: more than 1,000 images per second on one core.
 NARROW = {"trunk": (16, 32, 64), "dim": 32, "depth": 2, "heads": 2, "mlp_dim": 64}
-HOURS = {"full": "hours on a GPU", "cpu": "20 min", "smoke": "30 s"}
-DAY = {"full": "a day on a GPU", "cpu": "60 min", "smoke": "30 s"}
+FEW = 15_000  # training images at scale cpu: with fewer images, the same time allows epochs enough to be near the limit
+HOURS = {"full": "hours on a GPU", "cpu": "an hour", "smoke": "30 s"}
+DAY = {"full": "a day on a GPU", "cpu": "an hour", "smoke": "30 s"}
 MINUTES = {"full": "minutes", "cpu": "minutes", "smoke": "seconds"}
 
 
@@ -75,6 +77,7 @@ class Row:
     literal_options: Options = field(default_factory=dict)  # in the literal column, in addition to `options`
     literal_data: Options = field(default_factory=dict)  # options of the literal column's images
     checkpoint: bool = False  # starts from the trained softmax model of the same column and seed
+    pretrained: str = ""  # the backbone that ships with linvit from which it starts
     times: int = 1  # training length, in units of the column's
     columns: tuple[Column, ...] = COLUMNS  # that have this row
     changed: str = ""  # in the literal column, in addition to what the study changes
@@ -93,6 +96,7 @@ class Scale:
     seeds: int = 3
     limit: int | None = None  # images of each split
     folds: int | None = None  # cross-validation instead of a validation split
+    image_size: int | None = None  # to which images are resized, instead of the column's
     options: Options = field(default_factory=dict)  # override the column's; a row's override both
     measured: bool = True  # speed, memory and the other measurements besides accuracy
 
@@ -124,6 +128,8 @@ class Declaration:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "about", " ".join(self.about.split()))  # written in several lines
+        if (planned := AGENDA.get(self.name)) is not None:
+            object.__setattr__(self, "durations", {**self.durations, "cpu": planned.duration})
 
     def __str__(self) -> str:
         return f"{self.name}, {self.title}"
@@ -158,6 +164,7 @@ class PublishedStudy(Declaration):
     fair: Rerun = Rerun()  # its options override the defaults tuned for these images
     task: str = "classification"
     smoke_images: int = 40  # of each split at scale smoke: at least one per class
+    log_curves: bool = False  # its learning curves are shown on logarithmic axes, those of diverged runs too
 
     @property
     def published(self) -> dict[str, Published]:
@@ -180,7 +187,12 @@ class PublishedStudy(Declaration):
 
     def size(self, column: Column, scale: str) -> Scale:
         rerun = self.rerun(column)
-        return {"full": rerun.full, "cpu": rerun.cpu, "smoke": replace(SMOKE, limit=self.smoke_images)}[scale]
+        smoke = replace(SMOKE, limit=self.smoke_images, image_size=rerun.cpu.image_size)
+        return {"full": rerun.full, "cpu": rerun.cpu, "smoke": smoke}[scale]
+
+    def image_size(self, column: Column, scale: str) -> int | None:
+        """To which images are resized."""
+        return self.size(column, scale).image_size or self.rerun(column).image_size
 
     def length(self, column: Column) -> int:
         """The `Row.length` of most rows: these are judged together, the others are only shown."""
@@ -202,7 +214,7 @@ class PublishedStudy(Declaration):
         options = {**row.options, **(row.literal_options if column == "literal" else {})}
         if "steps" in sized or "epochs" in sized:
             options.pop("epochs", None)
-        if row.checkpoint and "lr" not in {**self.rerun(column).options, **sized}:
+        if (row.checkpoint or row.pretrained) and "lr" not in {**self.rerun(column).options, **sized}:
             options = STARTED | options
         if row.times > 1:
             length = "steps" if "steps" in sized else "epochs"
@@ -215,6 +227,8 @@ class PublishedStudy(Declaration):
             return "one step of eight images through one narrow layer; it only tests that the study runs"
         limit, options, full = self.size(column, scale).limit, self.options(column, scale), self.options(column, "full")
         parts = [f"{limit:,} images"] if limit else []
+        if side := self.size(column, scale).image_size:
+            parts.append(f"{side} px")
         for key, word in (("epochs", "epochs"), ("depth", "layers"), ("dim", "width"), ("levels", "levels")):
             if key in options and options[key] != full.get(key):
                 parts.append(f"{word} {options[key]}" + (f" (full: {full[key]})" if key in full else ""))
@@ -241,6 +255,7 @@ class Figure(Declaration):
     draw: Callable[[Sequence[Record], Path], Any]
     durations: Mapping[str, str] = field(default_factory=lambda: MINUTES)
     scales: Mapping[str, Options]  # what `measure` is given at each scale
+    shows_images: bool = False  # of a data set: it is drawn here, and never published
     reduced: Mapping[str, str] = field(default_factory=dict)
 
     def reduction(self, scale: str) -> str:
@@ -264,8 +279,9 @@ def register(*studies: Declaration) -> None:
 def studies_in_order() -> list[Declaration]:
     """All studies: those of the reports in order, the paper's figures by number, then the others."""
 
-    def key(study: Declaration) -> tuple[bool, str, float]:
+    def key(study: Declaration) -> tuple[bool, str, float, bool]:
+        table = isinstance(study, PublishedStudy)  # before what is only measured
         number = re.search(r"fig(\d+)", study.name)
-        return not study.report, study.report, int(number[1]) if number else math.inf
+        return not study.report, study.report, int(number[1]) if number else math.inf, not table
 
     return sorted((study for _, study in STUDIES.items()), key=key)

@@ -132,7 +132,8 @@ def one_token() -> Shown:
         f"kernels give softmax's logits, bit-identical in float32, since φ(q)·φ(k) v / φ(q)·φ(k) is v. With four "
         f"tokens the same kernels differ. It has an effect on stability: with the report's D = φ(q)·φ(k) + 1e-6, which "
         f"is negative in up to half of the heads, {bad['f=gelu']:,} of 20,000 outputs are not finite in float16 with "
-        f"GELU, {bad['f=elu']:,} with ELU, {bad['f=relu']:,} with ReLU (q and k at scale 0.1)."
+        f"GELU, {bad['f=elu']:,} with ELU, {bad['f=relu']:,} with ReLU (q and k at scale 0.1, 1/D "
+        f"rounded, too; 002-non-finite has what autocast rounds)."
     )
     head = ("Kernel", "One token", "Four tokens", "Negative denominators", "Not finite in float16")
     return Shown(says, head, rows)

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 from PIL import Image
 
@@ -21,12 +20,14 @@ from linvit.report.merit import ACCURACY
 from linvit.report.result import Facts, Table
 from linvit.report.study import accuracy
 from linvit.report.vega import Chart, Series, data, spans, tooltips, x_axis, y_names
+from linvit.studies.beliefs import beliefs
 from linvit.studies.claims import CLAIMS
 from linvit.studies.declaration import COLUMNS, studies_in_order
 from linvit.studies.hypotheses import FAILS, HOLDS, MISSING, OPEN, Part, Verdict, judge
 from linvit.studies.mistakes import MISTAKES, Mistake, Shown
+from linvit.studies.power import promise
 from linvit.studies.results import Results
-from linvit.studies.sheets import Line, Sheet, printed, runs, sheet, table
+from linvit.studies.sheets import Line, Sheet, by_classes, printed, runs, sheet, table
 
 LOOKS = {HOLDS: "good", FAILS: "bad", OPEN: "warn", MISSING: ""}
 
@@ -80,71 +81,42 @@ def render(book: Book) -> str:
     charts = {one.study.name: found for one in book.sheets if (found := chart(one))}
     return page.render(
         "reproduction.html",
-        {found.name: found.page() for found in charts.values()},
+        {found.name: found.page() for found in (*charts.values(), *(c for one in book.sheets for c in one.curves))},
         book=book,
         headline=headline(book),
-        findings=findings(book),
+        findings=beliefs(book.verdicts),
         looks=LOOKS,
         charts_of=charts,
         pictures={one.study.name: _picture(one) for one in book.sheets},
         tables={one.study.name: table(one) for one in book.sheets if one.lines},
         printed=printed,
         shown=shown,
+        promise=promise,
+        by_classes=by_classes,
     )
 
 
 def _picture(sheet: Sheet) -> str:
-    """A figure as a data: address, with 64 colours, which takes a quarter of the bytes."""
+    """A figure as a data: address, with 256 colours, which takes half of the bytes; with fewer, lines lose theirs."""
     for column in sheet.columns.values():
         if sheet.figure and (file := column.folder / "figure.png").exists():
             small = io.BytesIO()
-            Image.open(file).convert("RGB").quantize(64).save(small, "PNG", optimize=True)
+            Image.open(file).convert("RGB").quantize(256).save(small, "PNG", optimize=True)
             return "data:image/png;base64," + base64.b64encode(small.getvalue()).decode()
     return ""
 
 
 def headline(book: Book) -> str:
     count, words = book.counts, []
-    texts = {HOLDS: "{} hold{s}", FAILS: "{} {do} not", OPEN: "{} are undecided"}
+    texts = {HOLDS: "{} hold{s}", FAILS: "{} {do} not", OPEN: "{} {are} undecided"}
     for word, text in texts.items():
         if n := count[word]:
-            words.append(text.format(n, s="s" * (n == 1), do="does" if n == 1 else "do"))
+            one = n == 1
+            words.append(text.format(n, s="s" * one, do="does" if one else "do", are="is" if one else "are"))
     left = count[MISSING]
     said = ", ".join(words) if words else "none is judged yet"
-    return f"Of {len(book.verdicts)} claims {said}" + (f"; {left} are untested" if left and words else "")
-
-
-def findings(book: Book) -> list[str]:
-    """The three that matter most, of what is known."""
-    denied = sum(bool(verdict.claim.contradicted) for verdict in book.verdicts)
-    against = f"{denied} of {len(book.verdicts)} claims contradict the numbers that the same report prints."
-    return [text for text in (_rerun(book), book.mistakes[0][1].says, _speed(book), against) if text][:3]
-
-
-def _rerun(book: Book) -> str:
-    both = [(line.results["fair"], line.published.accuracy) for line in book.run("fair")]
-    gains = [ours.best.mean - theirs for ours, theirs in both if ours.best and theirs and not ours.diverged]
-    if not gains:
-        return f"None of the {len(book.printed)} published numbers has been run again under a fair protocol yet."
-    more, middle = sum(gain > 0 for gain in gains), 100 * median(gains)
-    scales = {sheet.columns["fair"].scale for sheet in book.sheets if sheet.printed and "fair" in sheet.columns}
-    smaller = "" if scales == {"full"} else f", at scale {' and '.join(sorted(scales))} with far less training,"
-    return (
-        f"Under a fair protocol{smaller} {more} of {len(gains)} numbers that were run again exceed the published one; "
-        f"the median difference is {middle:+.1f} points."
-    ).replace("-", "−")
-
-
-def _speed(book: Book) -> str:
-    able = [line for sheet in book.sheets for line in sheet.lines if line.here and not line.here.control]
-    every = {line.name: line.here.get("train_step_vs_softmax") for line in able if line.here and not line.baseline}
-    timed = {name: speed for name, speed in every.items() if speed}
-    if not timed:
-        return ""
-    best, faster = max(timed, key=timed.__getitem__), sum(speed > 1 for speed in timed.values())
-    return (
-        f"{faster} of {len(timed)} linear attentions train faster than softmax at the sizes that were run; the "
-        f"fastest, {best}, at {timed[best]:.2f} times its speed."
+    return f"Of {len(book.verdicts)} claims {said}" + (
+        f"; {left} {'is' if left == 1 else 'are'} untested" if left and words else ""
     )
 
 
@@ -177,5 +149,6 @@ def shown(parts: Sequence[Part]) -> Table:
     for part in parts:
         p, word = (part.holds, "yes") if part.holds <= part.fails else (part.fails, "the contrary")
         sure = "" if p == 0 else f", p\xa0=\xa0{p:.3f}" if p >= 0.001 else ", p\xa0<\xa00.001"
-        rows.append({"Test": part.what, "Found": part.found, "Shown": word + sure if p <= LEVEL else "neither"})
+        verdict = word + sure if p <= LEVEL else "neither"
+        rows.append({"Test": part.what, "Found": part.found, "Detects": part.detects, "Shown": verdict})
     return Table.of(rows, ["Found", "Shown"])

@@ -52,7 +52,7 @@ def collect_records(study: Declaration, scale: str, home: Path, into: Path) -> s
             started = [row.name for row in study.rows_of(column) if row.checkpoint]
             if len(open_ledger(folder / column)) and pack_study(folder / column, file, started):
                 found.add(file)
-    elif isinstance(study, Figure) and len(open_ledger(folder)):
+    elif isinstance(study, Figure) and not study.shows_images and len(open_ledger(folder)):
         file = archive_path(into, study.name, scale)
         found |= {file} if pack_figure(folder, file) else set()
     return found

@@ -5,6 +5,7 @@ The largest finished scale counts. `smoke` shows that a study runs; none of its 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -98,7 +99,15 @@ class Pair:
         half = float(self.comparison.half(LEVEL / 2, 1)[at])
         span = f" ({signed(d - half)} to {signed(d + half)})" if seeds >= ENOUGH else ""
         early = f"; too early for small differences: {self.early}" if self.early else ""
-        return f"{signed(d)} {self.merit.unit}{span}, {count_seeds(seeds)}, scale {self.scale}{early}"
+        images = f", {self.comparison.tested:,} test images" if self.comparison.tested else ""
+        return f"{signed(d)} {self.merit.unit}{span}, {count_seeds(seeds)}{images}, scale {self.scale}{early}"
+
+    @property
+    def detects(self) -> str:
+        """The difference that this many seeds show with a probability of 80 %; empty if they are too few."""
+        found = float(self.comparison.detectable()[self.i, self.j])
+        merit = replace(self.merit, digits=self.merit.digits + 1)
+        return f"{merit.plain(found)} {merit.unit}" if math.isfinite(found) else ""
 
 
 class Results:
@@ -160,10 +169,17 @@ class Results:
             one, other = first.summary, second.summary
             if (first.scale, one.study.dataset.identity) != (second.scale, other.study.dataset.identity):
                 return "run on other images or at another scale"
-            names, sides = (str(a), str(b)), ((str(a), one, a.row), (str(b), other, b.row))
-            scores = {name: summary[row].scores for name, summary, row in sides}
+            sides = {  # whose noise is estimated together: the same images and scale
+                str(Ref(ref.study, row.id, ref.column)): (column.summary, row.id)
+                for ref, column in ((a, first), (b, second))
+                for row in column.rows.values()
+                if (row.judged and not (row.diverged or row.failed)) or row.id == ref.row
+            }
+            names, scores = (str(a), str(b)), {name: summary[row].scores for name, (summary, row) in sides.items()}
             right: Any = {
-                name: summary.evidence.right[row] for name, summary, row in sides if row in summary.evidence.right
+                name: summary.evidence.right[row]
+                for name, (summary, row) in sides.items()
+                if row in summary.evidence.right
             }
             verdicts = statistics.judge(scores, right, resolution=1 / one.images if one.merit is ACCURACY else 0.0)
         i, j = map(verdicts.names.index, names)
@@ -182,14 +198,3 @@ class Results:
         column: ColumnName = "fair" if ref.column == "fair" else "literal"
         here, full = (study.options(column, scale) for scale in (found.scale, "full"))
         return any(here.get(key) != full.get(key) for key in SIZE)
-
-    def speed(self, ref: Ref) -> tuple[float, float, float] | None:
-        """Training speed relative to softmax: median and quartiles; above 1 is faster."""
-        result = self.get(ref)
-        if result is None:
-            return None
-        found = next(iter(self.row_records(ref, "train_step_vs_softmax")), None)
-        if found is None or not found.value:
-            return (1.0, 1.0, 1.0) if result.baseline else None
-        low, high = (float(found.tags.get(end) or found.value) for end in ("low", "high"))
-        return float(found.value), low, high

@@ -14,7 +14,7 @@ from linvit.measure.threads import use_threads
 from linvit.progress import Progress, ignore
 from linvit.report.benchmarks import save
 from linvit.requests import ReproduceRequest
-from linvit.schemas.experiment import Start
+from linvit.schemas.experiment import BACKBONES, Start
 from linvit.schemas.study import Study, Variant
 from linvit.studies.archive import archive_path, restore_study, unpack
 from linvit.studies.declaration import STUDIES, Column, Declaration, Figure, PublishedStudy
@@ -99,14 +99,14 @@ class Reproduction:
         compare(
             study.data,
             variants=rows,
-            origin=self.request.replaced(names=(study.name,), report=None, publish=None, restore=None),
+            origin=self.request.replaced(names=(study.name,), all=False, report=None, publish=None, restore=None),
             on_event=self.on_event,
             progress=self.progress,
             task=study.task,
             start="scratch",
             controls=fair and study.length(column) == 1,  # controls are trained once, from scratch
             seeds=self.request.seeds or size.seeds,
-            image_size=study.rerun(column).image_size,
+            image_size=study.image_size(column, self.request.scale),
             limit=size.limit,
             folds=size.folds,
             match=fair,
@@ -142,7 +142,7 @@ def variants(
             attention=(row.literal if column == "literal" else None) or row.attention,
             options=study.row_options(column, scale, row),
             data=dict(row.literal_data) if column == "literal" else {},
-            start=next(iter(starts.values()), None),
+            start=start_from(BACKBONES / row.pretrained) if row.pretrained else next(iter(starts.values()), None),
             starts=starts,
             task=study.task,
             column=column,

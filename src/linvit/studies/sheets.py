@@ -12,9 +12,12 @@ from linvit.report.merit import ACCURACY, Merit
 from linvit.report.result import NOTHING, Cell, Table
 from linvit.report.study import accuracy
 from linvit.report.summary import VariantResult, count_seeds
+from linvit.report.vega import Chart
+from linvit.studies.curves import log_curves
 from linvit.studies.declaration import Column as ColumnName
 from linvit.studies.declaration import Declaration, Published, PublishedStudy
-from linvit.studies.results import ColumnResult, Results
+from linvit.studies.details import Details, by_class, details
+from linvit.studies.results import ColumnResult, Ref, Results
 
 TIMES = {"ms_per_step": "ms per step", "train_s_per_epoch": "s per epoch", "s_per_epoch": "s per epoch"}
 WORDS = ("Row", "Known of it")
@@ -30,6 +33,8 @@ class Line:
     results: Mapping[str, VariantResult]  # column → its result here
     changed: str = ""  # in its literal column, in addition to what the study changes
     sized: Mapping[str, Record] = field(default_factory=dict)  # metric → at the report's own size
+    details: Mapping[str, Details] = field(default_factory=dict)  # column → what else was found of it
+    small: bool = False  # its speed here is of a smaller model than the report's
 
     @property
     def baseline(self) -> bool:
@@ -58,6 +63,7 @@ class Sheet:
     smoke: bool = False  # it was run at scale smoke
     columns: Mapping[str, Column] = field(default_factory=dict)  # that were run
     lines: Sequence[Line] = ()
+    curves: Sequence[Chart] = ()
 
     @property
     def figure(self) -> bool:
@@ -91,9 +97,17 @@ def sheet(study: Declaration, results: Results) -> Sheet:
         run: dict[ColumnName, ColumnResult] = {}
         run |= {column: ran for column in study.columns if (ran := results.column(study.name, column))}
         columns = {name: _column(study, name, ran, results.home) for name, ran in run.items()}
-        lines = [replace(line, sized=_sized(study, line.name, results)) for line in _lines(study, run)]
-        return Sheet(study, smoke, columns, lines)
+        lines = [_completed(study, line, run, results) for line in _lines(study, run)]
+        return Sheet(study, smoke, columns, lines, log_curves(study.name, run) if study.log_curves else ())
     return Sheet(study, smoke, {"": Column(found[0], study.reduction(found[0]), found[1])} if found else {})
+
+
+def _completed(study: PublishedStudy, line: Line, run: Mapping[ColumnName, ColumnResult], results: Results) -> Line:
+    """With what else was measured of it."""
+    found = {column: details(ran, line.name) for column, ran in run.items() if line.name in ran.rows}
+    shown = "fair" if "fair" in found else "literal"
+    small = results.shrunk(Ref(study.name, line.name, shown))
+    return replace(line, sized=_sized(study, line.name, results), details=found, small=small)
 
 
 SIZED = ("train_step_vs_softmax", "inference_vs_softmax", "peak_memory")
@@ -143,6 +157,10 @@ def table(sheet: Sheet) -> Table:
             "Published": printed(line.published),
             "Literal": rerun(line, sheet, "literal"),
             "Fair": rerun(line, sheet, "fair"),
+            "Validation loss, printed": _plain(line.published.numbers.get("best_val_loss")),
+            "Validation loss here": _found(line, "loss"),
+            "α, printed": _plain(line.published.numbers.get("learned_mixture")),
+            "α here": _found(line, "alpha"),
             "Time, printed": _time(line, sheet),
             "Training speed here": _speed_here(line),
             "Memory, printed": _share(line.published.numbers.get("resource_pct_of_vit")),
@@ -154,6 +172,23 @@ def table(sheet: Sheet) -> Table:
         for line in sheet.lines
     ]
     return Table.of(rows, WORDS)
+
+
+def by_classes(sheet: Sheet) -> list[Table]:
+    """Scores by class of the rows for which they are printed."""
+    every = (by_class(line.name, line.published, line.details) for line in sheet.lines)
+    return [found for found in every if found is not None]
+
+
+def _plain(value: float | None) -> Cell:
+    return Cell() if value is None else Cell(f"{value:.3f}")
+
+
+def _found(line: Line, name: str) -> Cell:
+    """A number of both columns."""
+    both = {column: getattr(found, name) for column, found in line.details.items()}
+    texts = [f"{column} {value:.3f}" for column, value in both.items() if value is not None]
+    return Cell(texts[0], texts[1:]) if texts else Cell()
 
 
 def known(line: Line, sheet: Sheet) -> list[str]:
@@ -211,7 +246,8 @@ def _speed_here(line: Line) -> Cell:
     names = ("train_step_vs_softmax", "inference_vs_softmax")
     values = [(name, line.here.get(name) if line.here else None) for name in names]
     shown = [METRICS[name].show(value) for name, value in values if value is not None]
-    return Cell(shown[0], [f"inference {text}" for text in shown[1:]]) if shown else Cell()
+    small = ["a smaller model, which decides nothing"] if line.small and not line.baseline else []
+    return Cell(shown[0], [*(f"inference {text}" for text in shown[1:]), *small]) if shown else Cell()
 
 
 def _memory(line: Line, base: Line | None) -> Cell:

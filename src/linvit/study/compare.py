@@ -297,7 +297,7 @@ def wanted_variants(request: CompareRequest, variants: Sequence[Variant]) -> lis
     """One for each attention, those that are given, the control, and what the request adds to each."""
     task = request.task or (variants[0].task if variants else "classification")
     trained = request.start not in (None, backbones.SCRATCH, backbones.NAME)
-    usual = CAUSAL_ATTENTIONS if TASKS[task].causal else START_ATTENTIONS if trained else ATTENTIONS
+    usual = CAUSAL_ATTENTIONS if TASKS[task].stem == "next-pixel" else START_ATTENTIONS if trained else ATTENTIONS
     usual = () if variants else usual
     found = [Variant(attention=spec, task=task) for spec in request.attentions or usual]
     found = [v.model_copy(update={"role": role_of(v.attention)}) for v in [*found, *variants]]

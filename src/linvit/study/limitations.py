@@ -17,8 +17,8 @@ FEW_TEST_IMAGES = 500
 def warnings(study: Study, prepared: Prepared, jobs: Sequence[StudyJob], limit: int | None) -> list[str]:
     """What a reader must know before trusting the comparison, and the records do not show."""
     found, data, recipe = [], prepared.designer.dataset, study.recipe
-    causal, done = study.model.causal, study.epochs or 0.0
-    full = (OF_TASK["next-pixel"] if causal else TUNED.get(data.name, {})).get("epochs")
+    pixels, done = study.model.pixels, study.epochs or 0.0
+    full = (OF_TASK[study.model.stem] if pixels else TUNED.get(data.name, {})).get("epochs")
     if done < 1 and study.steps:
         found.append(f"{study.steps} steps are {done:.2g} of an epoch: the models are barely trained.")
     elif full and done < full and not _checked(jobs):
@@ -37,10 +37,10 @@ def warnings(study: Study, prepared: Prepared, jobs: Sequence[StudyJob], limit: 
         found.append("Speeds and memory are of models without torch.compile, unlike the training.")
     if known := repeats(data):
         share = f"{known:,} of {len(data.test):,} test images ({known / len(data.test):.1%})"
-        effect = "bits per dimension are too low" if causal else "accuracies are too high"
+        effect = "bits per dimension are too low" if pixels else "accuracies are too high"
         found.append(f"{share} repeat training images: {effect}.")
     tested = len(data.test) * (study.folds or 1)
-    if not causal and tested < FEW_TEST_IMAGES:
+    if not pixels and tested < FEW_TEST_IMAGES:
         share = "" if data.several else f": one of them is {1 / max(1, tested):.1%} of accuracy"
         found.append(f"Only {tested} test images{share}.")
     return found

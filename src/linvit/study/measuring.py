@@ -129,7 +129,7 @@ class Measuring:
         if self.base.model.causal:
             with self.attempt("Samples"):
                 self.samples()
-        elif not self.data.several:  # both are about the one class of an image
+        elif not self.base.model.pixels and not self.data.several:  # both are about the one class of an image
             self.redraws()
             with self.attempt("Examples"):
                 self.examples()

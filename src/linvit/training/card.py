@@ -18,7 +18,7 @@ def model_card(experiment: Experiment, dataset: Dataset, facts: dict[str, Any]) 
     table = {key.replace("_", " "): value for key, value in facts.items() if key not in ("best", "best_row")}
     table |= {"test images": len(dataset.test)} if tested else {}
     chosen = "Chosen on validation data" if "validation_loss" in facts else "After the last step"
-    kind = "next-pixel model" if config.causal else "vision transformer"
+    kind = f"{config.stem} model" if config.pixels else "vision transformer"
     return card(
         f"{dataset.name}: {kind} with {config.attention}",
         table | {"seeds": f"1 (seed {experiment.seed})"},

@@ -28,6 +28,7 @@ OF_TASK: dict[str, dict[str, Any]] = {
     "next-pixel": {"stem": "next-pixel", "dim": 64, "depth": 3, "heads": 4, "mlp_dim": 128, "positions": "sincos",
                    "epochs": 1, "batch_size": 16, "lr": 5e-3, "label_smoothing": 0.0},
 }  # fmt: skip
+OF_TASK["masked-pixel"] = OF_TASK["next-pixel"] | {"stem": "masked-pixel"}
 
 
 def tuned(name: str, size: int, channels: int, task: str = "classification") -> dict[str, Any]:

@@ -46,7 +46,7 @@ def evaluate_folder(
         raise ValueError(f"split '{split}' is not one of test, validation")
     stored = read_model(folder)
     model, config, identity = built(stored), stored.config, ""
-    if not config.causal:
+    if not config.pixels:
         check_classes(model)
     reading = {"root": data_root and str(data_root), "limit": limit, "skip_bad": skip_bad or None}
     reading = {name: value for name, value in reading.items() if value is not None}
@@ -55,14 +55,14 @@ def evaluate_folder(
         source, identity = stored_source(stored.folder)
         dataset = open_source(source.model_copy(update=reading), progress)
     else:
-        dataset, _ = open_data(data, progress, **fitting, **reading)
+        dataset, _ = open_data(data, progress, **fitting, **reading, cached=False)
     expected, found = (config.channels, config.image_size), (dataset.channels, dataset.image_size)
     if expected != found:
         raise ValueError(f"the images of {dataset.name} have (channels, size) {found}, but the model takes {expected}")
     images, place, about = getattr(dataset, split), pick_device(device), stored.about
     if not len(images):
         raise ValueError(f"{dataset.name} has no {split} images")
-    if config.causal:
+    if config.pixels:
         result: Evaluation | Several | Likelihood = likelihood(model.to(place), config, images, place)
     elif dataset.several or "thresholds" in about:
         result = _of_several(model.to(place), dataset, images, about)
@@ -89,8 +89,9 @@ def _of_several(model: VisionTransformer, dataset: Dataset, images: Split, about
 
 def check_classes(model: VisionTransformer) -> None:
     """A ValueError if the model cannot classify."""
-    if model.config.causal:
-        raise ValueError("this is a next-pixel model without classes: `linvit sample` draws images with it")
+    if model.config.pixels:
+        drawn = ": `linvit sample` draws images with it" if model.config.causal else ""
+        raise ValueError(f"this is a {model.config.stem} model without classes{drawn}")
     if not model.about["classes"]:
         raise ValueError(
             f"{model.about['name']} has no head, only features: train it on images of the classes you need"
@@ -103,6 +104,7 @@ def class_numbers(dataset: Dataset, classes: Sequence[str]) -> np.ndarray:
     if unknown := [name for name in dataset.classes if name not in index]:
         raise ValueError(
             f"{dataset.name} has the class '{unknown[0]}', which the model does not know "
-            f"(it knows {', '.join(list(index)[:8])}{', …' if len(index) > 8 else ''})"
+            f"(it knows {', '.join(list(index)[:8])}{', …' if len(index) > 8 else ''}): rename the classes, or "
+            "give the model a new head with `linvit train DATA --from MODEL`"
         )
     return np.array([index[name] for name in dataset.classes])

@@ -92,7 +92,7 @@ class HubModel(VisionTransformer, PyTorchModelHubMixin, library_name="linvit", t
         return _card(text, self.config, self.about, self.source, **details)
 
 
-def results(folder: Path, data: str, causal: bool) -> list[EvalResult]:
+def results(folder: Path, data: str, stem: str) -> list[EvalResult]:
     """What the records next to a model say of its test images."""
     home = folder.parent if folder.name in ("best", "last") else folder
     ledger, found = Ledger(home / "records.jsonl"), []
@@ -101,7 +101,7 @@ def results(folder: Path, data: str, causal: bool) -> list[EvalResult]:
         if record is not None and record.value is not None and math.isfinite(record.value):
             found.append(
                 EvalResult(
-                    task_type=_pipeline(causal),
+                    task_type=_pipeline(stem),
                     dataset_type=re.sub(r"[^\w.-]+", "-", data).strip("-") or "images",
                     dataset_name=data,
                     dataset_split="test",
@@ -113,8 +113,9 @@ def results(folder: Path, data: str, causal: bool) -> list[EvalResult]:
     return found
 
 
-def _pipeline(causal: bool) -> str:
-    return "unconditional-image-generation" if causal else "image-classification"
+def _pipeline(stem: str) -> str:
+    kinds = {"next-pixel": "unconditional-image-generation", "masked-pixel": "image-to-image"}
+    return kinds.get(stem, "image-classification")
 
 
 def _card(
@@ -127,11 +128,11 @@ def _card(
 ) -> ModelCard:
     """The text under the metadata that the hub searches by: library, task, and results as its model-index."""
     data = str(about.get("name", "images"))
-    tested = results(folder, data, config.causal) if folder is not None else []
+    tested = results(folder, data, config.stem) if folder is not None else []
     attentions = {str(layer).partition(":")[0] for layer in parse_layers(config.attention, config.depth)}
     metadata = ModelCardData(
         library_name="linvit",
-        pipeline_tag=_pipeline(config.causal),
+        pipeline_tag=_pipeline(config.stem),
         tags=["linear-attention", "vision-transformer", *sorted(attentions)],
         license=license,
         model_name=f"{data}: {config.attention}" if tested else None,

@@ -74,8 +74,8 @@ def check_folds(start: Start | None, data: str, folds: int | None) -> None:
 
 
 def normalised(dataset: Dataset, experiment: Experiment) -> Dataset:
-    """With the statistics that the start's weights were trained with; for a next-pixel model, as fractions of white."""
-    if experiment.model.causal:
+    """With the statistics that the start's weights were trained with; for a model of pixels, as fractions of white."""
+    if experiment.model.pixels:
         return replace(dataset, mean=(0.0,) * dataset.channels, std=(1.0,) * dataset.channels)
     if experiment.start is None:
         return dataset

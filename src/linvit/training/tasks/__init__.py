@@ -23,7 +23,7 @@ class Task(ABC):
     """Loss, evaluation and model selection of one training."""
 
     mean_over_images = True  # the loss is one: processes may then each compute it of a part of the batch
-    causal: ClassVar[bool] = False  # it is of the logits of every token, from those before
+    stem: ClassVar[str] = ""  # of its models; empty: any stem whose model has classes
     several: ClassVar[bool] = False  # it is of images with several labels each
     refused: ClassVar[Mapping[str, str]] = {}  # options of the recipe that it cannot do with, and why
 
@@ -35,8 +35,8 @@ class Task(ABC):
     @classmethod
     def check(cls, name: str, model: ModelConfig, recipe: Recipe) -> None:
         """Raise a ValueError for a model or recipe that the task does not support."""
-        if model.causal != cls.causal:
-            wanted = "stem=next-pixel" if cls.causal else "a stem whose model has classes"
+        if (model.stem if model.pixels else "") != cls.stem:
+            wanted = f"stem={cls.stem}" if cls.stem else "a stem whose model has classes"
             raise ValueError(f"stem={model.stem} cannot be combined with task {name}, which needs {wanted}")
         for option, why in cls.refused.items():
             if value := getattr(recipe, option):
@@ -45,7 +45,7 @@ class Task(ABC):
     @classmethod
     def check_labels(cls, several: bool) -> None:
         """Raise a ValueError for images with another kind of label."""
-        if several and not (cls.several or cls.causal):
+        if several and not (cls.several or cls.stem):
             raise ValueError("these images have several labels each: add --task multi-label")
         if cls.several and not several:
             raise ValueError("task multi-label needs images with several labels each: a|b in a CSV, lists in Parquet")

@@ -60,7 +60,7 @@ class Classification(Task):
         source = self.experiment.source
         if source is None or source.fold is not None:  # images in memory may be folded, too
             arrays["rows"] = self.dataset.test.rows.astype(np.int32)  # which images were held out
-        np.savez_compressed(said, **arrays)
+        np.savez_compressed(said, **arrays)  # type: ignore[arg-type]
         matrix = json.dumps({"matrix": best.confusion().tolist()})
         return found, {"confusion.json": matrix, "predictions.npz": said.getvalue()}
 

@@ -24,7 +24,7 @@ class NextPixel(Task):
     """The loss is −log p of a value given those before it, in nats, the mean over all values of all images. It is of
     levels: with fewer than 256, bits per dimension are those of coarser images, and not to be compared with others."""
 
-    causal = True
+    stem = "next-pixel"
     refused = dict.fromkeys(MIXES, "it learns the images as they are")
 
     def loss(
