@@ -193,6 +193,31 @@ def test_measuring_ends_the_workers_and_runs_here(tmp_path: Path) -> None:
     assert told == [(1, 2, "half")]
 
 
+@pytest.mark.parametrize("name", ["here", "processes"])
+def test_jobs_that_are_not_admitted_have_no_records_and_all_can_be_stopped(
+    name: str, processes: Processes, here: Executor, tmp_path: Path
+) -> None:
+    executor = {"here": here, "processes": processes}[name]
+    jobs = [make_job(tmp_path / f"{seed}", seed=seed, epochs=1) for seed in (0, 1, 2)]
+    ended: list[Job] = []
+    found = list(executor.run_jobs(jobs, lambda *_: None, lambda job: job.experiment.seed != 1, ended.append))
+    assert [job for job, _ in found] == jobs
+    assert [bool(records) for _, records in found] == [True, False, True]
+    assert sorted(job.experiment.seed for job in ended) == [0, 2]
+    assert not (tmp_path / "1").exists()
+
+    def stop(job: Job, event: Event) -> None:
+        if isinstance(event, Stepped):
+            raise StopWork
+
+    long = [make_job(tmp_path / f"long {seed}", seed=seed, epochs=500) for seed in (0, 1, 2)]
+    with pytest.raises(StopWork):
+        list(executor.run_jobs(long, stop))
+    assert not any(job.finished() for job in long)
+    ((_, records),) = executor.run_jobs([make_job(tmp_path / "next", epochs=1)], lambda *_: None)
+    assert records, "the workers are still there"
+
+
 def test_work_and_events_are_rebuilt_from_json(tmp_path: Path) -> None:
     job = make_job(tmp_path / "x", begin_by=3.5, test=False)
     assert Job.model_validate(json.loads(job.to_json())["fields"]) == job

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -236,3 +237,27 @@ def test_advice_is_drawn(tmp_path):
     (panel,) = spec["hconcat"]
     assert (panel["title"]["text"], spec["title"]["subtitle"]) == ("inference", ["One line."])
     assert len(panel["layer"]) == 4
+
+
+def test_what_each_part_of_a_budget_brought(tmp_path):
+    """Only with a budget; the frozen features stand alone where nothing was trained."""
+    folder = study(tmp_path, ATTENTIONS[:2])
+    assert "What the time brought" not in [table.title for table in report.study_result(folder).details]
+    add(folder, *(record("frozen_accuracy", 0.5 + 0.1 * i, attention=n, seed=0) for i, n in enumerate(ATTENTIONS[:2])))
+    spent = {"planning": 20.0, "frozen features": 40.0, "training": 90.0, "measuring": 25.0, "all": 180.0}
+    path = folder / "study.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"seconds": spent, "steps": 100}))
+    table = report.study_result(folder).details[0]
+    assert table.title == "What the time brought"
+    rows = {row["Step"]: row for row in table.texts}
+    assert [row["Time"] for row in rows.values()] == ["20s", "40s", "1m30s", "25s"]
+    assert rows["Frozen features, fitted heads"][ATTENTIONS[0]] == "50.0\xa0%"
+    reached = {row["Variant"]: row["Test accuracy"] for row in report.study_result(folder).table.texts}
+    assert {name: rows["Training"][name] for name in reached} == reached
+    spent.pop("training")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"seconds": spent, "steps": 0}))
+    rows = {row["Step"]: row for row in report.study_result(folder).details[0].texts}
+    assert "Training" not in rows
+    assert rows["Frozen features, fitted heads"][ATTENTIONS[0]] != "50.0\xa0%", (
+        "its tested accuracy is that of the table"
+    )

@@ -18,9 +18,13 @@ from linvit.pipeline.plan import Planner, Rung
 from linvit.pipeline.steps import RUN_OVERHEAD, WORKER_START, fitting_images, fitting_steps, measuring_seconds
 from linvit.records import Records
 from linvit.report.study import study_result
+from linvit.requests import CompareRequest
+from linvit.schemas.study import Plan
 from linvit.study import Study, compare
+from linvit.study.compare import wanted_variants
 from linvit.study.placement import JobPlacement
 from linvit.training.checkpoint import read_model, save_config, save_model
+from linvit.training.defaults import START_ATTENTIONS
 from linvit.training.loop import Rate
 
 CPU = torch.device("cpu")
@@ -270,3 +274,45 @@ def test_jobs_say_that_they_are_frozen(photos, start, tmp_path, monkeypatch) -> 
     run(photos, start, tmp_path / "x", jobs_file=True, controls=False)
     rows = [json.loads(line) for line in (tmp_path / "x/jobs.jsonl").read_text().splitlines()]
     assert [row["experiment"]["recipe"]["steps"] for row in rows if row["frozen"]] == [0, 0]
+
+
+def test_a_trained_model_is_compared_with_attentions_that_suit_its_weights() -> None:
+    def names(**words: object) -> list[str]:
+        return [v.attention.partition(":")[0] for v in wanted_variants(CompareRequest.of(data="digits", **words), [])]
+
+    assert names(start="runs/mine")[:2] == ["softmax", "twoscale"]
+    for start in (None, "scratch", "backbones"):
+        assert "twoscale" not in names(start=start)
+    assert names(start="runs/mine", attentions=["efficient"], controls=False) == ["efficient"]
+    assert "twoscale" not in names(start="runs/mine", task="next-pixel")
+
+
+def test_default_attentions_are_left_out_where_there_is_no_time(photos, start, tmp_path, monkeypatch) -> None:
+    """The last ones; what is asked for never is."""
+    speeds(monkeypatch, per_image=3.0, steps=0.01, seen=100.0)
+    monkeypatch.setattr(plan, "MIN_LIMIT", 10)
+    study, _, lines = run(photos, start, tmp_path / "x", attentions=(), jobs=1)
+    assert study.plan is not None
+    left_out = study.plan.left_out
+    assert left_out == START_ATTENTIONS[2:]
+    assert [v.attention for v in study.variants] == [*START_ATTENTIONS[:2], "uniform"]
+    assert any(line == f"  left out {', '.join(left_out)}, for lack of time; -a adds them" for line in lines)
+    again, _, _ = run(photos, start, tmp_path / "x", attentions=(), jobs=1)
+    assert again.variants == study.variants
+    asked, _, _ = run(photos, start, tmp_path / "y", attentions=START_ATTENTIONS, jobs=1)
+    assert asked.plan is not None
+    assert asked.plan.left_out == ()
+
+
+def test_seeds_are_given_up_before_training_is() -> None:
+    """Of variants that turn out slower than timed."""
+    ladder, rates = planner(), {name: Rate(0.4, 60.0) for name in "abcdef"}
+    plan_ = Plan(seconds=3600.0, image_size=224, options={}, seeds=3)
+    found = ladder.settle(plan_, rates, 82, 2, 60.0)
+    assert (found.seeds, found.steps > 0) == (1, True)
+    assert set(found.run_seconds) == set(found.frozen_seconds) == set(rates)
+    assert found.run_seconds["a"] > found.steps / 0.4
+    later = ladder.settle(plan_, rates, 82, 2, 60.0 + sum(found.frozen_seconds.values()) / 2, frozen=False)
+    assert later.steps == pytest.approx(found.steps, rel=0.05)
+    asked = replace(ladder, seeds=3).settle(plan_, rates, 82, 2, 60.0)
+    assert (asked.seeds, asked.steps) == (3, 0)

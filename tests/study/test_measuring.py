@@ -170,14 +170,14 @@ def test_a_built_model_takes_other_weights_as_if_it_were_new(dataset: data.Datas
 def test_what_a_deadline_leaves_out_is_a_limitation_and_is_measured_by_the_next_call(measure) -> None:
     problems, records = measure(time.monotonic() - 1)
     assert problems == [
+        "Speed was left out to keep the budget.",
         f"Memory of {', '.join(v.id for v in VARIANTS)} was left out to keep the budget.",
         "Speed at 4, 9, 16 and 25 tokens was left out to keep the budget.",
         "Distance from softmax of 5 models was left out to keep the budget.",
         "Spread over redrawn features of 2 models was left out to keep the budget.",
         "Selecting examples was left out to keep the budget.",
     ]
-    assert {r.tags["variant"] for r in records if r.metric == "train_step"} == {v.id for v in VARIANTS}
-    late = {"attention_time", "attention_error", "draw_spread", "examples"}
+    late = {"train_step", "attention_time", "attention_error", "draw_spread", "examples"}
     assert not [r for r in records if r.metric in late]
     problems, records = measure(time.monotonic() + 3600)
     assert problems == []
@@ -194,6 +194,7 @@ def test_memory_that_is_not_started_in_time_is_left_out(measure, monkeypatch: py
         return Record("peak_memory", 7, "bytes", tags={"batch": 16})
 
     monkeypatch.setattr(measuring, "peak_memory", slow)
+    monkeypatch.setattr(measuring.Measuring, "pace", 1e-6)
     monkeypatch.setattr(measuring.os, "cpu_count", lambda: 1)
     monkeypatch.setattr(measuring.time, "monotonic", lambda: now[0])
     problems, records = measure(0.1)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,14 +17,12 @@ from studying import DATA, QUICK, SMALL, Trained
 from linvit import cli, data
 from linvit.data import Survey
 from linvit.durations import seconds
-from linvit.execute import work
 from linvit.models import estimate, model_config
 from linvit.pipeline import batches, plan
 from linvit.pipeline.batches import largest_batch
 from linvit.pipeline.plan import Planner
 from linvit.pipeline.steps import RUN_OVERHEAD, WORKER_START, fitting_steps, measuring_seconds
 from linvit.progress import ignore
-from linvit.records import Records
 from linvit.report.comparison import Comparison
 from linvit.schemas.study import Offer
 from linvit.study import Study, compare
@@ -72,6 +68,18 @@ def planner(images: Survey = PHOTOS, given: dict | None = None, size: int | None
     return replace(
         found, rungs=[replace(r, seconds=1e-3 * m / macs[-1]) for r, m in zip(found.rungs, macs, strict=True)]
     )
+
+
+def test_a_small_budget_is_spent_on_few_of_the_default_attentions() -> None:
+    """But on as many as cost nothing else."""
+    found = {}
+    for minutes in (3, 15, 60, 600):
+        count = found[minutes] = planner().affordable(60.0 * minutes)
+        rung, seeds = replace(planner(), variants=count).choose(60.0 * minutes)
+        fewest, of_fewest = replace(planner(), variants=3).choose(60.0 * minutes)
+        assert (rung, seeds >= 3) == (fewest, of_fewest >= 3)
+    assert found[3] == 3
+    assert found[600] == 6
 
 
 def test_a_start_has_its_own_image_sizes() -> None:
@@ -222,23 +230,6 @@ def test_a_plan_is_made_once_and_kept(tmp_path: Path, monkeypatch: pytest.Monkey
     assert trained == []
     compare(DATA, **words | {"attentions": ["uniform"]}, on_event=trained)
     assert trained == [("uniform", 0), ("uniform", 1)]
-
-
-@pytest.mark.usefixtures("timed", "no_page")
-def test_what_cannot_be_started_in_time_is_left_for_the_next_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A machine that has become slower: runs of half the steps would end after the budget."""
-    words = BUDGET | {"seeds": 1, "out": tmp_path / "x"}
-    with monkeypatch.context() as slower:
-        slower.setattr(work, "time", SimpleNamespace(time=lambda: math.inf))
-        folder = compare(DATA, **words)
-    late = "There was no time for 1 of the runs with half the steps: the same command adds them."
-    assert late in Study.read(folder / "study.json").warnings
-    assert not any(r.metric == "half_accuracy" for r in Records(folder / "records.jsonl"))
-    compare(DATA, **words)
-    assert any(r.metric == "half_accuracy" for r in Records(folder / "records.jsonl"))
-    assert late not in Study.read(folder / "study.json").warnings
 
 
 @pytest.mark.usefixtures("timed")

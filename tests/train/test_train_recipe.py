@@ -14,7 +14,7 @@ from linvit.measure.timing import Timing
 from linvit.models import create_model
 from linvit.schemas.model import ModelConfig
 from linvit.schemas.recipe import Recipe
-from linvit.training.muon import Muon, orthogonalised, wide
+from linvit.training.muon import QUINTIC, Muon, orthogonalised, wide
 from linvit.training.optimizers import make_optimizer
 from linvit.training.recipe import create_recipe, learning_rate
 
@@ -228,3 +228,23 @@ def test_an_attentions_own_weights_are_not_orthogonalised():
         found = {id(p) for group in groups if group.get("orthogonal") for p in group["params"]}
         assert len(found) == 5  # embedding, qkv, proj and two of the MLP
         assert not found & {id(p) for p in model.blocks[0].attn.attention.parameters()}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.9, 0.6])
+def test_rounds_on_the_gram_matrix_are_as_exact_as_those_on_the_matrix(decay: float) -> None:
+    """Also where singular values differ by many orders of magnitude, as those of a gradient do."""
+    u, _, v = torch.linalg.svd(torch.randn(37, 101, dtype=torch.float64), full_matrices=False)
+    matrix = (u * decay ** torch.arange(37)) @ v
+    a, b, c = QUINTIC
+
+    def plain(x: torch.Tensor) -> torch.Tensor:
+        x = x / torch.linalg.vector_norm(x)
+        for _ in range(5):
+            gram = x @ x.T
+            x = a * x + (b * gram + c * gram @ gram) @ x
+        return x
+
+    exact, single = plain(matrix), matrix.float()
+    mine = float((orthogonalised(single[None])[0] - exact).abs().max())
+    assert mine < 4 * float((plain(single) - exact).abs().max()) + 1e-6
+    assert float((orthogonalised(matrix[None])[0] - exact).abs().max()) < 1e-6  # lengths have an epsilon

@@ -50,7 +50,8 @@ class Survey:
 
 
 def decoding_seconds(images: Survey, side: int) -> float:
-    """How long decoding all images will take on this machine, from the first few; 0 for those that are decoded."""
+    """How long decoding one of the images takes on this machine, from the first few, with all CPUs at work; 0 for those
+    that are decoded."""
     found = images.listing[1] if images.listing else None
     if found is None or isinstance(found, Arrays):
         return 0.0
@@ -59,7 +60,7 @@ def decoding_seconds(images: Survey, side: int) -> float:
         with suppress(BadImage):
             read_image(where, side, images.channels, name)
         count += 1
-    return (time.perf_counter() - start) / max(1, count) * len(found.labels) / cpu_count()
+    return (time.perf_counter() - start) / max(1, count) / cpu_count()
 
 
 def survey(

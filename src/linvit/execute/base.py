@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import torch
 
-from linvit.execute.work import DatasetCache, Job, OnEvent, Probe, Work, WorkerDied, first_line
+from linvit.execute.work import DatasetCache, Job, OnEvent, Probe, StopWork, Work, WorkerDied, first_line
 from linvit.progress import Progress
 from linvit.records import Record
 from linvit.registry import Registry
@@ -51,10 +51,16 @@ class Executor(ABC):
         self.shutdown()
 
     def run_jobs(
-        self, jobs: Sequence[Job], on_event: Callable[[Job, Event], None]
+        self,
+        jobs: Sequence[Job],
+        on_event: Callable[[Job, Event], None],
+        admit: Callable[[Job], bool] | None = None,
+        on_end: Callable[[Job], None] | None = None,
     ) -> Iterator[tuple[Job, list[Record]]]:
-        """Yield each job with its records, in order. Finished jobs are not run again. A job whose process died or ran
-        out of memory yields a `failed` record; a user's error ends the iteration."""
+        """Yield each job with its records, in order. Finished jobs are not run again. A job that `admit` refuses when
+        it could begin is left out and has no records. A job whose process died or ran out of memory yields a `failed`
+        record; a user's error ends the iteration, and so does StopWork raised by `on_event`, once no job is running:
+        `on_event` must raise it for all of them."""
         done = {number: records for number, job in enumerate(jobs) if (records := job.finished())}
         waiting = deque((number, job) for number, job in enumerate(jobs) if number not in done)
         running: dict[Future[Any], int] = {}
@@ -62,9 +68,16 @@ class Executor(ABC):
             while number not in done:
                 while waiting and len(running) < self.slots:
                     at, next_job = waiting.popleft()
-                    running[self.submit(next_job, partial(on_event, next_job))] = at
+                    if admit is None or admit(next_job):
+                        running[self.submit(next_job, partial(on_event, next_job))] = at
+                    else:
+                        done[at] = []
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     at = running.pop(future)
+                    if isinstance(future.exception(), StopWork):
+                        wait(running)
+                    elif on_end is not None:
+                        on_end(jobs[at])
                     done[at] = job_records(jobs[at], future)
             yield job, done.pop(number)
 

@@ -24,7 +24,7 @@ import torch
 from linvit.execute.base import EXECUTORS, Executor
 from linvit.execute.work import DatasetCache, OnEvent, Work, WorkerDied, outcome
 from linvit.signals import REQUEUE, Evicted
-from linvit.training.events import Validated, from_json
+from linvit.training.events import ASKING, from_json
 
 LAST_LINES = 5  # of a dead worker's output that are reported
 SAVE_SECONDS = 60.0  # after which a worker that was asked to end is killed
@@ -124,7 +124,7 @@ class Processes(Executor):
                         on_event(event)
             except Exception as error:  # StopWork, as a rule
                 failure = error
-            if isinstance(event, Validated):
+            if isinstance(event, ASKING):
                 worker.send(json.dumps({"stop": failure is not None}))
         if failure is not None:
             raise failure

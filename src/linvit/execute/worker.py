@@ -17,7 +17,7 @@ from typing import Any
 from linvit.execute.work import DatasetCache, StopWork, perform, thinned
 from linvit.machine import keep_freed_memory
 from linvit.signals import EVICTIONS, REQUEUE
-from linvit.training.events import Event, Validated, to_json
+from linvit.training.events import ASKING, Event, to_json
 
 EVENT_SECONDS = 0.2  # between two events that only say how far a training is
 
@@ -55,9 +55,9 @@ class Caller:
             time.sleep(0.1)
 
     def on_event(self, event: Event) -> None:
-        """After a validation the caller decides whether to continue, so that a trial is pruned right there."""
+        """The caller decides whether to continue: a trial is pruned, or a plan made again, right there."""
         self.send(to_json(event))
-        if isinstance(event, Validated) and json.loads(self.receive() or b"{}").get("stop"):
+        if isinstance(event, ASKING) and json.loads(self.receive() or b"{}").get("stop"):
             raise StopWork
 
 

@@ -27,6 +27,7 @@ def plan_lines(
         f"{model.depth} layer{'s' * (model.depth != 1)}",
         f"  start    {start}",
         f"  runs     {variants} variant{'s' * (variants != 1)} × {'; then × '.join(runs)}",
+        *([f"  left out {', '.join(plan.left_out)}, for lack of time; -a adds them"] if plan.left_out else []),
         f"  time     about {duration(sum(plan.expected.values()))}: {spent}",
         f"  shows    {plan.offers[0].resolves}",
     ]

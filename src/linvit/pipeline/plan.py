@@ -2,12 +2,16 @@
 
 Small models on small images learn something in minutes where large ones do not finish an epoch, and models that have
 not learned cannot be compared. So the plan takes the largest of a ladder of models that sees every image often enough
-with three seeds, the fewest that can prove anything; else with one, which can still show what to try. What is left of
-the budget goes into more seeds, then into more steps.
+with three seeds, the fewest that can prove anything; else with one, which can still show what to try. Of the default
+attentions it takes as many as cost neither size, seeds nor training. What is left of the budget goes into more seeds,
+then into more steps.
 
 A trained start keeps its own image size. Its frozen features with a fitted head come first, for every variant: they
 take one pass over the images, of fewer images if there is no time for all. It is trained only if the rest of the budget
 is enough for that, and only what is no worse on validation images is kept.
+
+The plan is made three times: from a few timed steps of each rung; from each variant's own speed, where its jobs run,
+when the images are decoded; and from the time that is left, after the frozen features or when runs turn out too slow.
 """
 
 from __future__ import annotations
@@ -37,20 +41,22 @@ from linvit.pipeline.steps import (
     WORKER_START,
     fitting_images,
     fitting_steps,
+    frozen_seconds,
     measuring_seconds,
+    run_seconds,
 )
 from linvit.progress import Progress
 from linvit.report.comparison import LOOK, dunnett, held_out
-from linvit.requests import CompareRequest
+from linvit.requests import CompareRequest, Request
 from linvit.schemas.model import ModelConfig
-from linvit.schemas.study import Offer, Plan, Study, Variant
-from linvit.training.defaults import TUNED
+from linvit.schemas.study import MIN_SEEDS, Offer, Plan, Study, Variant
+from linvit.training.defaults import ATTENTIONS, START_ATTENTIONS, TUNED
 from linvit.training.heads import operations
 from linvit.training.loop import Rate
 
 DEFAULT_BUDGET = "30m"  # for images without a tuned recipe, if no length is given
 LADDER = ((128, 1), (96, 1), (64, 1), (64, 2), (48, 2), (32, 2), (32, 4))  # image size, and how many times narrower
-MIN_SEEDS = 3  # that can prove a difference
+MIN_VARIANTS = 3  # of the default ones: softmax, another and the control
 MORE_SEEDS = (10, 5)  # if training is still long enough with them
 SEEN_IMAGES, MIN_EPOCHS, MAX_EPOCHS = 80_000, 4, 40  # that a run from scratch should see
 START_SEEN_IMAGES, START_MIN_EPOCHS, START_MAX_EPOCHS = 8_000, 1.5, 12  # and one from a trained model
@@ -91,8 +97,9 @@ class Planner:
     like: ModelConfig | None = None  # the model that is started from
     fitted: bool = False  # its frozen features come first, with a fitted head
     amp: torch.dtype = torch.float32  # of autocast
+    fewest: int = 0  # variants that are compared if there is no time for all; 0: all
     rungs: Sequence[Rung] = ()
-    opening: float = 0.0  # seconds until the images are decoded
+    decoding: float = 0.0  # seconds until another image is decoded
     correction: float = 1.0  # of what is expected of a rung, once more is known
 
     @property
@@ -138,7 +145,8 @@ class Planner:
         return Rung(side, narrower, chosen | ({"batch_size": batch} if batch != recipe.batch_size else {}), model)
 
     def timed(self, budget: float, progress: Progress) -> Planner:
-        """With the time of each rung, from the cheapest up while there is time; the rest by their operations."""
+        """With the time of each rung, from the cheapest up while there is time; the rest by their operations. A budget
+        that is too small even for the cheapest is refused as soon as that is known."""
         until = time.perf_counter() + timing_seconds(budget) / 4
         found: list[Rung] = []
         with use_threads(1):
@@ -150,6 +158,8 @@ class Planner:
                     found.append(replace(rung, seconds=found[-1].seconds * max(1.0, work)))
                 else:
                     found.append(replace(rung, seconds=self._seconds_per_image(rung.model)))
+                if not i:
+                    replace(self, variants=self.fewest or self.variants).check(found[0], budget)
         progress(len(self.rungs), len(self.rungs), "timed")
         return replace(self, rungs=found[::-1])
 
@@ -170,15 +180,16 @@ class Planner:
 
     def _room(self, budget: float) -> float:
         """Seconds for all runs."""
-        before = self.opening + PLACING + timing_seconds(budget) if self.fitted else 0.0
+        before = PLACING + timing_seconds(budget) if self.fitted else self.decoding * self.images.total
         return PLANNED_SHARE * budget - measuring_seconds(budget) - WORKER_START - before
 
     def frozen_seconds(self, rung: Rung, limit: int | None = None) -> float:
-        """For the features of all images, or of at most `limit` of each split, and the heads of all variants."""
+        """For the features of all images, or of at most `limit` of each split, once these are decoded, and the heads of
+        all variants."""
         images = self.images.limited(limit)
         head = operations(images.train, rung.model.features, images.classes) / SOLVED + RUN_OVERHEAD
         one = images.total * rung.seconds * FORWARD * SLOWER + head
-        return self.variants * self.folds * one / self.cores
+        return self.variants * self.folds * one / self.cores + self.decoding * images.total
 
     def limit(self, rung: Rung, budget: float) -> int | None:
         """How many images of each split the budget allows; None: all. A ValueError if they are too few."""
@@ -192,6 +203,14 @@ class Planner:
             what = f"the features of {least} images of each split with {self.variants} variants"
             self.require(budget, self.frozen_seconds(rung, least), what)
         return max(found, least)
+
+    def check(self, rung: Rung, budget: float) -> None:
+        """A ValueError, with a budget that is enough, if this one is too small to show anything with this rung."""
+        if self.fitted:
+            self.limit(rung, budget)
+        else:
+            step = rung.options.get("batch_size", SMALL_BATCH) * rung.seconds * SLOWER * self.variants / self.cores
+            self.require(budget, 2 * step * ((self.seeds or 1) * self.folds + 0.5), "two steps of each run")
 
     @property
     def least(self) -> int:
@@ -219,6 +238,22 @@ class Planner:
             return seeds
         more = [math.ceil(n / self.folds) for n in MORE_SEEDS]
         return next((n for n in more if self.epochs(rung, n, budget) >= USEFUL * self.enough), seeds)
+
+    def affordable(self, budget: float) -> int:
+        """How many of the variants can be compared at no cost in image size, width, seeds, training or images; where
+        the fewest are not trained enough either, just these."""
+
+        def result(variants: int) -> tuple[Any, ...]:
+            planner = replace(self, variants=variants)
+            rung, seeds = planner.choose(budget)
+            epochs, proof = planner.epochs(rung, seeds, budget), seeds * self.folds >= MIN_SEEDS
+            if self.fitted and epochs < self.enough / 2:  # nothing is trained: what counts is the number of images
+                return rung.side, planner.frozen_seconds(rung) <= planner._room(budget)
+            return rung.side, rung.narrower, proof, epochs >= self.enough
+
+        fewest = min(MIN_VARIANTS, self.variants)
+        best = result(fewest)
+        return next(n for n in range(self.variants, 0, -1) if n <= fewest or (best[-1] and result(n) == best))
 
     def offer(self, budget: float) -> Offer:
         rung, seeds = self.choose(budget)
@@ -258,33 +293,52 @@ class Planner:
                 found.append(offer)
         return found[1:4]
 
-    def settle(self, plan: Plan, rates: Mapping[str, Rate], per_epoch: int, jobs: int, spent: float) -> Plan:
-        """The plan with the steps that fit, from each variant's own speed where its jobs will run."""
+    def settle(
+        self, plan: Plan, rates: Mapping[str, Rate], per_epoch: int, jobs: int, spent: float, frozen: bool = True
+    ) -> Plan:
+        """The plan with the steps that fit, from each variant's own speed where its jobs will run. frozen: features are
+        still to be computed. All seeds but one are given up where they leave no time for training."""
         rung = next(r for r in self.rungs if r.side == plan.image_size and r.options.items() <= plan.options.items())
         most = max(2, round(USEFUL * self.enough * per_epoch))
         runs, images = plan.seeds * plan.folds, self.images.limited(plan.limit)
         head = operations(images.train, rung.model.features, images.classes) / SOLVED if self.fitted else None
-        steps, expected = fitting_steps(plan.seconds, spent, rates, images, per_epoch, runs, jobs, most, head)
+        once = plan.seeds > 1 and not self.seeds and plan.model_copy(update={"seeds": 1})
+        try:
+            steps, expected = fitting_steps(
+                plan.seconds, spent, rates, images, per_epoch, runs, jobs, most, head, frozen
+            )
+        except ValueError:
+            if not once:
+                raise
+            return self.settle(once, rates, per_epoch, jobs, spent, frozen)
+        if once and head is not None and steps < self.enough / 2 * per_epoch:
+            return self.settle(once, rates, per_epoch, jobs, spent, frozen)
         planner = self
         if head is not None and steps < self.enough / 2 * per_epoch:
             steps, most = 0, max(images.train, images.validation, images.test)
             expected.pop("training")
             count = fitting_images(plan.seconds, spent, rates, images, jobs, head)
-            if (count := max(count, self.least)) < most:  # slower than expected
+            if frozen and (count := max(count, self.least)) < most:  # slower than expected
                 expected["frozen features"] *= images.limited(count).total / images.total
-                plan = plan.model_copy(update={"limit": count})
+                plan, images = plan.model_copy(update={"limit": count}), images.limited(count)
         elif steps < most:
             planner = replace(self, correction=self.epochs(rung, plan.seeds, plan.seconds) / (steps / per_epoch))
         mine = planner.described(plan.seconds, rung, plan.seeds, steps / per_epoch, plan.limit)
-        offers = [mine, *planner.larger(plan.seconds)]
-        return plan.model_copy(update={"steps": steps, "expected": expected, "offers": offers})
+        changes = {
+            "steps": steps,
+            "expected": expected,
+            "frozen_seconds": {} if head is None else frozen_seconds(rates, images, head),
+            "run_seconds": run_seconds(rates, images, per_epoch, steps),
+            "offers": [mine, *planner.larger(plan.seconds)],
+        }
+        return plan.model_copy(update=changes)
 
 
 OFFERED = ("resolves", "seeds", "image_size", "narrower")  # in which one offer differs from another
 
 
 def choose_plan(
-    request: CompareRequest,
+    request: Request,
     images: Survey,
     variants: Sequence[Variant],
     like: ModelConfig | None,
@@ -293,13 +347,13 @@ def choose_plan(
     earlier: Study | None,
     resizable: bool,
     progress: Progress,
-) -> tuple[Planner | None, Plan | None]:
-    """What to train within the request's budget, or within the default one; None: its length is given. resizable: the
-    images can be opened at any size."""
-    if (budget := budget_of(request, images, variants)) is None:
-        return None, None
-    if earlier and earlier.budget == budget and earlier.plan:
-        return None, earlier.plan  # what was chosen stays chosen
+) -> tuple[Planner | None, Plan | None, Sequence[Variant]]:
+    """What to train within the request's budget, or within the default one, and which of the variants, if these are the
+    default ones; None: its length is given, or it is no comparison. resizable: the images can be opened at any size."""
+    if not isinstance(request, CompareRequest) or (budget := budget_of(request, images, variants)) is None:
+        return None, None, variants
+    if earlier and earlier.budget == budget and earlier.plan:  # what was chosen stays chosen
+        return None, earlier.plan, variants if request.attentions else without(variants, earlier.plan.left_out)
     trained = [v for v in variants if not v.published]
     near = device if slots is None else pick_device("auto")  # where steps are timed
     cores, amp = slots or places(device), amp_dtype(request.options.get("amp", "auto"), near)
@@ -307,13 +361,18 @@ def choose_plan(
     fitted = like is not None and like.head == "linear" and not shaped
     planner = Planner(images, len(trained), cores, near, request.seeds, request.folds or 1, like, fitted, amp)
     planner = planner.with_rungs(request.options, request.image_size, resizable, {v.attention for v in trained})
+    decoding = decoding_seconds(images, planner.rungs[-1].side) if resizable else 0.0
+    asked = tuple(v.attention for v in trained if not v.control)
+    usual = not request.attentions and asked in (ATTENTIONS, START_ATTENTIONS)
+    planner = replace(planner, decoding=decoding, fewest=min(MIN_VARIANTS, len(trained)) if usual else 0)
     planner = planner.timed(seconds(budget), progress)
-    if fitted:
-        planner = replace(planner, opening=decoding_seconds(images, planner.rungs[-1].side))
+    left_out: tuple[str, ...] = ()
+    if usual:
+        fewer = planner.affordable(seconds(budget))
+        left_out = asked[len(asked) - (len(trained) - fewer) :]
+        planner, variants = replace(planner, variants=fewer), without(variants, left_out)
     rung, count = planner.choose(seconds(budget))
-    if not fitted:
-        step = rung.options.get("batch_size", SMALL_BATCH) * rung.seconds * SLOWER * len(trained) / cores
-        planner.require(seconds(budget), 2 * step * (count * planner.folds + 0.5), "two steps of each run")
+    planner.check(rung, seconds(budget))
     plan = Plan(
         seconds=seconds(budget),
         image_size=rung.side,
@@ -321,8 +380,13 @@ def choose_plan(
         seeds=count,
         folds=planner.folds,
         limit=planner.limit(rung, seconds(budget)) if fitted and resizable else None,
+        left_out=left_out,
     )
-    return planner, plan
+    return planner, plan, variants
+
+
+def without(variants: Sequence[Variant], left_out: Collection[str]) -> Sequence[Variant]:
+    return [v for v in variants if v.attention not in left_out]
 
 
 def budget_of(request: CompareRequest, images: Survey, variants: Sequence[Variant]) -> str | None:

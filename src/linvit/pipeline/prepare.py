@@ -76,9 +76,9 @@ def prepare(
     if like is not None:
         images = replace(images, channels=like.channels)  # grey or coloured, as the start was trained
     variants = with_starts(variants, starts, isinstance(request, CompareRequest) and request.with_scratch)
-    planner = plan = None
-    if isinstance(request, CompareRequest):
-        planner, plan = choose_plan(request, images, variants, like, device, slots, earlier, dataset is None, progress)
+    planner, plan, variants = choose_plan(
+        request, images, variants, like, device, slots, earlier, dataset is None, progress
+    )
     side = request.image_size or (plan.image_size if plan else like and like.image_size)
     source = None
     if dataset is not None:

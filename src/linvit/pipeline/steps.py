@@ -28,9 +28,11 @@ def fitting_steps(
     jobs: int,
     most: int,
     head: float | None = None,
+    frozen: bool = True,
 ) -> tuple[int, dict[str, float]]:
     """Equal steps for every run that fit what is left of the budget, at most `most`; and the expected time by activity.
-    head: seconds to fit one to frozen features, which come first, and again for each seed whose features are random.
+    head: seconds to fit one to frozen features, which come first (`frozen`: they are still to do), and again for each
+    seed whose features are random.
 
     `rates` are of one worker while all of them work. A run of half the steps is half a run; at the end one worker waits
     for the other for half a run on average, which the short runs, done last, make a quarter."""
@@ -39,11 +41,12 @@ def fitting_steps(
     one = step + image * images.validation / per_epoch  # of each variant, with its share of a validation
     fixed = len(rates) * (runs + 1) * RUN_OVERHEAD + image * (images.validation + 2 * images.test) * (runs + 1)
     share = (runs + 0.5) / jobs + (0.25 * (jobs > 1)) / len(rates)
-    frozen = {}
+    features = {}
     if head is not None:
-        frozen = {"frozen features": (image * images.total + len(rates) * (head + RUN_OVERHEAD)) / jobs}
+        if frozen:
+            features = {"frozen features": (image * images.total + len(rates) * (head + RUN_OVERHEAD)) / jobs}
         fixed += (image * images.train + len(rates) * head) * (runs - 1)
-    overhead = spent + WORKER_START + fixed / jobs + sum(frozen.values())
+    overhead = spent + WORKER_START * frozen + fixed / jobs + sum(features.values())
     steps = min(most, int((PLANNED_SHARE * budget - measuring_seconds(budget) - overhead) / (one * share)))
     if head is not None:
         steps = max(0, steps)
@@ -53,7 +56,18 @@ def fitting_steps(
             need *= 1.1
         raise ValueError(f"budget {duration(budget)} is too small for two steps of each run: use {duration(need)}")
     training = steps * one * share + fixed / jobs
-    return steps, {"planning": spent, **frozen, "training": training, "measuring": measuring_seconds(budget)}
+    return steps, {"planning": spent, **features, "training": training, "measuring": measuring_seconds(budget)}
+
+
+def run_seconds(rates: Mapping[str, Rate], images: Survey, per_epoch: int, steps: int) -> dict[str, float]:
+    """Of a run of each variant, which begins with a head that is known."""
+    seen = images.validation * (steps / per_epoch + 1) + 2 * images.test
+    return {name: RUN_OVERHEAD + steps / rate.steps + seen / rate.images for name, rate in rates.items()}
+
+
+def frozen_seconds(rates: Mapping[str, Rate], images: Survey, head: float) -> dict[str, float]:
+    """Of the features of each variant and the head that is fitted to them."""
+    return {name: RUN_OVERHEAD + head + images.total / rate.images for name, rate in rates.items()}
 
 
 def fitting_images(

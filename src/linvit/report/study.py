@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from linvit import metrics
+from linvit.durations import duration
 from linvit.metrics import METRICS, TABLE
 from linvit.report import statistics
 from linvit.report.evidence import Folders, StudyEvidence, as_paths, read_study
@@ -210,12 +211,38 @@ def _details(summary: Summary) -> list[Table]:
     ]
     fastest = "identity returns v without mixing tokens: no attention is faster."
     tables = [
+        _timeline(summary),
         Table.of(
             deciding, title="Intervals and bounds", note="The bounds on what a variant loses decide the verdicts."
         ),
         Table.of(timed, title="Times", note=f"Medians; speeds relative to identity: {fastest}"),
     ]
     return [table for table in tables if len(table.columns) > 1]
+
+
+def _timeline(summary: Summary) -> Table:
+    """What each part of a budget brought: its time, and the accuracies that it led to."""
+    study, merit = summary.study, summary.merit
+    trained, frozen = bool(study.steps), METRICS["frozen_accuracy"]
+
+    def scores(of: Mapping[int, str]) -> dict[str, Cell | str]:
+        return {v.label: of.get(v.index, NOTHING) for v in summary.variants}
+
+    reached = {v.index: accuracy(v, merit) for v in summary.variants}
+    before = {v.index: frozen.show(v.get(frozen.name)) for v in summary.variants} if trained else reached
+    kinds = {
+        "planning": ("Planning and decoding", {}),
+        "frozen features": ("Frozen features, fitted heads", before),
+        "training": ("Fine-tuning" if study.start else "Training", reached),
+        "measuring": ("Speed, memory and examples", {}),
+    }
+    rows = [
+        {"Step": title, "Time": duration(study.seconds[name]), **scores(of)}
+        for name, (title, of) in kinds.items()
+        if name in study.seconds
+    ]
+    note = f"{merit.title} on test images after each step. Half runs and all seeds are part of training."
+    return Table.of(rows if "planning" in study.seconds else [], title="What the time brought", note=note, open=True)
 
 
 def _rule(summary: Summary) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
@@ -16,6 +17,7 @@ from linvit.schemas.model import ModelConfig
 from linvit.schemas.recipe import Recipe
 
 DEFAULT_MARGIN, MAX_MARGIN = 0.01, 0.2  # accuracy that a faster variant may lose
+MIN_SEEDS = 3  # that can prove a difference
 
 
 class Variant(Frozen):
@@ -164,8 +166,11 @@ class Plan(Frozen):
     seeds: int
     folds: int = 1  # of each seed; 1: none
     limit: int | None = None  # images of each split, if there is no time for all
+    left_out: tuple[str, ...] = ()  # default attentions for which there is no time
     steps: int = 0  # of a trained start: 0, its frozen features with a fitted head
     expected: dict[str, float] = Field(default_factory=dict)  # activity → seconds
+    frozen_seconds: dict[str, float] = Field(default_factory=dict)  # variant → of its frozen features and head
+    run_seconds: dict[str, float] = Field(default_factory=dict)  # variant → of one training
     offers: list[Offer] = Field(default_factory=list)  # for this budget, then for larger ones
 
 
@@ -260,19 +265,27 @@ class Study(Document):
 
     def runs(self) -> list[Run]:
         """Seeds outermost, then folds, then variants in rotating order, so that a drift of the machine affects all of
-        them alike; then each variant's first run for half of the steps, which shows whether more would matter. Before
-        all others the frozen features of a start whose head is fitted, which need no training."""
+        them alike; then each variant's first run for half of the steps, which shows whether more would matter. With a
+        budget these follow the seeds that a proof needs. Before all others the frozen features of a start whose head is
+        fitted, which need no training."""
         seeds = sorted({seed for seeds in self.seeds.values() for seed in seeds})
         folds = range(self.folds) if self.folds else [None]
-        found = []
+        rounds = []
         for i, (seed, fold) in enumerate((seed, fold) for seed in seeds for fold in folds):
             mine = [variant for variant in self.variants if seed in self.seeds.get(variant.id, [])]
             mine = mine[i % len(mine) :] + mine[: i % len(mine)]
-            found += [Run(variant, seed, fold=fold) for variant in mine]
+            rounds.append([Run(variant, seed, fold=fold) for variant in mine])
         firsts = [(v, self.seeds[v.id][0]) for v in self.variants if v.id in self.seeds]
-        halves = [Run(v, seed, half=True, fold=folds[0]) for v, seed in firsts]
-        frozen = [Run(v, seed, frozen=True, fold=folds[0]) for v, seed in firsts] if self.fitted else []
-        return (frozen if self.steps else []) + found + (halves if (self.steps or 0) > 1 else [])
+        halves = [Run(v, seed, half=True, fold=folds[0]) for v, seed in firsts] if (self.steps or 0) > 1 else []
+        frozen = [Run(v, seed, frozen=True, fold=folds[0]) for v, seed in firsts] if self.fitted and self.steps else []
+        first = self.required_rounds if self.plan else len(rounds)
+        return [*frozen, *chain(*rounds[:first]), *halves, *chain(*rounds[first:])]
+
+    @property
+    def required_rounds(self) -> int:
+        """Of all variants with one seed and fold each: as many as a proof needs, or one if there will be fewer."""
+        runs = max((len(seeds) for seeds in self.seeds.values()), default=0) * (self.folds or 1)
+        return MIN_SEEDS if runs >= MIN_SEEDS else 1
 
     @property
     def fitted(self) -> bool:

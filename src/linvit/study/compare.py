@@ -6,7 +6,6 @@ MLP. Nothing that is finished runs again: the same call resumes, and a new varia
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,10 +14,10 @@ from typing import Any
 
 from linvit import metrics, report
 from linvit.attention import has_random_features, role_of
-from linvit.data import Dataset, repeats
-from linvit.execute import Tracking, WorkerDied
+from linvit.data import Dataset
+from linvit.execute import WorkerDied
 from linvit.files import remove_parts
-from linvit.ledger import Ledger, open_ledger
+from linvit.ledger import open_ledger
 from linvit.locks import claim_folder, locked
 from linvit.measure.provenance import machine
 from linvit.measure.threads import use_threads
@@ -31,29 +30,24 @@ from linvit.progress import Progress, ignore, repeated
 from linvit.records import Record, Tag
 from linvit.requests import CompareRequest, Request
 from linvit.schemas.experiment import Start
-from linvit.schemas.study import DEFAULT_MARGIN, Study, Variant
-from linvit.study.jobs import (
-    OnJobEvent,
-    StudyJob,
-    pooled_records,
-    store_runs,
-    study_jobs,
-    study_records,
-    write_jobs,
-)
+from linvit.schemas.study import DEFAULT_MARGIN, Plan, Study, Variant
+from linvit.study.jobs import OnJobEvent, StudyJob, study_jobs, write_jobs
+from linvit.study.limitations import unfinished, warnings
 from linvit.study.measuring import MeasureStudy
 from linvit.study.placement import JobPlacement
+from linvit.study.runs import Runs
 from linvit.toml import to_toml
-from linvit.training.defaults import ATTENTIONS, CAUSAL_ATTENTIONS, CONTROL, OF_TASK, TUNED
-from linvit.training.events import Event
+from linvit.training import backbones
+from linvit.training.defaults import ATTENTIONS, CAUSAL_ATTENTIONS, CONTROL, START_ATTENTIONS
+from linvit.training.loop import Rate
 from linvit.training.run import status
 from linvit.training.tasks import TASKS
 from linvit.training.trackers import tracking
 
 OWN_FILES = ("experiment.json", "records.jsonl", "report.html", "results.csv")
 DEFAULT_SEEDS = 3
-PAGE_SECONDS = 10.0  # to write the report
-FEW_TEST_IMAGES = 500
+FIGURES = 3.0  # times as long as the first page takes the last, with figures as files
+LATE = 0.03  # of the budget, by which it may be exceeded for figures
 
 Log = Callable[[str], None]
 
@@ -94,8 +88,14 @@ class Comparison:
     on_event: OnJobEvent = lambda job, event: None
     log: Log = lambda text: None
     progress: Progress = ignore
-    started: float = field(default_factory=time.perf_counter)
+    clock: Callable[[], float] = time.perf_counter
+    begun: float | None = None  # by the clock, when a budget begins; None: now
     folder: Path = Path()
+    page_seconds: float = 0.0  # for which the first page was written
+    rates: dict[str, Rate] = field(default_factory=dict)  # of each variant, where its jobs run
+
+    def __post_init__(self) -> None:
+        self.started = self.clock() if self.begun is None else self.begun
 
     def run(self) -> report.Result | None:
         """The report's result; None if the request was only for a plan."""
@@ -121,6 +121,7 @@ class Comparison:
                     if request.jobs_file:
                         return self.write_jobs()
                     self.train()
+                    self.first_page()
                     self.measure()
                     return self.report()
             finally:
@@ -173,22 +174,33 @@ class Comparison:
         prepared, study, base = self.prepared, self.study, self.prepared.designer.base
         length = base.length(len(prepared.designer.dataset.train))
         study.steps = length.total if study.steps is None else study.steps
-        if prepared.planner is not None and study.plan is not None:
-            rates = self.placement.rates(planning.timing_seconds(study.plan.seconds) / 2, self.progress)
-            jobs = self.placement.decide(self.progress).jobs
-            spent = time.perf_counter() - self.started
-            before = study.plan.limit
-            study.plan = prepared.planner.settle(study.plan, rates, length.per_epoch, jobs, spent)
-            study.steps = study.plan.steps
-            if study.plan.limit != before and study.plan.limit is not None:
-                self.use_fewer(study.plan.limit)
         study.epochs = round(study.steps / length.per_epoch, 3)
+        if prepared.planner is not None and study.plan is not None:
+            self.rates = self.placement.rates(planning.timing_seconds(study.plan.seconds) / 2, self.progress)
+            jobs = self.placement.decide(self.progress).jobs
+            spent = self.clock() - self.started
+            new = prepared.planner.settle(study.plan, self.rates, self.per_epoch, jobs, spent)
+            if new.limit != study.plan.limit and new.limit is not None:
+                self.use_fewer(new.limit)
+            self.settle(new)
         if study.plan and self.placement.placement and not self.request.print_config:
             jobs, start = self.placement.placement.jobs, describe_start(prepared.starts)
             for line in plan_lines(
                 study.plan, prepared.survey, base.model, len(study.seeds), study.epochs, jobs, start
             ):
                 self.log(line)
+
+    @property
+    def per_epoch(self) -> int:
+        designer = self.prepared.designer
+        return designer.base.length(len(designer.dataset.train)).per_epoch
+
+    def settle(self, plan: Plan) -> None:
+        """Steps and seeds are those of this plan from now on."""
+        study = self.study
+        study.plan, study.steps = plan, plan.steps
+        study.epochs = round(plan.steps / self.per_epoch, 3)
+        study.seeds = {name: seeds[: plan.seeds] for name, seeds in study.seeds.items()}
 
     def use_fewer(self, limit: int) -> None:
         """At most this many images of each split: variants turned out to be slower than planned."""
@@ -209,41 +221,26 @@ class Comparison:
         """Run the jobs, and copy their records into the study's, once; the files they name stay in their folders."""
         remove_parts(self.folder, self.folder / "figures")
         self.ledger = open_ledger(self.folder)
-        self.all_jobs = self.jobs()
-        if any(not job.finished() for job in self.all_jobs):
+        if any(not job.finished() for job in self.jobs()):
             self.study.placement = self.placement.decide(self.progress)
         self.study.save(self.folder)
-        if self.study.plan is not None and self.study.finished is None:
-            self.all_jobs = self.with_deadline(self.all_jobs)
-        trackers = Tracking(self.request.track, self.folder)
+        self.all_jobs, self.late = Runs(self, self.ledger).run()
 
-        def on_event(job: StudyJob, event: Event) -> None:
-            self.on_event(job, event)
-            trackers(job, event)
-
-        frozen = sum(job.frozen for job in self.all_jobs)  # they come first
-        for number, (job, records) in enumerate(self.placement.run(self.all_jobs, on_event), 1):
-            store_runs(self.ledger, study_records(job, records))
-            if number == frozen:
-                self.log(frozen_line(self.ledger, self.study))
-        folds = len({job.fold for job in self.all_jobs})
-        store_runs(self.ledger, pooled_records(self.ledger, self.folder, folds))
-
-    def with_deadline(self, jobs: list[StudyJob]) -> list[StudyJob]:
-        """Runs of half the steps, which come last, are not started when they would end after the budget: on a machine
-        that has become slower only they are lost, and the same command makes up for them."""
+    def first_page(self) -> None:
+        """With a budget, accuracies have their page at once; how long it takes is left for the last one."""
         plan, study = self.study.plan, self.study
-        assert plan is not None
-        at_a_time = study.placement.jobs if study.placement else 1
-        runs = len(study.seeds) * (plan.seeds * plan.folds + 0.5)  # in full runs
-        half = plan.expected.get("training", 0.0) * at_a_time / runs / 2
-        started = time.time() - (time.perf_counter() - self.started)
-        latest = started + plan.seconds - measuring_seconds(plan.seconds) / 2 - half
-        return [job.model_copy(update={"begin_by": latest}) if job.half else job for job in jobs]
+        if plan is None or study.finished is not None:
+            return
+        begun, limit = self.clock(), plan.limit or self.request.limit
+        more = ["Speed and memory are still to be measured."] if self.request.measured else []
+        study.warnings = warnings(study, self.prepared, self.all_jobs, limit) + unfinished(self.late) + more
+        study.save(self.folder)
+        report.build(self.folder, figures=False)
+        self.page_seconds = study.seconds["page"] = round(self.clock() - begun, 1)
 
     def measure(self) -> None:
         """Everything besides accuracy, and what the page says of the whole."""
-        study, start = self.study, time.perf_counter()
+        study, start = self.study, self.clock()
         before = len(self.ledger)
         self.ledger.append_new(published_records(study))
         problems: list[str] = []
@@ -262,13 +259,10 @@ class Comparison:
             except (WorkerDied, RuntimeError, MemoryError) as error:  # what was trained gets its page
                 problems = [f"Speed and memory could not be measured: {error}."]
         if study.finished is None or len(self.ledger) != before:
-            study.finished, now = time.time(), time.perf_counter()
+            study.finished, now = time.time(), self.clock()
             for what, since in (("measuring", start), ("all", self.started)):
                 study.seconds[what] = round(study.seconds.get(what, 0.0) + now - since, 1)
-        if late := sum(job.begin_by is not None and not job.finished() for job in self.all_jobs):
-            problems.append(
-                f"There was no time for {late} of the runs with half the steps: the same command adds them."
-            )
+        problems += unfinished(self.late)
         limit = (study.plan and study.plan.limit) or self.request.limit
         study.warnings = warnings(study, self.prepared, self.all_jobs, limit) + problems
         seen = {name: len(seeds) for name, seeds in study.seeds.items()}
@@ -281,13 +275,15 @@ class Comparison:
         plan = self.study.plan
         if plan is None or self.study.finished is not None:
             return None
-        left = self.started + plan.seconds - time.perf_counter() - PAGE_SECONDS
+        left = self.started + plan.seconds - self.clock() - FIGURES * self.page_seconds
         return max(measuring_seconds(plan.seconds) / 4, left)
 
     def report(self) -> report.Result:
         with repeated(self.progress) as tell:
             tell(0, 1, "writing the report")
-            return report.build(self.folder, figures=self.request.measured)
+            plan, ends = self.study.plan, self.clock() - self.started + FIGURES * self.page_seconds
+            late = plan is not None and self.page_seconds and ends > (1 + LATE) * plan.seconds  # the page has them, too
+            return report.build(self.folder, figures=self.request.measured and not late)
 
 
 def _name(request: CompareRequest, dataset: Dataset | None) -> str:
@@ -300,7 +296,9 @@ def _name(request: CompareRequest, dataset: Dataset | None) -> str:
 def wanted_variants(request: CompareRequest, variants: Sequence[Variant]) -> list[Variant]:
     """One for each attention, those that are given, the control, and what the request adds to each."""
     task = request.task or (variants[0].task if variants else "classification")
-    usual = () if variants else CAUSAL_ATTENTIONS if TASKS[task].stem == "next-pixel" else ATTENTIONS
+    trained = request.start not in (None, backbones.SCRATCH, backbones.NAME)
+    usual = CAUSAL_ATTENTIONS if TASKS[task].stem == "next-pixel" else START_ATTENTIONS if trained else ATTENTIONS
+    usual = () if variants else usual
     found = [Variant(attention=spec, task=task) for spec in request.attentions or usual]
     found = [v.model_copy(update={"role": role_of(v.attention)}) for v in [*found, *variants]]
     if request.controls and not any(variant.control for variant in found):
@@ -334,13 +332,6 @@ def describe_start(starts: Mapping[str, Start]) -> str:
     return f"from {what}; --from scratch for none"
 
 
-def frozen_line(ledger: Ledger, study: Study) -> str:
-    """What the variants reach without training, as soon as it is known."""
-    found = ((v.label, ledger.last("frozen_accuracy", variant=v.id)) for v in study.variants)
-    show = metrics.METRICS["frozen_accuracy"].show
-    return "without training: " + ", ".join(f"{label} {show(record.value)}" for label, record in found if record)
-
-
 def job_line(job: StudyJob) -> str:
     return f"job {job.number + 1} of {job.jobs}: {job.name}: {status(job.experiment, Path(job.folder))}"
 
@@ -371,42 +362,4 @@ def published_records(study: Study) -> list[Record]:
             if "selection" in metric.per:
                 tags["selection"] = "best"
             found.append(Record(name, value, metric.unit, tags=tags))
-    return found
-
-
-def _checked(jobs: Sequence[StudyJob]) -> bool:
-    """Whether every variant was also trained for half of the steps, by which the report judges if more would matter."""
-    halves = [job for job in jobs if job.half]
-    return {job.variant for job in halves} == {job.variant for job in jobs} and all(job.finished() for job in halves)
-
-
-def warnings(study: Study, prepared: Prepared, jobs: Sequence[StudyJob], limit: int | None) -> list[str]:
-    """What a reader must know before trusting the comparison, and the records do not show."""
-    found, data, recipe = [], prepared.designer.dataset, study.recipe
-    pixels, done = study.model.pixels, study.epochs or 0.0
-    full = (OF_TASK[study.model.stem] if pixels else TUNED.get(data.name, {})).get("epochs")
-    if done < 1 and study.steps:
-        found.append(f"{study.steps} steps are {done:.2g} of an epoch: the models are barely trained.")
-    elif full and done < full and not _checked(jobs):
-        found.append(f"{done:g} of the recipe's {full:g} epochs: more training may change the order.")
-    if limit is not None:
-        found.append(f"At most {limit:,} images of each split were used: more may change the order.")
-    images = prepared.designer.train_images
-    steps = {job.variant: job.experiment.length(images(job.experiment)).total for job in jobs if job.full}
-    usual = statistics.mode(steps.values()) if steps else 0
-    for other in sorted({*steps.values()} - {usual}):
-        names = ", ".join(v.label for v in study.variants if steps.get(v.id) == other)
-        found.append(f"{names} had {other:,} steps, the others {usual:,}: differences are not due to attention alone.")
-    if recipe.patience:
-        found.append("With early stopping (patience), variants may differ in their number of steps.")
-    if recipe.compile:
-        found.append("Speeds and memory are of models without torch.compile, unlike the training.")
-    if known := repeats(data):
-        share = f"{known:,} of {len(data.test):,} test images ({known / len(data.test):.1%})"
-        effect = "bits per dimension are too low" if pixels else "accuracies are too high"
-        found.append(f"{share} repeat training images: {effect}.")
-    tested = len(data.test) * (study.folds or 1)
-    if not pixels and tested < FEW_TEST_IMAGES:
-        share = "" if data.several else f": one of them is {1 / max(1, tested):.1%} of accuracy"
-        found.append(f"Only {tested} test images{share}.")
     return found

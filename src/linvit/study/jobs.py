@@ -68,7 +68,7 @@ def study_jobs(study: Study, designer: Designer, folder: Path, device: torch.dev
     for number, (run, size) in enumerate(zip(runs, sizes, strict=True)):
         experiment = _experiment(study, designer, run)
         fold = "" if run.fold is None else f"fold{run.fold}-"
-        kind = "half-" * run.half + "frozen-" * run.frozen
+        kind = "half-" * run.half + "frozen-" * (experiment.recipe.steps == 0)  # whether or not others are trained
         name = f"{slug(run.variant.id)}-{kind}seed{run.seed}-{fold}{experiment.id[:6]}"
         found.append(
             StudyJob(

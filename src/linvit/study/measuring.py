@@ -56,6 +56,7 @@ EXAMPLES, EXAMPLE_POOL = 12, 500  # images shown, and images they are chosen fro
 REDRAW_IMAGES, MIN_REDRAW_IMAGES = 1000, 100  # test images on which redrawn features are evaluated
 PACED = 4  # images of a pass that is timed to plan the others
 SAMPLES = 10  # images drawn by each next-pixel model
+ERROR_IMAGES = 32  # on which attention is compared with softmax
 
 
 class MeasureStudy(Work):
@@ -111,10 +112,14 @@ class Measuring:
 
     def run(self) -> list[str]:
         calls = (len(self.configs) + len(BASELINES)) * (2 + MIN_ROUNDS)
-        self.batch = self.affordable(0.4, self.batch, 4 * calls)  # a step takes as long as three passes
         if self.missing(*SPEEDS):  # ratios are measured side by side, so all are measured again
-            with self.attempt("Speed"):
-                self.speed()
+            passes = 4 * calls  # a step takes as long as three
+            if self.enough_for(1.0, passes):
+                self.batch = self.affordable(0.4, self.batch, passes)
+                with self.attempt("Speed"):
+                    self.speed()
+            else:
+                self.leave_out("Speed")
         self.memory()
         with self.attempt("Speed at other sizes"):
             self.curves()
@@ -147,6 +152,10 @@ class Measuring:
             return most
         left = part * max(0.0, self.deadline - time.monotonic())
         return max(1, min(most, int(left / (passes * self.pace))))
+
+    def enough_for(self, part: float, passes: float) -> bool:
+        """Whether this part of the time that is left is enough for so many passes of one image."""
+        return self.deadline is None or part * (self.deadline - time.monotonic()) >= passes * self.pace
 
     def late(self) -> bool:
         return self.deadline is not None and time.monotonic() >= self.deadline
@@ -214,12 +223,7 @@ class Measuring:
         """Each in a process of its own, as many at a time as there are cores."""
         names = self.missing("peak_memory")
         with ThreadPoolExecutor(1 if self.device.type == "cuda" else min(4, os.cpu_count() or 1)) as pool:
-            recipes = {name: self.first[name].experiment.recipe for name in names}
-            found = {
-                name: pool.submit(peak_memory, self.configs[name], recipes[name], self.device, self.batch)
-                for name in names
-                if not self.late()
-            }
+            found = {name: pool.submit(self._peak_memory, name) for name in names if not self.late()}
             for i, (name, record) in enumerate(found.items()):
                 self.progress(i, len(names), f"memory of {self.labels[name]}")
                 wait([record], None if self.deadline is None else max(0.0, self.deadline - time.monotonic()))
@@ -230,6 +234,11 @@ class Measuring:
                     self.store([record.result()], name)
         if lost := [self.labels[name] for name in names if name not in found or found[name].cancelled()]:
             self.leave_out(f"Memory of {', '.join(lost)}")
+
+    def _peak_memory(self, name: str) -> Record:
+        """Its process is ended by the deadline."""
+        left = None if self.deadline is None else max(0.1, self.deadline - time.monotonic())
+        return peak_memory(self.configs[name], self.first[name].experiment.recipe, self.device, self.batch, left)
 
     def curves(self) -> None:
         """Time over tokens, every model's own number among them. All again if one is new: ratios are side by side."""
@@ -268,26 +277,36 @@ class Measuring:
     def first_models(self) -> dict[str, Path]:
         return {name: path for (name, _), path in reversed(self.models().items())}
 
-    def each_model(self, metric: str, what: str, names: Container[str]) -> Iterator[tuple[str, int, Path]]:
-        """(variant, seed, folder) of every model of these variants without this metric, until it is late."""
+    def each_model(
+        self, metric: str, what: str, names: Container[str], passes: float
+    ) -> Iterator[tuple[str, int, Path]]:
+        """(variant, seed, folder) of every model of these variants without this metric, until there is no time for
+        another: for this many passes of one image, or as long as one before took."""
         left = {
             (name, seed): path
             for (name, seed), path in self.models().items()
             if name in names and not self.ledger.find(metric, variant=name, seed=seed)
         }
+        longest = 0.0
         for i, ((name, seed), path) in enumerate(left.items()):
-            if self.late():
+            begun = time.monotonic()
+            if not self.enough_for(1.0, passes) or (self.deadline and begun + longest > self.deadline):
                 return self.leave_out(f"{what} of {len(left) - i} models")
             self.progress(i, len(left), f"{what.lower()} of {self.labels[name]}")
             yield name, seed, path
+            longest = max(longest, time.monotonic() - begun)
 
     def errors(self) -> None:
         """Distance from softmax of every trained model, on its own q and k."""
         order = self.data.test.order(0, 0)  # images of a folder are sorted by class
-        for name, seed, path in self.each_model("attention_error", "Distance from softmax", self.configs):
+        for name, seed, path in self.each_model(
+            "attention_error", "Distance from softmax", self.configs, 4 * ERROR_IMAGES
+        ):
             with self.attempt(f"Distance of {self.labels[name]} from softmax"):
                 model = self.load(name, path, torch.device("cpu"))
-                count = min(32, max(2, 2**23 // model.tokens**2))  # float64 matrices of tokens²: fewer if they are big
+                count = min(
+                    ERROR_IMAGES, max(2, 2**23 // model.tokens**2)
+                )  # float64 matrices of tokens²: fewer if they are big
                 images = _normalised(self.data.test.batch(order[:count])[0], model)
                 where, tags = provenance(torch.device("cpu"), torch.float64), dict[str, Tag](seed=seed)
                 units = {"attention_entropy": "nat"}
@@ -308,7 +327,7 @@ class Measuring:
         if left and not self.late() and count < min(most, MIN_REDRAW_IMAGES):
             return self.leave_out(f"Spread over redrawn features of {len(left)} models")
         some = test.some(test.order(0, 0)[:count])
-        for name, seed, path in self.each_model("draw_spread", "Spread over redrawn features", random):
+        for name, seed, path in self.each_model("draw_spread", "Spread over redrawn features", random, REDRAWS * count):
             with self.attempt(f"Spread of {self.labels[name]} over redrawn features"):
                 model = self.load(name, path)
                 about = model.about  # a pretrained start has its own statistics

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from linvit.records import Record
 from linvit.requests import CompareRequest
 from linvit.schemas.study import Placement, Study
 from linvit.study.jobs import OnJobEvent, StudyJob
+from linvit.study.schedule import Schedule
 from linvit.training.loop import Rate
 
 PROBE_SECONDS = 1.5  # for which each way to place jobs is timed
@@ -79,11 +80,14 @@ class JobPlacement:
         progress(len(trained), len(trained), "timed")
         return found
 
-    def run(self, jobs: list[StudyJob], on_event: OnJobEvent) -> Iterator[tuple[Any, list[Record]]]:
-        """Each job with its records, in order."""
+    def run(
+        self, jobs: Sequence[StudyJob], on_event: OnJobEvent, schedule: Schedule | None = None
+    ) -> Iterator[tuple[Any, list[Record]]]:
+        """Each job with its records, in order; those for which the schedule has no time have none."""
         threads = {} if self.placement is None else {"threads": self.placement.threads}
         jobs = [job.model_copy(update=threads) for job in jobs]
-        return self._ready().run_jobs(jobs, on_event)  # type: ignore[arg-type]
+        hooks: tuple[Any, ...] = () if schedule is None else (schedule.admit, schedule.on_end)
+        return self._ready().run_jobs(jobs, on_event, *hooks)  # type: ignore[arg-type]
 
     def measure(self, work: Work, progress: Progress) -> tuple[Any, dict[str, Any]]:
         """The result of work that needs a machine without other load, and that machine if it is another one."""

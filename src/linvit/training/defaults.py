@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 ATTENTION = "performer-relu:m=32"  # of `train`
-ATTENTIONS = ("softmax", "performer-exp:m=32", "performer-relu:m=32", "performer-theta:m=32", "linformer:k=16")
-CAUSAL_ATTENTIONS = ATTENTIONS[:4]  # a Linformer cannot be causal
+# Of `compare`; a small budget takes the first of them.
+ATTENTIONS = ("softmax", "performer-relu:m=32", "linformer:k=16", "performer-exp:m=32", "performer-theta:m=32")
+START_ATTENTIONS = ("softmax", "twoscale:cell=2", "performer-relu:m=32", "performer-exp:m=32")  # of a trained model
+CAUSAL_ATTENTIONS = tuple(spec for spec in ATTENTIONS if not spec.startswith("linformer"))  # it cannot be causal
 CONTROL = "uniform"  # trained with them by `compare`
 
 # data set → options of the model and of the recipe

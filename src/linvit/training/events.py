@@ -64,6 +64,7 @@ class Tested:
 
 
 Event = Began | Noted | Progressed | Stepped | Validated | Diverged | Tested
+ASKING = (Progressed, Stepped)  # after which a listener may end a training
 Listener = Callable[[Event], None]
 KINDS: dict[str, type[Any]] = {
     kind.__name__: kind for kind in (Began, Noted, Progressed, Stepped, Validated, Diverged, Tested)

@@ -18,13 +18,16 @@ from linvit.schemas.recipe import Recipe
 from linvit.training.optimizers import make_optimizer
 
 
-def peak_memory(config: ModelConfig, recipe: Recipe, device: torch.device, batch: int) -> Record:
-    """Bytes that a model, its optimizer and one step take: on CUDA as allocated, else in a CPU process."""
+def peak_memory(
+    config: ModelConfig, recipe: Recipe, device: torch.device, batch: int, timeout: float | None = None
+) -> Record:
+    """Bytes that a model, its optimizer and one step take: on CUDA as allocated, else in a CPU process. A ValueError if
+    it takes more than `timeout` seconds."""
     place = device if device.type == "cuda" else torch.device("cpu")
     common = provenance(place, amp_dtype(recipe.amp, place))
     told = {"config": config.model_dump(mode="json"), "recipe": recipe.model_dump(mode="json")}
     told |= {"device": str(place), "batch": batch, "threads": common["threads"]}
-    taken = in_fresh_process("linvit.training.memory", told)
+    taken = in_fresh_process("linvit.training.memory", told, timeout)
     return Record("peak_memory", taken, "bytes", **common, tags={"batch": batch})
 
 

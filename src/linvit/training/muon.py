@@ -16,6 +16,8 @@ from torch import Tensor
 
 QUINTIC = (3.4445, -4.7750, 2.0315)  # steepest at 0: singular values land near 1 in five rounds, not exactly on it
 LIKE_ADAM = 0.2  # root mean square of an update of Adam's, so that one learning rate serves both
+ROUNDS, FRESH = 5, 3  # of the iteration, and the one before which the Gram matrix of a wide matrix is made anew
+WIDE = 2  # times as many columns as rows, from which on rounds on the Gram matrix are faster
 LARGE = 128  # rows from which on a CPU is faster with one matrix at a time, which stays in its cache
 
 
@@ -28,7 +30,7 @@ class Muon(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        found = getattr(self, "found_inf", None)  # 1 where this step must not be taken; never read here, but obeyed
+        found = getattr(self, "found_inf", None)  # 1 where this step must not be taken; only a CPU reads it
         skip = None if found is None else found.bool()
         for group in self.param_groups:
             if group.get("orthogonal") and (weights := [w for w in group["params"] if w.grad is not None]):
@@ -60,7 +62,10 @@ class Muon(torch.optim.AdamW):
 
 def replace(old: list[Tensor], new: list[Tensor] | tuple[Tensor, ...], skip: Tensor | None) -> None:
     """Write the new values into the old tensors, unless `skip`."""
-    if skip is not None:
+    if skip is not None and skip.is_cpu:  # where asking costs nothing
+        if skip:
+            return
+    elif skip is not None:
         flat = torch.where(skip, *(torch.cat([x.flatten() for x in each]) for each in (old, new)))
         new = [part.view_as(x) for part, x in zip(flat.split([x.numel() for x in old]), old, strict=True)]
     torch._foreach_copy_(old, new)
@@ -102,12 +107,32 @@ def orthogonalised(matrices: Tensor) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _newton_schulz(matrices: Tensor, rounds: int = 5) -> Tensor:
+def _newton_schulz(matrices: Tensor) -> Tensor:
+    """Rounds of X ← P X with P = a + bG + cG² and G = XXᵀ."""
     a, b, c = QUINTIC
     dtype = torch.bfloat16 if matrices.is_cuda and matrices.dtype == torch.float32 else matrices.dtype
     length = torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True) + 1e-7
     x = torch.div(matrices, length, out=torch.empty_like(matrices, dtype=dtype))
-    for _ in range(rounds):
-        gram = torch.bmm(x, x.mT)
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    if dtype == torch.bfloat16 or matrices.shape[2] < WIDE * matrices.shape[1]:
+        for _ in range(ROUNDS):
+            gram = torch.bmm(x, x.mT)
+            x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        return x
+    for rounds in (FRESH, ROUNDS - FRESH):
+        x = torch.bmm(_product(torch.bmm(x, x.mT), rounds), x)
     return x
+
+
+def _product(gram: Tensor, rounds: int) -> Tensor:
+    """P of all rounds in one, from the Gram matrix alone: G ← P G P, since all of these are polynomials of the first G.
+    The small singular values' squares drown in rounding errors, which three rounds do not yet make visible."""
+    a, b, c = QUINTIC
+    found = None
+    for left in reversed(range(rounds)):
+        p = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        p.diagonal(dim1=1, dim2=2).add_(a)
+        found = p if found is None else torch.bmm(p, found)
+        if left:
+            gram = torch.bmm(torch.bmm(p, gram), p)
+    assert found is not None
+    return found
