@@ -24,10 +24,24 @@ def test_average_precision_is_scikit_learns():
     assert np.isnan(average_precision(np.zeros(5), np.arange(5.0)))
 
 
-def test_without_each_image_is_brute_force():
+@pytest.mark.parametrize("levels", [1, 2, 5])
+def test_the_order_of_equal_scores_has_no_effect(levels):
+    true = draw()[0]
+    scores = RNG.integers(0, levels, N) / 3
+    for order in (np.arange(N), np.argsort(true), np.argsort(-true.astype(int))):
+        expected = average_precision_score(true, scores)
+        assert average_precision(true[order], scores[order]) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("levels", [1, 2, 5, None])
+def test_without_each_image_is_brute_force(levels):
     true, scores = draw()
-    expected = [average_precision(np.delete(true, i), np.delete(scores, i)) for i in range(N)]
+    scores = scores if levels is None else RNG.integers(0, levels, N) / 3
+    expected = [average_precision_score(np.delete(true, i), np.delete(scores, i)) for i in range(N)]
     np.testing.assert_allclose(without_each(true, scores), expected, atol=1e-12)
+
+
+def test_without_the_only_image_of_a_class_there_is_no_precision():
     alone = np.eye(1, 5, 2)[0]
     assert np.isnan(without_each(alone, np.arange(5.0))[2])
 
