@@ -74,6 +74,13 @@ def test_thresholds_give_the_best_f1():
     assert 0.5 < ties < 1 / (1 + np.exp(-1.0))
 
 
+@pytest.mark.parametrize(("high", "low"), [(60.0, 40.0), (-40.0, -60.0), (-14.5, -15.0)])
+def test_thresholds_have_a_finite_logit(high, low):
+    at = best_threshold(np.array([1, 0]), np.array([high, low]))
+    assert 1e-6 - 1e-12 <= at <= 1 - 1e-6 + 1e-12
+    assert np.isfinite(logit(np.array(at)))
+
+
 def test_scores_by_class_are_scikit_learns():
     one = found()
     given = one.logits > logit(one.thresholds)

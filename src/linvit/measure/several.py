@@ -15,6 +15,7 @@ from linvit.data import Split, normalise
 from linvit.devices import amp_dtype, autocast, to_device
 
 HALF = 0.5  # the threshold of a class of which no validation image tells another
+EDGE = 1e-6  # thresholds are at least this far from 0 and 1, where a probability has no logit
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,8 @@ def best_threshold(true: np.ndarray, scores: np.ndarray) -> float:
     f1[:-1][sorted_scores[:-1] == sorted_scores[1:]] = -1  # no threshold lies between equal scores
     last = int(f1.argmax())
     following = sorted_scores[last + 1] if last + 1 < len(ranked) else sorted_scores[last] - 1
-    return float(1 / (1 + np.exp(-(sorted_scores[last] + following) / 2)))
+    limit = float(logit(np.array(1 - EDGE)))
+    return float(1 / (1 + np.exp(-np.clip((sorted_scores[last] + following) / 2, -limit, limit))))
 
 
 def thresholds(labels: np.ndarray, logits: np.ndarray) -> np.ndarray:
