@@ -184,7 +184,8 @@ def load_data(
     skip_bad: skip unreadable images and count them.
     listing: the result of an earlier `read_source`.
     cached: decode all images now, into the cache. Otherwise images in files of their own are decoded whenever they are
-        read, which takes neither time nor disk space for those that are not; mean and std are those of 256 images.
+        read and are not stored; the first time, every file is read once for its checksum. mean and std are those of
+        256 images.
     progress(done, total, what) is called while images are decoded or checked.
     """
     for right, message in (
