@@ -214,7 +214,7 @@ def load_data(
         else:
             if limit is not None:
                 rows = splits.choose(found.labels, found.counts, validation=validation, seed=seed, limit=limit)
-                found, limit = found.some(rows), None
+                found = found.some(rows)
             read = on_demand if found.files and not cached else decoded
             pixels = read(found, where, store / "decoded", wanted, progress)
         splits.check(where, pixels.labels, pixels.counts, classes, validation, limit)  # some may have been skipped
