@@ -34,6 +34,7 @@ from linvit.schemas.experiment import Resize
 VERSION = 2  # of what is stored; raise it when decoding changes
 LARGEST = 224  # side, if none is asked for: a photo's own would be tens of thousands of tokens
 CHUNK = 64  # images per task: large enough to hide the hand-over, small enough to hold many
+SMALLER = "choose a smaller image_size or another cache"
 Picture = tuple[str, Path | bytes]
 T = TypeVar("T")
 
@@ -134,7 +135,8 @@ def _read(entry: Path) -> Pixels:
 def _write(part: Path, pictures: Pictures, where: str, wanted: Wanted, progress: Progress) -> None:
     total = len(pictures.labels)
     if wanted.image_size:  # before any file is opened; the number of channels may follow from the files
-        _check_space(where, part, total * (wanted.channels or 1) * wanted.image_size**2, wanted.image_size)
+        side, least = wanted.image_size, total * (wanted.channels or 1) * wanted.image_size**2
+        check_space(f"{where}: decoded at {side} × {side} it", part, least, SMALLER)
 
     headers: Counter[Header] = Counter()
     for chunk in ordered_map(attempt(read_header, wanted.skip_bad), chunks(pictures.read())):
@@ -142,7 +144,7 @@ def _write(part: Path, pictures: Pictures, where: str, wanted: Wanted, progress:
     if not headers:
         raise ValueError(f"{where}: none of its {total} images can be read")
     depth, size = wanted.shape_for(headers)
-    _check_space(where, part, total * depth * size * size, size)
+    check_space(f"{where}: decoded at {size} × {size} it", part, total * depth * size * size, SMALLER)
 
     sha, kept, done = hashlib.sha256(), [], 0
     with open(part / "images.u8", "wb") as file:
@@ -167,13 +169,11 @@ def _write(part: Path, pictures: Pictures, where: str, wanted: Wanted, progress:
     write_atomically(part / "meta.json", json.dumps(meta | {"digest": seal(sha, shape, labels)}))
 
 
-def _check_space(where: str, folder: Path, needed: int, size: int) -> None:
+def check_space(what: str, folder: Path, needed: int, hint: str) -> None:
     free = shutil.disk_usage(folder).free
     if needed > 0.9 * free:
-        raise ValueError(
-            f"{where}: decoded at {size} × {size} it takes {needed / 1e9:.1f} GB, but {folder.parent} has "
-            f"{free / 1e9:.1f} GB free: choose a smaller image_size or another cache"
-        )
+        size, left = needed / 1e9, free / 1e9
+        raise ValueError(f"{what} takes {size:.1f} GB, but {folder.parent} has {left:.1f} GB free: {hint}")
 
 
 def counts_of(pictures: Pictures, rows: Sequence[int]) -> dict[str, int]:

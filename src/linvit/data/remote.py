@@ -1,11 +1,12 @@
 """Addresses such as s3://bucket/photos, hf://datasets/org/name or https://…/photos.csv, read with fsspec.
 
 What an address names, a file or a folder, is copied once into the cache and read there. A file is copied again when its
-size or its version changes; one that was copied half is not seen.
+size or its version changes, or if the server states neither. Files that were only partly copied are not used.
 """
 
 from __future__ import annotations
 
+import filecmp
 import hashlib
 import json
 import os
@@ -15,9 +16,12 @@ from typing import Any
 
 from filelock import FileLock
 
+from linvit.data.cache import check_space
 from linvit.files import parse_json, slug, write_atomically
 
 CHUNK = 2**20  # bytes
+UNSAVED = 16 * 2**20  # bytes that are copied before the list of copies is saved again; a file counts as 64 KiB more
+UNKNOWN = [None]  # the version of a file whose server states neither size nor version
 VERSIONS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created", "sha", "blob_id")
 
 
@@ -55,29 +59,49 @@ def _below(system: Any, root: str) -> dict[str, dict[str, Any]]:
     return {path.removeprefix(start): info for path, info in sorted(found.items()) if path.startswith(start)}
 
 
+def _version(info: dict[str, Any]) -> list[Any]:
+    return [info.get("size"), *(str(info[key]) for key in VERSIONS if info.get(key) is not None)]
+
+
 def _copy(system: Any, files: dict[str, dict[str, Any]], home: Path, name: str) -> None:
     notes = home / "copied.json"
-    done = parse_json(notes.read_text(encoding="utf-8")) if notes.exists() else {}
+    saved = parse_json(notes.read_text(encoding="utf-8")) if notes.exists() else {}
+    done, missing, unsaved = dict(saved), dict[str, Path](), 0
     for path, info in files.items():
         parts = PurePosixPath(path).parts
         if ".." in parts or PurePosixPath(path).is_absolute():
             raise ValueError(f"its file '{path}' is outside of it")
-        target = home.joinpath(name, *parts)
-        version = [info.get("size"), *(str(info[key]) for key in VERSIONS if info.get(key) is not None)]
-        if done.get(path) == version and target.exists():
-            continue
-        target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_name(f".{target.name}.part")
-        with system.open(info["name"], "rb") as source, open(part, "wb") as file:
-            while chunk := source.read(CHUNK):
-                file.write(chunk)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, target)
-        done[path] = version
-        if len(done) % 256 == 0:
+        target, version = home.joinpath(name, *parts), _version(info)
+        if version == UNKNOWN or done.get(path) != version or not target.exists():
+            missing[path] = target
+    needed = sum(files[path].get("size") or 0 for path in missing)
+    check_space("its copy", home, needed, "choose another cache (LINVIT_CACHE) or make room")
+    try:
+        for path, target in missing.items():
+            _copy_file(system, files[path]["name"], target)
+            done[path] = _version(files[path])
+            unsaved += target.stat().st_size + UNSAVED // 256
+            if unsaved >= UNSAVED:
+                write_atomically(notes, json.dumps(done))
+                saved, unsaved = dict(done), 0
+        for path in set(done) - set(files):  # deleted there
+            home.joinpath(name, *PurePosixPath(path).parts).unlink(missing_ok=True)
+            del done[path]
+    finally:  # an interrupted copy resumes with the next file
+        if done != saved:
             write_atomically(notes, json.dumps(done))
-    for path in set(done) - set(files):  # it has gone there
-        home.joinpath(name, *PurePosixPath(path).parts).unlink(missing_ok=True)
-        del done[path]
-    write_atomically(notes, json.dumps(done))
+
+
+def _copy_file(system: Any, name: str, target: Path) -> None:
+    """A file that is unchanged keeps its modification time, and with it what was decoded from it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f".{target.name}.part")
+    with system.open(name, "rb") as source, open(part, "wb") as file:
+        while chunk := source.read(CHUNK):
+            file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    if target.exists() and filecmp.cmp(part, target, shallow=False):
+        part.unlink()
+    else:
+        os.replace(part, target)
