@@ -276,6 +276,8 @@ def read_source(source: str | Path, root: str | Path | None, store: Path) -> Lis
     else:
         place, options = local(source, store) if is_remote(source) else Path(source).expanduser(), {}  # type: ignore[arg-type]
         reader, name = _format(place), place.resolve().name
+        if is_remote(source) and "address" in signature_options(reader):  # of a table, whose paths are relative to it
+            options["address"] = source
     try:
         return name, reader(place, **options)
     except OSError as error:  # readers explain what they expect to go wrong; this is a folder that may not be listed
