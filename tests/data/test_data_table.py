@@ -240,3 +240,11 @@ def test_a_full_disk_skips_no_image(bucket, home, monkeypatch):
     monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10}))
     with pytest.raises(ValueError, match="its copy takes"):
         load_data(home / "labels.csv", skip_bad=True)
+
+
+def test_a_survey_copies_the_images_that_it_looks_at(bucket, home, monkeypatch):
+    from linvit.data import surveys
+
+    monkeypatch.setattr(surveys, "SAMPLE", 3)
+    assert survey("memory://shop/labels.csv").total == 30
+    assert len(list((home.parent / "cache" / "remote").glob("*/*.png"))) == 3
