@@ -52,7 +52,7 @@ def step_seconds(config: ModelConfig, recipe: Recipe) -> float:
 @cache
 def timed(model: str, optimizer: str, batch: int) -> float:
     """The same, measured."""
-    config, recipe = ModelConfig(**json.loads(model)), Recipe(optimizer=optimizer, lr=1e-12)
+    config, recipe = ModelConfig(**json.loads(model)), Recipe.model_validate({"optimizer": optimizer, "lr": 1e-12})
     step = model_calls(config, CPU, batch, lambda net: make_optimizer(recipe, net))["train_step"]
     step()
     begun, count = time.process_time(), 0

@@ -8,10 +8,11 @@ from typing import Any
 
 from linvit.report.summary import number
 from linvit.report.vega import Chart, Series, data, lines, tooltips, x_axis, y_axis
+from linvit.studies.declaration import Column
 from linvit.studies.results import ColumnResult
 
 
-def log_curves(study: str, columns: Mapping[str, ColumnResult]) -> list[Chart]:
+def log_curves(study: str, columns: Mapping[Column, ColumnResult]) -> list[Chart]:
     """A chart for each column: the first seed of each row, those that diverged with a cross where they ended."""
     return [chart for name, ran in columns.items() if (chart := _curves(study, name, ran)) is not None]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import altair as alt
 import numpy as np
@@ -23,7 +24,7 @@ from linvit.studies.run import Reproduction
 
 CHANNELS = ("red", "green", "blue")
 SIDE, COLUMNS = 104, 5  # of a picture on the page; pictures in a row
-PLAIN = {"pad_crop": 0, "flip": "none"}
+PLAIN: dict[str, Any] = {"pad_crop": 0, "flip": "none"}
 
 
 def measure(size: Options, folder: Path, run: Reproduction) -> list[Record]:
@@ -37,7 +38,8 @@ def measure(size: Options, folder: Path, run: Reproduction) -> list[Record]:
     one, label = images[first[chosen]][None], labels[first[chosen]][None]
     steps, mean, std = [], dataset.mean, dataset.std
     # the same random choices as in training: each step has those of all steps before it
-    for changes in ({}, {"pad_crop": 4}, {"pad_crop": 4, "flip": "random"}):
+    changed: list[dict[str, Any]] = [{}, {"pad_crop": 4}, {"pad_crop": 4, "flip": "random"}]
+    for changes in changed:
         augment = Augment(**PLAIN | changes, mean=mean, std=std)
         steps.append(augment(one, label, first[chosen : chosen + 1], size["epoch"], 0)[0][0].numpy())
     pixels = [_pixels(step, mean, std) for step in steps]
@@ -53,7 +55,7 @@ def _pixels(x: np.ndarray, mean: Sequence[float], std: Sequence[float]) -> np.nd
     return (255 * values).round().clip(0, 255).astype(np.uint8).transpose(1, 2, 0)
 
 
-def _pictures(named: Sequence[tuple[str, np.ndarray]]) -> alt.Chart:
+def _pictures(named: Sequence[tuple[str, np.ndarray]]) -> alt.LayerChart | alt.FacetChart:
     """Small pictures with their names, COLUMNS to a row."""
     rows = [
         {"name": name, "picture": uri(image), "column": i % COLUMNS, "row": i // COLUMNS}

@@ -97,9 +97,11 @@ def two_heads(weights: np.ndarray, side: int) -> alt.HConcatChart:
     """Both in detail, with the share of all attention that each token gets."""
     prefix, named = weights.shape[-1] - side**2, {}
     for name, (layer, head) in telling_heads(weights, side).items():
-        matrix, size = weights[layer, head], {"width": 300, "height": 300}
+        matrix = weights[layer, head]
         place = {"x": alt.value(150), "y": alt.value(150)}
-        whole = data([{"picture": picture(matrix, 300)}]).mark_image(**size).encode(url="picture:N", **place)
+        whole = (
+            data([{"picture": picture(matrix, 300)}]).mark_image(width=300, height=300).encode(url="picture:N", **place)
+        )
         given = (np.abs(matrix) / np.abs(matrix).sum(-1, keepdims=True)).mean(0)[prefix:]
         rows = [{"row": int(i // side), "column": int(i % side), "share": float(v)} for i, v in enumerate(given)]
         where = {"x": alt.X("column:O", axis=None), "y": alt.Y("row:O", axis=None)}
@@ -113,8 +115,8 @@ def two_heads(weights: np.ndarray, side: int) -> alt.HConcatChart:
             )
         )
         title = f"Layer {layer + 1}, head {head + 1}: {name}"
-        named[title] = whole.properties(**size)
-        named[f"what it attends to ({layer + 1}, {head + 1})"] = cells.properties(**size)
+        named[title] = whole.properties(width=300, height=300)
+        named[f"what it attends to ({layer + 1}, {head + 1})"] = cells.properties(width=300, height=300)
     note = "Matrices: rows are queries, columns keys. Maps: what each place of the image gets from all queries."
     return panels(named, "Two heads in detail", note, spacing=20).resolve_scale(color="independent")
 
