@@ -164,8 +164,8 @@ def main() -> None:
         "best. It should be at most 5 % over both analyses. The other columns, with equal variants and with a loss of "
         "two points: variants undecided after three seeds; the share of them for which a number of seeds is named; the "
         "median of that number; and the share that is resolved with it (target: 80 %). Where a number is seldom named, "
-        "30 seeds or these images would not suffice; it is then named where noise was underestimated, and resolves less "
-        "often.",
+        "30 seeds or these images would not suffice; it is then named where noise was underestimated, and resolves "
+        "less often.",
         "\n".join([*head("images"), *lines]),
         f"`python benchmarks/decisions.py`: {options.studies:,} studies per row without images; a half, a quarter and "
         f"a twentieth of that with 359, 2,000 and 10,000 images; a quarter in the last rows. ± is a standard error. "

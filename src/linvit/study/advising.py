@@ -280,8 +280,8 @@ def reason(choice: str, on: Grounds) -> tuple[str, str, int | None]:
         said = f"{best} would be {faster_by:.2f} times as fast for {words} with {here}, but in {study.folder} {lost}."
         return said, best, None
     lead = (
-        f"with {here}, none of these attentions makes {words} more than {TIE - 1:.0%} faster ({best}: {faster_by:.2f}×), "
-        f"and attention takes {percent(model.share(task))} of the time"
+        f"with {here}, none of these attentions makes {words} more than {TIE - 1:.0%} faster "
+        f"({best}: {faster_by:.2f}×), and attention takes {percent(model.share(task))} of the time"
     )
     pays = {spec: found for spec in on.specs if (found := model.pays_from(spec, task, TIE)) is not None}
     if not pays:
