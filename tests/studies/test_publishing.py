@@ -234,6 +234,15 @@ def test_an_archive_that_is_too_large_or_damaged_is_refused(tmp_path, monkeypatc
         unpack(tmp_path / "z.tar.xz", tmp_path / "out")
 
 
+def test_headers_count_towards_the_size_of_an_archive(tmp_path, monkeypatch):
+    monkeypatch.setattr("linvit.studies.archive.MAX_BYTES", 2**20)
+    header = {"comment": "x" * 2**20}
+    with tarfile.open(tmp_path / "x.tar.xz", "w:xz", format=tarfile.PAX_FORMAT, pax_headers=header) as archive:
+        archive.addfile(tarfile.TarInfo("records.jsonl"))
+    with pytest.raises(ValueError, match="holds more than 1 MiB"):
+        unpack(tmp_path / "x.tar.xz", tmp_path / "out")
+
+
 @pytest.mark.usefixtures("brief")
 def test_the_command_publishes(done, tmp_path, capsys):
     made(tmp_path / "home", {"wide": [0.9, 0.8, 0.85]}, study="tiny")

@@ -216,22 +216,25 @@ def _write(file: Path, files: dict[str, bytes]) -> bool:
 def unpack(file: Path, folder: Path) -> None:
     """Write the files of an archive into a folder; a ValueError if it is not one of ours."""
     try:
-        for name, content in _members(file):
-            write_atomically(folder / name, content)
+        with lzma.open(file) as packed:
+            raw = packed.read(MAX_BYTES + 1)  # headers count too: tarfile reads them whole
+        if len(raw) > MAX_BYTES:
+            raise ValueError(f"{file} holds more than {MAX_BYTES >> 20} MiB")
+        with tarfile.open(fileobj=io.BytesIO(raw), mode="r:") as archive:
+            for name, content in _members(file, archive):
+                write_atomically(folder / name, content)
     except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
         raise ValueError(f"{file} cannot be read ({error}): it is damaged, or not an archive of records") from None
 
 
-def _members(file: Path) -> Iterator[tuple[str, bytes]]:
-    """Regular files with names that stay in the folder, of bounded size."""
-    size = count = 0
-    with tarfile.open(file, "r:xz") as archive:
-        for member in archive:
-            parts, count, size = PurePosixPath(member.name).parts, count + 1, size + member.size
-            if not member.isfile() or ".." in parts or member.name.startswith("/") or len(parts) > 3:
-                raise ValueError(f"{file} holds {member.name!r}, which is not a file of a study")
-            if size > MAX_BYTES or count > MAX_FILES:
-                raise ValueError(f"{file} holds more than {MAX_BYTES >> 20} MiB, or more than {MAX_FILES:,} files")
-            content = archive.extractfile(member)
-            assert content is not None
-            yield member.name, content.read()
+def _members(file: Path, archive: tarfile.TarFile) -> Iterator[tuple[str, bytes]]:
+    """Regular files with names that stay in the folder, of bounded number. Sparse ones would grow when read."""
+    for count, member in enumerate(archive, 1):
+        parts = PurePosixPath(member.name).parts
+        if not member.isfile() or member.issparse() or ".." in parts or member.name.startswith("/") or len(parts) > 3:
+            raise ValueError(f"{file} holds {member.name!r}, which is not a file of a study")
+        if count > MAX_FILES:
+            raise ValueError(f"{file} holds more than {MAX_FILES:,} files")
+        content = archive.extractfile(member)
+        assert content is not None
+        yield member.name, content.read()
