@@ -213,7 +213,8 @@ def hostile(file: Path, name: str, kind: bytes = tarfile.REGTYPE, size: int = 3)
 
 @pytest.mark.parametrize(
     ("name", "kind"), [("../x", tarfile.REGTYPE), ("/tmp/x", tarfile.REGTYPE), ("a/b/c/d", tarfile.REGTYPE),
-                       ("a", tarfile.SYMTYPE)]
+                       ("a", tarfile.SYMTYPE), (r"C:\x", tarfile.REGTYPE), (r"..\..\x", tarfile.REGTYPE),
+                       ("C:x", tarfile.REGTYPE)]
 )  # fmt: skip
 def test_a_file_that_is_not_of_a_study_is_refused(name, kind, tmp_path):
     with pytest.raises(ValueError, match="which is not a file of a study"):

@@ -15,7 +15,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from linvit.files import parse_json, slug, write_atomically
+from linvit.files import below, parse_json, slug, write_atomically
 
 CHUNK = 2**20  # bytes
 VERSIONS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created", "sha", "blob_id")
@@ -59,10 +59,9 @@ def _copy(system: Any, files: dict[str, dict[str, Any]], home: Path, name: str) 
     notes = home / "copied.json"
     done = parse_json(notes.read_text(encoding="utf-8")) if notes.exists() else {}
     for path, info in files.items():
-        parts = PurePosixPath(path).parts
-        if ".." in parts or PurePosixPath(path).is_absolute():
-            raise ValueError(f"its file '{path}' is outside of it")
-        target = home.joinpath(name, *parts)
+        target = below(home / name, path)
+        if target is None:
+            raise ValueError(f"its file '{path}' is outside of it, or its name has a backslash or a colon")
         version = [info.get("size"), *(str(info[key]) for key in VERSIONS if info.get(key) is not None)]
         if done.get(path) == version and target.exists():
             continue

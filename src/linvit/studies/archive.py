@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from linvit.files import write_atomically
+from linvit.files import below, write_atomically
 from linvit.ledger import Ledger
 from linvit.locks import difference
 from linvit.records import Record
@@ -221,20 +221,20 @@ def unpack(file: Path, folder: Path) -> None:
         if len(raw) > MAX_BYTES:
             raise ValueError(f"{file} holds more than {MAX_BYTES >> 20} MiB")
         with tarfile.open(fileobj=io.BytesIO(raw), mode="r:") as archive:
-            for name, content in _members(file, archive):
-                write_atomically(folder / name, content)
+            for path, content in _members(file, archive, folder):
+                write_atomically(path, content)
     except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
         raise ValueError(f"{file} cannot be read ({error}): it is damaged, or not an archive of records") from None
 
 
-def _members(file: Path, archive: tarfile.TarFile) -> Iterator[tuple[str, bytes]]:
-    """Regular files with names that stay in the folder, of bounded number. Sparse ones would grow when read."""
+def _members(file: Path, archive: tarfile.TarFile, folder: Path) -> Iterator[tuple[Path, bytes]]:
+    """Regular files, with their paths in the folder, of bounded number. Sparse ones would grow when read."""
     for count, member in enumerate(archive, 1):
-        parts = PurePosixPath(member.name).parts
-        if not member.isfile() or member.issparse() or ".." in parts or member.name.startswith("/") or len(parts) > 3:
+        path = below(folder, member.name)
+        if path in (None, folder) or not member.isfile() or member.issparse() or member.name.count("/") > 2:
             raise ValueError(f"{file} holds {member.name!r}, which is not a file of a study")
         if count > MAX_FILES:
             raise ValueError(f"{file} holds more than {MAX_FILES:,} files")
         content = archive.extractfile(member)
         assert content is not None
-        yield member.name, content.read()
+        yield path, content.read()
