@@ -17,7 +17,7 @@ from linvit.cli import main
 from linvit.ledger import Ledger
 from linvit.report import read_study
 from linvit.studies import STUDIES, page, reproduce
-from linvit.studies.archive import archive_path, copy_runs, restore_study, unpack
+from linvit.studies.archive import archive_path, copy_runs, pack_study, restore_study, unpack
 from linvit.studies.declaration import COLUMNS
 from linvit.studies.publishing import collect_records, publish
 from linvit.studies.run import state
@@ -175,6 +175,13 @@ def test_another_definition_is_refused(done, published, tmp_path, capsys):
     assert copy_runs(done / "fair", home / "tiny/cpu/fair") is None
     assert main(["reproduce", "tiny", "--restore", str(published), "--out", str(home)]) == 2
     assert "holds runs of another definition of this study than" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_runs_of_another_definition_do_not_replace_an_archive(tmp_path):
+    file = tmp_path / "fair.tar.xz"
+    assert pack_study(made(tmp_path / "first", {"wide": [0.9]}), file)
+    with pytest.raises(ValueError, match="delete the file to replace it"):
+        pack_study(made(tmp_path / "other", {"wide": [0.8]}, identity="others"), file)
 
 
 def test_nothing_published_is_said(tmp_path, capsys):

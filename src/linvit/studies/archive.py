@@ -42,14 +42,17 @@ def archive_path(into: Path, study: str, scale: str, column: str = "") -> Path:
 def pack_study(folder: Path, file: Path, started: Collection[str] = ()) -> bool:
     """Add the finished runs of a study's folder to those of the archive; whether the archive has changed.
 
-    started: the rows that start from the softmax models. Runs that only the archive has stay, unless the study has been
-    redefined: it then holds the folder's alone."""
+    started: the rows that start from the softmax models. Runs that only the archive has stay. A ValueError if it holds
+    another definition of the study."""
     with TemporaryDirectory() as place:
         merged, published = Path(place) / "merged", Path(place) / "published"
         copy_runs(folder, merged)
         if file.exists():
             unpack(file, published)
-            copy_runs(published, merged)
+            if copy_runs(published, merged) is None:
+                raise ValueError(
+                    f"{file} holds runs of another definition of this study than {folder}: delete the file to replace it"
+                )
         return _pack(merged, file, started)
 
 
