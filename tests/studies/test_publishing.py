@@ -16,6 +16,8 @@ from results_of import made
 from linvit.cli import main
 from linvit.ledger import Ledger
 from linvit.report import read_study
+from linvit.schemas.experiment import BACKBONES
+from linvit.schemas.study import Study
 from linvit.studies import STUDIES, page, reproduce
 from linvit.studies.archive import archive_path, copy_runs, pack_study, restore_study, unpack
 from linvit.studies.declaration import COLUMNS
@@ -182,6 +184,24 @@ def test_runs_of_another_definition_do_not_replace_an_archive(tmp_path):
     assert pack_study(made(tmp_path / "first", {"wide": [0.9]}), file)
     with pytest.raises(ValueError, match="delete the file to replace it"):
         pack_study(made(tmp_path / "other", {"wide": [0.8]}, identity="others"), file)
+
+
+def test_a_shipped_backbone_stays_one(tmp_path):
+    folder = made(tmp_path / "home", {"wide": [0.9]})
+    content = json.loads((folder / "study.json").read_text())
+    content["variants"][0]["start"] = {"folder": str(BACKBONES / "softmax"), "sha256": "ab" * 32}
+    (folder / "study.json").write_text(json.dumps(content))
+    pack_study(folder, tmp_path / "fair.tar.xz")
+    unpack(tmp_path / "fair.tar.xz", tmp_path / "published")
+    restore_study(tmp_path / "fair.tar.xz", tmp_path / "restored")
+    published, restored = (
+        Study.read(tmp_path / name / "study.json").variants[0].start for name in ("published", "restored")
+    )
+    assert published is not None
+    assert published.shipped
+    assert published.folder == "backbones/softmax"
+    assert restored is not None
+    assert restored.folder == str(BACKBONES / "softmax")
 
 
 def test_nothing_published_is_said(tmp_path, capsys):

@@ -23,6 +23,7 @@ from linvit.files import below, write_atomically
 from linvit.ledger import Ledger
 from linvit.locks import difference
 from linvit.records import Record
+from linvit.schemas.experiment import BACKBONES
 from linvit.schemas.study import Study
 from linvit.training.run import FINISHED
 
@@ -182,8 +183,8 @@ def _rewrite(path: Path, folder: Path) -> None:
 
 
 def _document(path: Path, folder: Path | None) -> bytes:
-    """A study or an experiment as stored, with starts as they are found below `folder`; without one, as RUN/best, and
-    without places of this machine."""
+    """A study or an experiment as stored, with starts as they are found below `folder`, or among linvit's backbones;
+    without a folder, as RUN/best or backbones/NAME, and without places of this machine."""
 
     def placed(value: Any) -> Any:
         if isinstance(value, list):
@@ -192,7 +193,8 @@ def _document(path: Path, folder: Path | None) -> bytes:
             return value
         if set(value) == {"folder", "sha256"}:
             inside = PurePosixPath(*PurePosixPath(value["folder"]).parts[-2:])
-            return value | {"folder": str(folder.resolve() / inside) if folder else str(inside)}
+            home = BACKBONES.parent if inside.parent.name == BACKBONES.name else folder and folder.resolve()
+            return value | {"folder": str(home / inside) if folder and home else str(inside)}
         if folder is None:
             value = {key: each for key, each in value.items() if not (key in PRIVATE and "verb" in value)}
             value = value | ({"root": None} if {"data", "root"} <= set(value) else {})
