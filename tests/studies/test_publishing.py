@@ -14,12 +14,14 @@ import pytest
 from results_of import made
 
 from linvit.cli import main
+from linvit.files import write_atomically
 from linvit.ledger import Ledger
+from linvit.records import Record
 from linvit.report import read_study
 from linvit.schemas.experiment import BACKBONES
 from linvit.schemas.study import Study
 from linvit.studies import STUDIES, page, reproduce
-from linvit.studies.archive import archive_path, copy_runs, pack_study, restore_study, unpack
+from linvit.studies.archive import archive_path, copy_runs, pack_figure, pack_study, restore_study, unpack
 from linvit.studies.declaration import COLUMNS
 from linvit.studies.publishing import collect_records, publish
 from linvit.studies.run import state
@@ -219,6 +221,29 @@ def test_a_measured_figure_is_restored(tmp_path):
     assert list(Ledger(restored / "records.jsonl")) == list(Ledger(folder / "records.jsonl"))
     assert (restored / "prefix-sums.npz").exists()
     assert (restored / "figure.png").exists()
+
+
+def test_a_figure_whose_restoration_was_interrupted_is_restored_again(tmp_path, monkeypatch):
+    (tmp_path / "home").mkdir()
+    Ledger(tmp_path / "home/records.jsonl").append([Record("error", 1.0, artefact="sums.npz")])
+    (tmp_path / "home/sums.npz").write_bytes(b"sums")
+    pack_figure(tmp_path / "home", tmp_path / "cpu.tar.xz")
+    monkeypatch.setattr("linvit.studies.archive.write_atomically", interrupted_after(1))
+    with pytest.raises(KeyboardInterrupt):
+        unpack(tmp_path / "cpu.tar.xz", tmp_path / "out")
+    assert list(files(tmp_path / "out")) == ["sums.npz"]
+
+
+def interrupted_after(count: int):
+    """`write_atomically`, stopped after this number of files."""
+    left = iter(range(count))
+
+    def write(path: Path, content: bytes) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        write_atomically(path, content)
+
+    return write
 
 
 def test_images_of_the_data_are_never_published(tmp_path):

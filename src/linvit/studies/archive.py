@@ -226,8 +226,9 @@ def unpack(file: Path, folder: Path) -> None:
         if len(raw) > MAX_BYTES:
             raise ValueError(f"{file} holds more than {MAX_BYTES >> 20} MiB")
         with tarfile.open(fileobj=io.BytesIO(raw), mode="r:") as archive:
-            for path, content in _members(file, archive, folder):
-                write_atomically(path, content)
+            files = dict(_members(file, archive, folder))
+        for path in sorted(files, key=lambda path: path.name == "records.jsonl"):  # last: they make a figure finished
+            write_atomically(path, files[path])
     except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
         raise ValueError(f"{file} cannot be read ({error}): it is damaged, or not an archive of records") from None
 
