@@ -88,6 +88,7 @@ def main() -> None:
         found.append(verdict(folder, seed))
         text = ["# The demo with other seeds", (__doc__ or "").partition("\n\n")[2].partition("\n\n")[2].strip()]
         text += ["\n".join(table(found)), f"linvit {commit()}."]
+        options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "demo.md").write_text("\n\n".join(text) + "\n", encoding="utf-8")
         (options.out / "demo.json").write_text(json.dumps(found, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
         print(f"seed {seed}: {found[-1]['use']}", flush=True)

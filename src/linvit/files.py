@@ -9,7 +9,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 
@@ -93,6 +93,15 @@ def read_lines(path: Path, skip_bad: bool = False) -> Iterator[dict[str, Any]]:
             except ValueError as error:
                 if not skip_bad:
                     raise ValueError(f"{path}:{number}: damaged ({error})") from None
+
+
+def below(folder: Path, name: str) -> Path | None:
+    """The path of a file of this name in the folder; None if it is outside on some system: Windows also reads
+    backslashes and drives."""
+    path = PurePosixPath(name)
+    target = folder.joinpath(*path.parts)
+    outside = path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name
+    return None if outside or not target.resolve().is_relative_to(folder.resolve()) else target
 
 
 def slug(text: str, longest: int = 60) -> str:

@@ -57,6 +57,17 @@ def test_where_every_key_is_masked_there_is_nothing(spec):
     assert all(not gradient.any() for gradient in torch.autograd.grad(out.sum(), (q, k)))
 
 
+@pytest.mark.parametrize("spec", ["performer-exp:m=11", "performer-relu:m=11"])
+def test_gradients_of_a_scaled_loss_are_finite_where_every_key_of_an_image_is_masked(spec):
+    q, k, v = inputs(dtype=torch.float16, grad=True)
+    mask = ragged()
+    mask[1] = False
+    out = accelerated_attention(performer(spec).prepare(q, k, mask), v.flatten(0, 1))
+    gradients = torch.autograd.grad(16 * out.float().sum(), (q, k, v))
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    assert not any(gradient[1].any() for gradient in gradients)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("spec", unsigned())
 def test_half_precision_is_near_the_oracle(spec, dtype):

@@ -169,6 +169,16 @@ def test_an_address_is_copied_once_and_again_when_it_changes(home):
     assert load_data("memory://bucket/labels.csv").identity == again.identity
 
 
+@pytest.mark.parametrize("name", [r"C:\x.png", r"..\..\x.png", "C:x.png"])
+def test_names_that_lead_out_of_the_cache_on_windows_are_refused(name):
+    fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
+    system = fsspec.filesystem("memory")
+    system.pipe_file(f"/outside/{name}", b"")
+    with pytest.raises(ValueError, match="is outside of it"):
+        load_data("memory://outside")
+    system.rm("/outside", recursive=True)
+
+
 @pytest.mark.parametrize("address", ["memory://nothing/there", "nosuch://bucket/photos"])
 def test_bad_addresses_are_one_line(home, address):
     pytest.importorskip("fsspec", reason="fsspec is not installed")

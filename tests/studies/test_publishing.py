@@ -14,10 +14,14 @@ import pytest
 from results_of import made
 
 from linvit.cli import main
+from linvit.files import write_atomically
 from linvit.ledger import Ledger
+from linvit.records import Record
 from linvit.report import read_study
+from linvit.schemas.experiment import BACKBONES
+from linvit.schemas.study import Study
 from linvit.studies import STUDIES, page, reproduce
-from linvit.studies.archive import archive_path, copy_runs, restore_study, unpack
+from linvit.studies.archive import archive_path, copy_runs, pack_figure, pack_study, restore_study, unpack
 from linvit.studies.declaration import COLUMNS
 from linvit.studies.publishing import collect_records, publish
 from linvit.studies.run import state
@@ -177,6 +181,31 @@ def test_another_definition_is_refused(done, published, tmp_path, capsys):
     assert "holds runs of another definition of this study than" in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_runs_of_another_definition_do_not_replace_an_archive(tmp_path):
+    file = tmp_path / "fair.tar.xz"
+    assert pack_study(made(tmp_path / "first", {"wide": [0.9]}), file)
+    with pytest.raises(ValueError, match="delete the file to replace it"):
+        pack_study(made(tmp_path / "other", {"wide": [0.8]}, identity="others"), file)
+
+
+def test_a_shipped_backbone_stays_one(tmp_path):
+    folder = made(tmp_path / "home", {"wide": [0.9]})
+    content = json.loads((folder / "study.json").read_text())
+    content["variants"][0]["start"] = {"folder": str(BACKBONES / "softmax"), "sha256": "ab" * 32}
+    (folder / "study.json").write_text(json.dumps(content))
+    pack_study(folder, tmp_path / "fair.tar.xz")
+    unpack(tmp_path / "fair.tar.xz", tmp_path / "published")
+    restore_study(tmp_path / "fair.tar.xz", tmp_path / "restored")
+    published, restored = (
+        Study.read(tmp_path / name / "study.json").variants[0].start for name in ("published", "restored")
+    )
+    assert published is not None
+    assert published.shipped
+    assert published.folder == "backbones/softmax"
+    assert restored is not None
+    assert restored.folder == str(BACKBONES / "softmax")
+
+
 def test_nothing_published_is_said(tmp_path, capsys):
     assert (
         main(["reproduce", "paper-fig8", "--scale", "smoke", "--restore", str(tmp_path), "--out", str(tmp_path)]) == 0
@@ -192,6 +221,29 @@ def test_a_measured_figure_is_restored(tmp_path):
     assert list(Ledger(restored / "records.jsonl")) == list(Ledger(folder / "records.jsonl"))
     assert (restored / "prefix-sums.npz").exists()
     assert (restored / "figure.png").exists()
+
+
+def test_a_figure_whose_restoration_was_interrupted_is_restored_again(tmp_path, monkeypatch):
+    (tmp_path / "home").mkdir()
+    Ledger(tmp_path / "home/records.jsonl").append([Record("error", 1.0, artefact="sums.npz")])
+    (tmp_path / "home/sums.npz").write_bytes(b"sums")
+    pack_figure(tmp_path / "home", tmp_path / "cpu.tar.xz")
+    monkeypatch.setattr("linvit.studies.archive.write_atomically", interrupted_after(1))
+    with pytest.raises(KeyboardInterrupt):
+        unpack(tmp_path / "cpu.tar.xz", tmp_path / "out")
+    assert list(files(tmp_path / "out")) == ["sums.npz"]
+
+
+def interrupted_after(count: int):
+    """`write_atomically`, stopped after this number of files."""
+    left = iter(range(count))
+
+    def write(path: Path, content: bytes) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        write_atomically(path, content)
+
+    return write
 
 
 def test_images_of_the_data_are_never_published(tmp_path):
@@ -213,7 +265,8 @@ def hostile(file: Path, name: str, kind: bytes = tarfile.REGTYPE, size: int = 3)
 
 @pytest.mark.parametrize(
     ("name", "kind"), [("../x", tarfile.REGTYPE), ("/tmp/x", tarfile.REGTYPE), ("a/b/c/d", tarfile.REGTYPE),
-                       ("a", tarfile.SYMTYPE)]
+                       ("a", tarfile.SYMTYPE), (r"C:\x", tarfile.REGTYPE), (r"..\..\x", tarfile.REGTYPE),
+                       ("C:x", tarfile.REGTYPE)]
 )  # fmt: skip
 def test_a_file_that_is_not_of_a_study_is_refused(name, kind, tmp_path):
     with pytest.raises(ValueError, match="which is not a file of a study"):
@@ -232,6 +285,15 @@ def test_an_archive_that_is_too_large_or_damaged_is_refused(tmp_path, monkeypatc
     (tmp_path / "z.tar.xz").write_bytes(content[: len(content) // 2])
     with pytest.raises(ValueError, match="is damaged"):
         unpack(tmp_path / "z.tar.xz", tmp_path / "out")
+
+
+def test_headers_count_towards_the_size_of_an_archive(tmp_path, monkeypatch):
+    monkeypatch.setattr("linvit.studies.archive.MAX_BYTES", 2**20)
+    header = {"comment": "x" * 2**20}
+    with tarfile.open(tmp_path / "x.tar.xz", "w:xz", format=tarfile.PAX_FORMAT, pax_headers=header) as archive:
+        archive.addfile(tarfile.TarInfo("records.jsonl"))
+    with pytest.raises(ValueError, match="holds more than 1 MiB"):
+        unpack(tmp_path / "x.tar.xz", tmp_path / "out")
 
 
 @pytest.mark.usefixtures("brief")

@@ -179,6 +179,7 @@ def _exponential(u_q: Tensor, u_k: Tensor, weight: Tensor | None, bias: Tensor |
     if weight is not None:
         f = f.masked_fill(weight <= LOWEST, 0.0)  # also where every key is masked
     f, z = _rounded(f, dtype)
+    z = _divisor(z)
     λ = (c + z.log()).transpose(1, 2)
     return torch.softmax(u_q + (λ if bias is None else λ + bias), -1), f, z
 
@@ -200,7 +201,7 @@ def _pointwise(u_q: Tensor, u_k: Tensor, w: Tensor | None, masked: bool, φ: Fea
     if dtype in HALF:
         c = f_k.detach().amax(2, keepdim=True).clamp_min(torch.finfo(f_k.dtype).tiny) * _ρ(f_k.shape[2])
         f_k, z = _rounded(f_k / c, dtype)
-        f_q = f_q * (c * z).transpose(1, 2)
+        f_q, z = f_q * (c * z).transpose(1, 2), _divisor(z)
         d = f_q.sum(-1, keepdim=True)
     else:
         z = None
@@ -219,7 +220,12 @@ def _rounded(f: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         rounded, z = f.to(dtype), f.sum(2, keepdim=True)
     else:
         rounded, z = _Rounded.apply(f, dtype)  # type: ignore[misc]
-    return rounded, z.clamp_min(torch.finfo(z.dtype).tiny)
+    return rounded, z
+
+
+def _divisor(z: Tensor) -> Tensor:
+    """z, and 1 where it is zero: the gradient of a quotient by the smallest number is beyond the range of float16."""
+    return torch.where(z > 0, z, 1.0)
 
 
 class _Rounded(torch.autograd.Function):

@@ -22,7 +22,7 @@ from filelock import FileLock
 
 from linvit.data.cache import NoSpace, check_space, ordered_map
 from linvit.data.decode import BadImage
-from linvit.files import parse_json, slug, write_atomically
+from linvit.files import below, parse_json, slug, write_atomically
 
 CHUNK = 2**20  # bytes
 UNSAVED = 16 * 2**20  # bytes that are copied before the list of copies is saved again; a file counts as 64 KiB more
@@ -162,10 +162,9 @@ def _copy(system: Any, files: dict[str, dict[str, Any]], home: Path) -> None:
     saved = parse_json(notes.read_text(encoding="utf-8")) if notes.exists() else {}
     done, missing, unsaved = dict(saved), dict[str, Path](), 0
     for path, info in files.items():
-        parts = PurePosixPath(path).parts
-        if ".." in parts or PurePosixPath(path).is_absolute():
-            raise ValueError(f"its file '{path}' is outside of it")
-        target, version = home.joinpath(*parts), _version(info)
+        target, version = below(home, path), _version(info)
+        if target is None:
+            raise ValueError(f"its file '{path}' is outside of it, or its name has a backslash or a colon")
         if version == UNKNOWN or done.get(path) != version or not target.exists():
             missing[path] = target
     needed = sum(files[path].get("size") or 0 for path in missing)
@@ -179,7 +178,8 @@ def _copy(system: Any, files: dict[str, dict[str, Any]], home: Path) -> None:
                 write_atomically(notes, json.dumps(done))
                 saved, unsaved = dict(done), 0
         for path in set(done) - set(files):  # deleted there
-            home.joinpath(*PurePosixPath(path).parts).unlink(missing_ok=True)
+            if (copy := below(home, path)) is not None:
+                copy.unlink(missing_ok=True)
             del done[path]
     finally:  # an interrupted copy resumes with the next file
         if done != saved:

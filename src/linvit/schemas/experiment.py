@@ -75,8 +75,8 @@ class Start(Frozen):
 
     @property
     def shipped(self) -> bool:
-        """Whether it is one of linvit's backbones."""
-        return Path(self.folder).parent == BACKBONES
+        """Whether it is one of linvit's backbones, which published records hold as backbones/NAME."""
+        return Path(self.folder).parent in (BACKBONES, Path(BACKBONES.name))
 
     @property
     def name(self) -> str:

@@ -19,10 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from linvit.files import write_atomically
+from linvit.files import below, write_atomically
 from linvit.ledger import Ledger
 from linvit.locks import difference
 from linvit.records import Record
+from linvit.schemas.experiment import BACKBONES
 from linvit.schemas.study import Study
 from linvit.training.run import FINISHED
 
@@ -42,14 +43,17 @@ def archive_path(into: Path, study: str, scale: str, column: str = "") -> Path:
 def pack_study(folder: Path, file: Path, started: Collection[str] = ()) -> bool:
     """Add the finished runs of a study's folder to those of the archive; whether the archive has changed.
 
-    started: the rows that start from the softmax models. Runs that only the archive has stay, unless the study has been
-    redefined: it then holds the folder's alone."""
+    started: the rows that start from the softmax models. Runs that only the archive has stay. A ValueError if it holds
+    another definition of the study."""
     with TemporaryDirectory() as place:
         merged, published = Path(place) / "merged", Path(place) / "published"
         copy_runs(folder, merged)
         if file.exists():
             unpack(file, published)
-            copy_runs(published, merged)
+            if copy_runs(published, merged) is None:
+                raise ValueError(
+                    f"{file} holds runs of another definition of this study than {folder}: delete the file to replace it"
+                )
         return _pack(merged, file, started)
 
 
@@ -179,8 +183,8 @@ def _rewrite(path: Path, folder: Path) -> None:
 
 
 def _document(path: Path, folder: Path | None) -> bytes:
-    """A study or an experiment as stored, with starts as they are found below `folder`; without one, as RUN/best, and
-    without places of this machine."""
+    """A study or an experiment as stored, with starts as they are found below `folder`, or among linvit's backbones;
+    without a folder, as RUN/best or backbones/NAME, and without places of this machine."""
 
     def placed(value: Any) -> Any:
         if isinstance(value, list):
@@ -189,7 +193,8 @@ def _document(path: Path, folder: Path | None) -> bytes:
             return value
         if set(value) == {"folder", "sha256"}:
             inside = PurePosixPath(*PurePosixPath(value["folder"]).parts[-2:])
-            return value | {"folder": str(folder.resolve() / inside) if folder else str(inside)}
+            home = BACKBONES.parent if inside.parent.name == BACKBONES.name else folder and folder.resolve()
+            return value | {"folder": str(home / inside) if folder and home else str(inside)}
         if folder is None:
             value = {key: each for key, each in value.items() if not (key in PRIVATE and "verb" in value)}
             value = value | ({"root": None} if {"data", "root"} <= set(value) else {})
@@ -216,22 +221,26 @@ def _write(file: Path, files: dict[str, bytes]) -> bool:
 def unpack(file: Path, folder: Path) -> None:
     """Write the files of an archive into a folder; a ValueError if it is not one of ours."""
     try:
-        for name, content in _members(file):
-            write_atomically(folder / name, content)
+        with lzma.open(file) as packed:
+            raw = packed.read(MAX_BYTES + 1)  # headers count too: tarfile reads them whole
+        if len(raw) > MAX_BYTES:
+            raise ValueError(f"{file} holds more than {MAX_BYTES >> 20} MiB")
+        with tarfile.open(fileobj=io.BytesIO(raw), mode="r:") as archive:
+            files = dict(_members(file, archive, folder))
+        for path in sorted(files, key=lambda path: path.name == "records.jsonl"):  # last: they make a figure finished
+            write_atomically(path, files[path])
     except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
         raise ValueError(f"{file} cannot be read ({error}): it is damaged, or not an archive of records") from None
 
 
-def _members(file: Path) -> Iterator[tuple[str, bytes]]:
-    """Regular files with names that stay in the folder, of bounded size."""
-    size = count = 0
-    with tarfile.open(file, "r:xz") as archive:
-        for member in archive:
-            parts, count, size = PurePosixPath(member.name).parts, count + 1, size + member.size
-            if not member.isfile() or ".." in parts or member.name.startswith("/") or len(parts) > 3:
-                raise ValueError(f"{file} holds {member.name!r}, which is not a file of a study")
-            if size > MAX_BYTES or count > MAX_FILES:
-                raise ValueError(f"{file} holds more than {MAX_BYTES >> 20} MiB, or more than {MAX_FILES:,} files")
-            content = archive.extractfile(member)
-            assert content is not None
-            yield member.name, content.read()
+def _members(file: Path, archive: tarfile.TarFile, folder: Path) -> Iterator[tuple[Path, bytes]]:
+    """Regular files, with their paths in the folder, of bounded number. Sparse ones would grow when read."""
+    for count, member in enumerate(archive, 1):
+        path = below(folder, member.name)
+        if path in (None, folder) or not member.isfile() or member.issparse() or member.name.count("/") > 2:
+            raise ValueError(f"{file} holds {member.name!r}, which is not a file of a study")
+        if count > MAX_FILES:
+            raise ValueError(f"{file} holds more than {MAX_FILES:,} files")
+        content = archive.extractfile(member)
+        assert content is not None
+        yield path, content.read()
