@@ -271,7 +271,7 @@ def test_folds_that_agree_by_chance_are_as_noisy_as_their_images():
     right[0, 0, :20] = right[1, 0, -20:] = False
     runs = np.stack([right[:, 0, hand == fold].mean(axis=-1) for fold in range(5)], axis=-1)
     pair = compare(runs, list(right), resolution=5 / images, folds=5)
-    half = stats.norm.ppf(0.975) * math.sqrt((right[0, 0].astype(float) - right[1, 0]).var(ddof=1) / images)
+    half = float(stats.norm.ppf(0.975) * math.sqrt((right[0, 0].astype(float) - right[1, 0]).var(ddof=1) / images))
     assert pair.half(0.025)[0, 1] == pytest.approx(half, rel=1e-4)
     assert pair.exceeds(0, 1, -half) == pytest.approx(0.025, rel=1e-3)
     few = math.sqrt(0.1 * 0.9 / images) * stats.norm.ppf(0.975)  # to refute a loss of 10 points
