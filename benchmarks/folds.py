@@ -25,7 +25,7 @@ from linvit.report.statistics import MARGIN, Verdicts, judge
 
 FOLDS, IMAGES, TOP = 5, 1797, 0.985
 HEAD = ("folds", "best", "ρ", "variants", "deviation, points", "wrongly “within”", "wrongly “worse”", "coverage")
-HEAD += ("undecided", "seeds named", "median", "settled")
+HEAD += ("undecided", "seeds named", "median", "resolved")
 
 
 @dataclass
@@ -139,7 +139,7 @@ def main() -> None:
         "variants all lose exactly one point, the margin, so that either verdict is wrong. Each should be at most 5 %. "
         "“Coverage” is that of the 95 % interval of a difference at the first look. The other columns are of equal "
         "variants: those undecided at first, the share for which a number of seeds is named, its median, and the share "
-        "that is settled with it.",
+        "that is resolved with it.",
         "\n".join([f"| {' | '.join(HEAD)} |", "|" + "---|" * len(HEAD), *lines]),
         f"`python benchmarks/folds.py`, {options.studies:,} studies per row, a quarter of that with equal variants. "
         f"The standard error of 5 % is {100 * np.sqrt(0.05 * 0.95 / options.studies):.1f} points. Commit {commit()}.",
