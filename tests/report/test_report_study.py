@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from PIL import Image
-from synthetic import ATTENTIONS, record, study, variant
+from synthetic import ATTENTIONS, document, record, study, variant
 
 from linvit import report
 from linvit.records import Records
@@ -261,3 +261,22 @@ def test_what_each_part_of_a_budget_brought(tmp_path):
     assert rows["Frozen features, fitted heads"][ATTENTIONS[0]] != "50.0\xa0%", (
         "its tested accuracy is that of the table"
     )
+
+
+def test_an_incomplete_seed_does_not_hide_the_others(tmp_path):
+    """Neither if it is the first to be read."""
+    document(("softmax", "uniform"), seeds=(0, 1), folds=2).save(tmp_path)
+    records, truth = [], np.random.default_rng(0).random((2, 2, 10)) < 0.7
+    for i, attention in enumerate(("softmax", "uniform")):
+        for seed, fold in ((0, 0), (0, 1), (1, 0), (1, 1)):
+            if (i, seed, fold) == (0, 0, 1):
+                continue
+            rows, name = np.arange(fold, 10, 2), f"{attention}-{seed}-{fold}.npz"
+            labels = rows % 3
+            predicted = np.where(truth[i, seed, rows], labels, 3)
+            np.savez(tmp_path / name, rows=rows, labels=labels, predicted=predicted)
+            records.append(record("predictions", None, artefact=name, attention=attention, seed=seed, fold=fold))
+    found = report.read_study(add(tmp_path, *records)).right
+    assert {name: sorted(of) for name, of in found.items()} == {"softmax": [1], "uniform": [0, 1]}
+    for i, attention in enumerate(("softmax", "uniform")):
+        np.testing.assert_array_equal(found[attention][1], truth[i, 1])

@@ -33,8 +33,10 @@ def made(
     metric: str = "test_accuracy",
     half: float | None = None,
     finished: bool = True,
+    folds: int | None = None,
 ) -> Path:
-    """A column of a study: the test accuracies, or another metric, of each row's seeds; None diverged."""
+    """A column of a study: the test accuracies, or another metric, of each row's seeds; None diverged. With folds, of
+    the folds of one seed."""
     folder = home / study / scale / column
     folder.mkdir(parents=True, exist_ok=True)
     variants, found = [], []
@@ -43,7 +45,8 @@ def made(
         variants.append(Variant(id=name, label=name, attention=attention, column=column, role=role_of(attention)))
         about = {"variant": name, "attention": attention}
         for seed, value in enumerate(values):
-            found.append(record(metric, value, n=10_000, seed=seed, selection="best", **about))
+            run = {"seed": 0, "fold": seed} if folds else {"seed": seed}
+            found.append(record(metric, value, n=10_000, selection="best", **run, **about))
             if half is not None:
                 found.append(record("half_accuracy", value - half, n=10_000, seed=seed, **about))
             if value is None:
@@ -58,7 +61,8 @@ def made(
     facts = dataset("mnist", tuple("01"), 28).model_copy(update={"identity": identity})
     seeds = {name: list(range(len(values))) for name, values in accuracies.items()}
     stored = document(variants=variants, dataset=facts, requests=[], seeds=[])
-    changes = {"seeds": seeds, "finished": 1.7e9 if finished else None}
+    seeds = {name: [0] for name in accuracies} if folds else seeds
+    changes = {"folds": folds, "seeds": seeds, "finished": 1.7e9 if finished else None}
     stored.model_copy(update=changes).save(folder)
     (folder / "report.html").write_text("a page")
     Records(folder / "records.jsonl").append(found)

@@ -295,6 +295,18 @@ def test_rows_of_two_studies_are_compared_if_their_images_are_the_same(tmp_path)
     assert (found.holds, found.fails, found.found) == (1, 1, "run on other images or at another scale")
 
 
+def test_folds_of_two_studies_are_compared_as_folds(tmp_path):
+    names = ["001-I", "001-II", "001-V"]
+    for name, mean, folds in zip(names, (0.9, 0.895, 0.8), (5, 5, 4), strict=True):
+        made(tmp_path, {"relu": noisy(mean, 5, 0.003)}, study=name, folds=folds)
+    first, second, other = (Ref(name, "relu") for name in names)
+    pair = Results(tmp_path).pair(first, second)
+    assert isinstance(pair, Pair)
+    assert (pair.comparison.folds, pair.comparison.seeds[pair.i, pair.j]) == (5, 5)
+    assert pair.comparison.shared == 1 / 4
+    assert Results(tmp_path).pair(first, other) == "run with different folds"
+
+
 def test_fewer_bits_are_better(tmp_path):
     bits = {"Transformer": [1.21, 1.22, 1.2], "Performer-ReLU": [1.31, 1.32, 1.3]}
     made(tmp_path, bits, study="paper-fig18", metric="bits_per_dim")

@@ -134,10 +134,12 @@ class StudyEvidence(Evidence[Study]):
         found: dict[str, dict[Run, np.ndarray]] = defaultdict(dict)
         images = np.zeros(0)
         for (variant, seed), each in parts.items():
+            if len(each) != self.folds:
+                continue
             rows, right = (np.concatenate(values) for values in zip(*each, strict=True))
             order = np.argsort(rows)
             images = images if len(images) else rows[order]
-            if len(each) == self.folds and np.array_equal(rows[order], images):
+            if np.array_equal(rows[order], images):
                 found[variant][seed] = right[order]
         return dict(found)
 

@@ -179,11 +179,11 @@ def _stack(
 
 def _against(found: Comparison, i: int, j: int) -> dict[str, Any]:
     """A difference and its 95 % intervals over seeds and over images, as a Standing names them."""
-    d, n = float(found.difference[i, j]), found.seeds[i, j]
-    models = found.models[i, j] * (1 / n + found.shared) if n > 1 else np.nan
-    seeds = stdtrit(found.freedom[i, j], 1 - LEVEL / 2) * np.sqrt(models)
-    images = stdtrit(1e12, 1 - LEVEL / 2) * np.sqrt(found.images[i, j] + found.chance[i, j] / max(1, n))
+    d = float(found.difference[i, j])
+    seeds = stdtrit(found.freedom[i, j], 1 - LEVEL / 2) * np.sqrt(found.variance()[i, j])
+    seeds = seeds if found.seeds[i, j] > 1 else np.nan
+    images = stdtrit(1e12, 1 - LEVEL / 2) * np.sqrt(found.images[i, j])
     if found.folds:  # every fold has images of its own, so its differences are due to both
-        seeds, images = math.hypot(seeds, np.nan_to_num(images)), np.nan
+        seeds, images = max(seeds, np.nan_to_num(images)), np.nan
     spans = {"over_seeds": float(seeds), "over_images": float(images)}
     return {"behind": d} | {name: (d - half, d + half) for name, half in spans.items() if not math.isnan(half)}

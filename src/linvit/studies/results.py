@@ -169,6 +169,8 @@ class Results:
             one, other = first.summary, second.summary
             if (first.scale, one.study.dataset.identity) != (second.scale, other.study.dataset.identity):
                 return "run on other images or at another scale"
+            if one.folds != other.folds:
+                return "run with different folds"
             sides = {  # whose noise is estimated together: the same images and scale
                 str(Ref(ref.study, row.id, ref.column)): (column.summary, row.id)
                 for ref, column in ((a, first), (b, second))
@@ -181,7 +183,8 @@ class Results:
                 for name, (summary, row) in sides.items()
                 if row in summary.evidence.right
             }
-            verdicts = statistics.judge(scores, right, resolution=1 / one.images if one.merit is ACCURACY else 0.0)
+            image = max(1, one.folds) / one.images if one.merit is ACCURACY else 0.0
+            verdicts = statistics.judge(scores, right, resolution=image, folds=one.folds)
         i, j = map(verdicts.names.index, names)
         return Pair(verdicts.comparison, i, j, first.scale, first.summary.merit, first.early or second.early)
 
