@@ -1,4 +1,4 @@
-"""Error rates of the report's verdicts, and how often the named seeds settle a study: simulated studies.
+"""Error rates of the report's verdicts, and how often the named seeds resolve a study: simulated studies.
 
     python benchmarks/decisions.py --out docs/benchmarks      # about 10 minutes on one core
 
@@ -140,7 +140,7 @@ def head(first: str) -> list[str]:
     names += [
         f"{what} ({loss})"
         for loss in ("all equal", "2 points")
-        for what in ("undecided", "seeds named", "median", "settled")
+        for what in ("undecided", "seeds named", "median", "resolved")
     ]
     return [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
 
@@ -163,9 +163,9 @@ def main() -> None:
         "“Wrongly within” is the error rate in the worst case, where all other variants lose exactly one point to the "
         "best. It should be at most 5 % over both analyses. The other columns, with equal variants and with a loss of "
         "two points: variants undecided after three seeds; the share of them for which a number of seeds is named; the "
-        "median of that number; and the share that is settled with it (target: 80 %). Where a number is seldom named, "
-        "30 seeds or these images would not suffice; it is then named where noise was underestimated, and settles less "
-        "often.",
+        "median of that number; and the share that is resolved with it (target: 80 %). Where a number is seldom named, "
+        "30 seeds or these images would not suffice; it is then named where noise was underestimated, and resolves "
+        "less often.",
         "\n".join([*head("images"), *lines]),
         f"`python benchmarks/decisions.py`: {options.studies:,} studies per row without images; a half, a quarter and "
         f"a twentieth of that with 359, 2,000 and 10,000 images; a quarter in the last rows. ± is a standard error. "

@@ -18,7 +18,6 @@ from linvit import cli
 TUTORIALS = pages.DOCS / "tutorials"
 # What the tutorials say to write for the digits, and less time than they allow.
 PHOTOS = {
-    "--budget 15m --dry-run": "--budget 5m --dry-run",
     "--budget 15m": "--epochs 1 --limit 200",
     "photos/cat/001.jpg": "photos/digit-3/3.png",
 }

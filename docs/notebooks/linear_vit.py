@@ -4,7 +4,7 @@
     python docs/notebooks/linear_vit.py                                          # as a script: a small random ViT
     python docs/notebooks/linear_vit.py -- --model google/vit-base-patch16-224 --images photos/
 
-It needs `pip install 'linvit[notebook]'`. `--images` is a folder with a folder for each class.
+It needs `pip install '.[notebook]'` in a clone of linvit. `--images` is a folder with a folder for each class.
 """
 
 # /// script

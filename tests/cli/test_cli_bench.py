@@ -199,7 +199,7 @@ def test_peers(capsys):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["error", "--model", "somewhere"], "--model and --data go together"),
+        (["error", "--model", "somewhere"], "--model and --data are used together"),
         (["angle", "--tokens", "64"], "no such option --tokens"),
         (["depth", "--sigma", "1"], "no such option --sigma"),
         (["error", "--images", "8"], "--images 8 has no effect without --model"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 
@@ -105,3 +106,12 @@ def test_a_limit_decodes_the_images_that_it_leaves_alone(image_folder, own_cache
         mine, known = getattr(few, part), getattr(every, part)
         assert mine.labels.tolist() == [0, 0, 1, 1]
         assert {image.tobytes() for image in mine.images} <= {image.tobytes() for image in known.images}
+
+
+def test_a_split_file_of_limited_images_states_the_limit(image_folder, tmp_path):
+    folder, file = image_folder(classes={"cat": 20, "dog": 13}), tmp_path / "splits.json"
+    made = data.load_data(folder, limit=4, split_file=file)
+    assert json.loads(file.read_text())["limit"] == 4
+    again = data.load_data(folder, limit=4, split_file=file)
+    assert again.identity == made.identity
+    assert len(again.train) == 4

@@ -185,3 +185,76 @@ def test_bad_addresses_are_one_line(home, address):
     with pytest.raises(ValueError, match=f"{address}: cannot be read") as error:
         load_data(address)
     assert "\n" not in str(error.value)
+
+
+@pytest.fixture
+def bucket(home):
+    """The images and a table of relative paths, at an address."""
+    system = pytest.importorskip("fsspec", reason="fsspec is not installed").filesystem("memory")
+    for i in range(30):
+        system.pipe_file(f"/shop/photos/{i}.png", (home / f"{i}.png").read_bytes())
+    system.pipe_file("/shop/labels.csv", table(home, [f"photos/{row}" for row in single()]).read_bytes())
+    yield system
+    system.store.clear()
+
+
+def size(found):
+    return len(found.train) + len(found.validation) + len(found.test)
+
+
+def test_paths_of_a_table_at_an_address_are_relative_to_it(bucket, home):
+    found = load_data("memory://shop/labels.csv")
+    assert found.identity == load_data(table(home, single())).identity
+
+
+@pytest.mark.parametrize("path", ["/0.png", "../0.png", "photos/../../0.png", "..\\0.png"])
+def test_paths_outside_of_a_table_at_an_address_are_one_line(bucket, home, path):
+    bucket.pipe_file("/shop/labels.csv", table(home, [*single(), f"{path},ant"]).read_bytes())
+    with pytest.raises(ValueError, match=r"memory://shop/labels.csv:32: path '.*' is outside") as error:
+        load_data("memory://shop/labels.csv")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_missing_address_is_a_bad_image(bucket, cached):
+    bucket.rm("/shop/photos/4.png")
+    with pytest.raises(ValueError, match=r"memory://shop/photos/4.png: cannot be read .* skip_bad"):
+        load_data("memory://shop/labels.csv", cached=cached)
+    found = load_data("memory://shop/labels.csv", cached=cached, skip_bad=True)
+    assert (found.skipped, size(found)) == (1, 29)
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_changed_remote_image_changes_pixels_and_identity(bucket, home, cached):
+    before = load_data("memory://shop/labels.csv", cached=cached)
+    Image.new("RGB", (8, 8), (255, 0, 0)).save(home / "new.png")
+    bucket.pipe_file("/shop/photos/0.png", (home / "new.png").read_bytes())
+    after = load_data("memory://shop/labels.csv", cached=cached)
+    assert after.identity != before.identity
+    assert (
+        sum((part.images[:, 0] == 255).all((1, 2)).sum() for part in (after.train, after.validation, after.test)) == 1
+    )
+
+
+def test_each_address_is_looked_up_once(bucket, monkeypatch):
+    calls, plain = [], type(bucket).info
+    monkeypatch.setattr(type(bucket), "info", lambda self, path, **k: calls.append(path) or plain(self, path, **k))
+    load_data("memory://shop/labels.csv")  # headers, then pixels
+    assert sorted(path for path in calls if path.endswith(".png")) == sorted(f"/shop/photos/{i}.png" for i in range(30))
+
+
+def test_a_full_disk_skips_no_image(bucket, home, monkeypatch):
+    from linvit.data import cache
+
+    table(home, [f"memory://shop/photos/{row}" for row in single()])
+    monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10}))
+    with pytest.raises(ValueError, match="its copy takes"):
+        load_data(home / "labels.csv", skip_bad=True)
+
+
+def test_a_survey_copies_the_images_that_it_looks_at(bucket, home, monkeypatch):
+    from linvit.data import surveys
+
+    monkeypatch.setattr(surveys, "SAMPLE", 3)
+    assert survey("memory://shop/labels.csv").total == 30
+    assert len(list((home.parent / "cache" / "remote").glob("*/*.png"))) == 3

@@ -24,10 +24,24 @@ def test_average_precision_is_scikit_learns():
     assert np.isnan(average_precision(np.zeros(5), np.arange(5.0)))
 
 
-def test_without_each_image_is_brute_force():
+@pytest.mark.parametrize("levels", [1, 2, 5])
+def test_the_order_of_equal_scores_has_no_effect(levels):
+    true = draw()[0]
+    scores = RNG.integers(0, levels, N) / 3
+    for order in (np.arange(N), np.argsort(true), np.argsort(-true.astype(int))):
+        expected = average_precision_score(true, scores)
+        assert average_precision(true[order], scores[order]) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("levels", [1, 2, 5, None])
+def test_without_each_image_is_brute_force(levels):
     true, scores = draw()
-    expected = [average_precision(np.delete(true, i), np.delete(scores, i)) for i in range(N)]
+    scores = scores if levels is None else RNG.integers(0, levels, N) / 3
+    expected = [average_precision_score(np.delete(true, i), np.delete(scores, i)) for i in range(N)]
     np.testing.assert_allclose(without_each(true, scores), expected, atol=1e-12)
+
+
+def test_without_the_only_image_of_a_class_there_is_no_precision():
     alone = np.eye(1, 5, 2)[0]
     assert np.isnan(without_each(alone, np.arange(5.0))[2])
 
@@ -58,6 +72,13 @@ def test_thresholds_give_the_best_f1():
     assert best_threshold(np.zeros(4), np.arange(4.0)) == 0.5
     ties = best_threshold(np.array([1, 0, 1, 0]), np.array([1.0, 1.0, 1.0, 0.0]))
     assert 0.5 < ties < 1 / (1 + np.exp(-1.0))
+
+
+@pytest.mark.parametrize(("high", "low"), [(60.0, 40.0), (-40.0, -60.0), (-14.5, -15.0)])
+def test_thresholds_have_a_finite_logit(high, low):
+    at = best_threshold(np.array([1, 0]), np.array([high, low]))
+    assert 1e-6 - 1e-12 <= at <= 1 - 1e-6 + 1e-12
+    assert np.isfinite(logit(np.array(at)))
 
 
 def test_scores_by_class_are_scikit_learns():

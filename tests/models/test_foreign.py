@@ -455,8 +455,11 @@ def test_timm_classes_by_file_or_label(tmp_path):
     said = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(said | {"label_names": list("vwxyz")}))
     assert load(tmp_path).about["classes"] == list("vwxyz")
-    (tmp_path / "classes.txt").write_text("".join(f"n{i} a thing, another\n" for i in range(5)))
-    assert load(tmp_path).about["classes"] == ["n0", "n1", "n2", "n3", "n4"]
+    (tmp_path / "classes.txt").write_text("".join(f"n0144076{i} a thing, another\n" for i in range(5)))  # ImageNet's
+    assert load(tmp_path).about["classes"] == [f"n0144076{i}" for i in range(5)]
+    whole = ["golden retriever", "golden eagle", "n01440764 tench", "n0", "Straße, nachts"]
+    (tmp_path / "classes.txt").write_text("".join(f" {name} \n\n" for name in whole), encoding="utf-8")
+    assert load(tmp_path).about["classes"] == whole
     (tmp_path / "classes.txt").write_text("n0\nn1\n")
     with pytest.raises(ValueError, match=r"classes.txt: there are 2 names of classes, but the head has 5 outputs"):
         load(tmp_path)

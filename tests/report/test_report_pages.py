@@ -31,7 +31,7 @@ def hover(page, selector):
 def test_a_study(opened, built):
     page = opened(built.page.parent)
     check_charts(page, 1280, 15)
-    for part in ("h1", ".lead", ".pill", "[data-chart=pareto]"):  # the recommendation is on the first screen
+    for part in ("h1", ".answer", ".pill", "[data-chart=pareto]"):  # the recommendation is on the first screen
         assert page.locator(part).first.bounding_box()["y"] < 844, part
     assert page.locator("h1").inner_text().startswith("performer-relu")
     for detail in page.locator("details").all():

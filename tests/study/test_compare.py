@@ -311,7 +311,7 @@ def test_a_diverged_run_is_listed_and_never_recommended(dataset: data.Dataset, t
     folder = compare(dataset, attentions=["softmax"], out=tmp_path / "x", **options)
     assert [row["verdict"] for row in rows(folder)] == ["diverged"]
     assert float(rows(folder)[0]["parameters"]) > 0
-    assert "No attention can be recommended" in (folder / "report.md").read_text()
+    assert "Nothing to recommend" in (folder / "report.md").read_text()
     before = (folder / "records.jsonl").read_bytes()
     assert {"diverged", "learning_curve", "macs"} <= {record.metric for record in Records(folder / "records.jsonl")}
     compare(dataset, attentions=["softmax"], out=folder, **options)

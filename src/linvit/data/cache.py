@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from filelock import FileLock
 
-from linvit.data.decode import SMALLEST, BadImage, Header, read_header, read_image
+from linvit.data.decode import SMALLEST, BadImage, Header, Source, read_header, read_image
 from linvit.data.sources import SPLITS, Pictures
 from linvit.files import parse_json, sync_folder, write_atomically
 from linvit.progress import Progress
@@ -34,7 +34,8 @@ from linvit.schemas.experiment import Resize
 VERSION = 2  # of what is stored; raise it when decoding changes
 LARGEST = 224  # side, if none is asked for: a photo's own would be tens of thousands of tokens
 CHUNK = 64  # images per task: large enough to hide the hand-over, small enough to hold many
-Picture = tuple[str, Path | bytes]
+SMALLER = "choose a smaller image_size or another cache"
+Picture = tuple[str, Source]
 T = TypeVar("T")
 
 
@@ -134,7 +135,8 @@ def _read(entry: Path) -> Pixels:
 def _write(part: Path, pictures: Pictures, where: str, wanted: Wanted, progress: Progress) -> None:
     total = len(pictures.labels)
     if wanted.image_size:  # before any file is opened; the number of channels may follow from the files
-        _check_space(where, part, total * (wanted.channels or 1) * wanted.image_size**2, wanted.image_size)
+        side, least = wanted.image_size, total * (wanted.channels or 1) * wanted.image_size**2
+        check_space(f"{where}: decoded at {side} × {side} it", part, least, SMALLER)
 
     headers: Counter[Header] = Counter()
     for chunk in ordered_map(attempt(read_header, wanted.skip_bad), chunks(pictures.read())):
@@ -142,7 +144,7 @@ def _write(part: Path, pictures: Pictures, where: str, wanted: Wanted, progress:
     if not headers:
         raise ValueError(f"{where}: none of its {total} images can be read")
     depth, size = wanted.shape_for(headers)
-    _check_space(where, part, total * depth * size * size, size)
+    check_space(f"{where}: decoded at {size} × {size} it", part, total * depth * size * size, SMALLER)
 
     sha, kept, done = hashlib.sha256(), [], 0
     with open(part / "images.u8", "wb") as file:
@@ -167,13 +169,15 @@ def _write(part: Path, pictures: Pictures, where: str, wanted: Wanted, progress:
     write_atomically(part / "meta.json", json.dumps(meta | {"digest": seal(sha, shape, labels)}))
 
 
-def _check_space(where: str, folder: Path, needed: int, size: int) -> None:
+class NoSpace(ValueError):
+    """The disk is too small."""
+
+
+def check_space(what: str, folder: Path, needed: int, hint: str) -> None:
     free = shutil.disk_usage(folder).free
     if needed > 0.9 * free:
-        raise ValueError(
-            f"{where}: decoded at {size} × {size} it takes {needed / 1e9:.1f} GB, but {folder.parent} has "
-            f"{free / 1e9:.1f} GB free: choose a smaller image_size or another cache"
-        )
+        size, left = needed / 1e9, free / 1e9
+        raise NoSpace(f"{what} takes {size:.1f} GB, but {folder.parent} has {left:.1f} GB free: {hint}")
 
 
 def counts_of(pictures: Pictures, rows: Sequence[int]) -> dict[str, int]:
@@ -182,7 +186,7 @@ def counts_of(pictures: Pictures, rows: Sequence[int]) -> dict[str, int]:
     return {name: split.count(name) for name in pictures.counts}
 
 
-def attempt(work: Callable[[str, Path | bytes], T], skip: bool) -> Callable[[list[Picture]], list[T | None]]:
+def attempt(work: Callable[[str, Source], T], skip: bool) -> Callable[[list[Picture]], list[T | None]]:
     """`work` on a chunk; with `skip` an unreadable image gives None."""
 
     def one(picture: Picture) -> T | None:
@@ -202,9 +206,9 @@ def chunks(items: Iterable[T], size: int | None = None) -> Iterator[list[T]]:
         yield chunk
 
 
-def ordered_map(work: Callable[[Any], T], items: Iterable[Any]) -> Iterator[T]:
+def ordered_map(work: Callable[[Any], T], items: Iterable[Any], workers: int | None = None) -> Iterator[T]:
     """Like `map`, on threads (Pillow decodes without the GIL) and with only a few results waiting."""
-    workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = workers or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     waiting: deque[Future[T]] = deque()
     with ThreadPoolExecutor(workers) as pool:
         try:

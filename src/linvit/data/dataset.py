@@ -184,7 +184,7 @@ def load_data(
     skip_bad: skip unreadable images and count them.
     listing: the result of an earlier `read_source`.
     cached: decode all images now, into the cache. Otherwise images in files of their own are decoded whenever they are
-        read, which takes neither time nor disk space for those that are not; mean and std are those of 256 images.
+        read, and not stored; the first time, all files are read for a checksum. mean and std are those of 256 images.
     progress(done, total, what) is called while images are decoded or checked.
     """
     for right, message in (
@@ -213,7 +213,7 @@ def load_data(
         else:
             if limit is not None:
                 rows = splits.choose(found.labels, found.counts, validation=validation, seed=seed, limit=limit)
-                found, limit = found.some(rows), None
+                found = found.some(rows)
             read = on_demand if found.files and not cached else decoded
             pixels = read(found, where, store / "decoded", wanted, progress)
         splits.check(where, pixels.labels, pixels.counts, classes, validation, limit)  # some may have been skipped
@@ -275,6 +275,8 @@ def read_source(source: str | Path, root: str | Path | None, store: Path) -> Lis
     else:
         place, options = local(source, store) if is_remote(source) else Path(source).expanduser(), {}  # type: ignore[arg-type]
         reader, name = _format(place), place.resolve().name
+        if is_remote(source) and "address" in signature_options(reader):
+            options["address"] = source  # a table's paths are relative to it
     try:
         return name, reader(place, **options)
     except OSError as error:  # readers explain what they expect to go wrong; this is a folder that may not be listed

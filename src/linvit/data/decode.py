@@ -29,6 +29,9 @@ class BadImage(ValueError):
     """One unreadable image; the message names the file, what is wrong and what to do."""
 
 
+Source = Path | bytes | BadImage  # where an image is, or why it cannot be read
+
+
 @dataclass(frozen=True)
 class Header:
     width: int
@@ -36,14 +39,12 @@ class Header:
     colour: bool
 
 
-def read_header(name: str, source: Path | bytes) -> Header:
+def read_header(name: str, source: Source) -> Header:
     with _opened(name, source) as image:
         return Header(image.width, image.height, _is_colour(image))
 
 
-def read_image(
-    source: Path | bytes, image_size: int, channels: int, name: str = "", resize: Resize = "crop"
-) -> np.ndarray:
+def read_image(source: Source, image_size: int, channels: int, name: str = "", resize: Resize = "crop") -> np.ndarray:
     """uint8 (channels, image_size, image_size)."""
     with _opened(name or (str(source) if isinstance(source, Path) else "image"), source) as image:
         image.draft(None, (2 * image_size, 2 * image_size))  # a large JPEG is decoded at a fraction of its size
@@ -72,8 +73,10 @@ def _square(image: Image.Image, size: int, resize: Resize) -> np.ndarray:
 
 
 @contextmanager
-def _opened(name: str, source: Path | bytes) -> Iterator[Image.Image]:
+def _opened(name: str, source: Source) -> Iterator[Image.Image]:
     """The image, if its header is right; whatever goes wrong with it is a BadImage."""
+    if isinstance(source, BadImage):
+        raise source
     too_large = f"; the limit is {MAX_PIXELS:,}: make it smaller or remove it"
     try:
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=CODECS) as image:

@@ -14,7 +14,7 @@ import numpy as np
 from filelock import FileLock
 
 from linvit.data.cache import VERSION, Pixels, Wanted, attempt, cache_key, chunks, counts_of, ordered_map, seal
-from linvit.data.decode import SMALLEST, Header, read_header, read_image
+from linvit.data.decode import SMALLEST, BadImage, Header, Source, read_header, read_image
 from linvit.data.sources import Pictures
 from linvit.files import write_atomically
 from linvit.progress import Progress
@@ -86,8 +86,9 @@ def on_demand(pictures: Pictures, where: str, folder: Path, wanted: Wanted, prog
 
 
 def _checked(pictures: Pictures, where: str, wanted: Wanted, progress: Progress) -> dict[str, Any]:
-    def check(name: str, source: Path | bytes) -> tuple[Header, bytes]:
+    def check(name: str, source: Source) -> tuple[Header, bytes]:
         header = read_header(name, source)  # before anything is read: it says so where there is no such file
+        assert not isinstance(source, BadImage)  # it was raised
         content = source.read_bytes() if isinstance(source, Path) else source
         if wanted.skip_bad:
             read_image(content, SMALLEST, 3, name)

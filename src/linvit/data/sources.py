@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from linvit.data.decode import Source
 from linvit.machine import MEMORY
 from linvit.registry import Registry
 
@@ -38,8 +39,8 @@ class Arrays:
 class Pictures:
     """Encoded images, which are decoded into the cache or when they are read."""
 
-    # of all rows, or of those given: what to call an image in a message, and where it is
-    read: Callable[..., Iterable[tuple[str, Path | bytes]]]
+    # of all rows, or of those given: what to call an image in a message, and where it is or why it cannot be read
+    read: Callable[..., Iterable[tuple[str, Source]]]
     labels: np.ndarray  # as of Arrays
     classes: Sequence[str]
     counts: Mapping[str, int]
@@ -52,7 +53,7 @@ class Pictures:
         digest = hashlib.sha256(self.fingerprint.encode() + chosen.astype(np.int64).tobytes()).hexdigest()
         counts = {name: len(rows[name]) for name in SPLITS}
 
-        def read(places: Sequence[int] = range(len(chosen))) -> Iterable[tuple[str, Path | bytes]]:
+        def read(places: Sequence[int] = range(len(chosen))) -> Iterable[tuple[str, Source]]:
             return self.read(chosen[np.asarray(places, np.int64)])
 
         return Pictures(read, self.labels[chosen], self.classes, counts, digest, self.files)

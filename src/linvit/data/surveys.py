@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -13,8 +14,8 @@ import numpy as np
 from linvit.data import splits
 from linvit.data.cache import cache_root
 from linvit.data.dataset import Dataset, Listing, read_source
-from linvit.data.decode import BadImage, read_header, read_image
-from linvit.data.sources import SPLITS, Arrays
+from linvit.data.decode import BadImage, Source, read_header, read_image
+from linvit.data.sources import SPLITS, Arrays, Pictures
 from linvit.data.splits import Fold
 from linvit.machine import cpu_count
 
@@ -56,11 +57,17 @@ def decoding_seconds(images: Survey, side: int) -> float:
     if found is None or isinstance(found, Arrays):
         return 0.0
     start, count = time.perf_counter(), 0
-    for name, where in islice(found.read(), DECODED):
+    for name, where in _sampled(found, DECODED, 1):
         with suppress(BadImage):
             read_image(where, side, images.channels, name)
         count += 1
     return (time.perf_counter() - start) / max(1, count) / cpu_count()
+
+
+def _sampled(found: Pictures, stop: int, step: int) -> Iterable[tuple[str, Source]]:
+    """Every `step`-th of the first images; only files can be read without those in between."""
+    rows = range(0, min(stop, len(found.labels)), step)
+    return found.read(rows) if found.files else islice(found.read(), 0, stop, step)
 
 
 def survey(
@@ -79,7 +86,7 @@ def survey(
     else:
         among = min(AMONG, len(found.labels))
         headers = []
-        for picture in islice(found.read(), 0, among, max(1, among // SAMPLE)):
+        for picture in _sampled(found, among, max(1, among // SAMPLE)):
             try:
                 headers.append(read_header(*picture))
             except BadImage:

@@ -1,7 +1,8 @@
 """A CSV or TSV of paths and labels: columns `path` and `label`, and `split` (train, val, test) if there is one.
 
 Without a header the first two columns are path and label. Paths are relative to the table; addresses such as s3://… are
-read with fsspec. `a|b` are several labels of one image, and then an empty label is none of them.
+read with fsspec. A table at an address may only name images below its own folder, or other addresses. `a|b` are several
+labels of one image, and then an empty label is none of them.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ import csv
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
 
-from linvit.data.cache import cache_root
-from linvit.data.decode import SUFFIXES
+from linvit.data.cache import cache_root, ordered_map
+from linvit.data.decode import SUFFIXES, Source
 from linvit.data.folder import SPLIT_NAMES
-from linvit.data.remote import is_remote, local
+from linvit.data.remote import CONNECTIONS, RemoteImages, beside, is_remote
 from linvit.data.sources import FORMATS, SPLITS, Pictures, several
 
 PATH, LABEL, SPLIT = ("path", "image", "file", "filename"), ("label", "labels", "class", "classes"), ("split", "set")
@@ -33,18 +34,19 @@ class Row(NamedTuple):
 
 
 @FORMATS.register(".csv")
-def comma_separated(path: Path) -> Pictures:
+def comma_separated(path: Path, *, address: str = "") -> Pictures:
     """A CSV of path and label."""
-    return pictures(path, None)
+    return pictures(path, None, address)
 
 
 @FORMATS.register(".tsv")
-def tab_separated(path: Path) -> Pictures:
+def tab_separated(path: Path, *, address: str = "") -> Pictures:
     """A TSV of path and label."""
-    return pictures(path, "\t")
+    return pictures(path, "\t", address)
 
 
-def pictures(path: Path, delimiter: str | None) -> Pictures:
+def pictures(path: Path, delimiter: str | None, address: str = "") -> Pictures:
+    """address: of the table, if `path` is a copy of it."""
     rows = sorted(_rows(path, delimiter), key=lambda row: SPLITS.index(row.split))  # stable
     if not rows or rows[0].split != "train":
         raise ValueError(f"{path}: has no {'training ' if rows else ''}images")
@@ -58,22 +60,37 @@ def pictures(path: Path, delimiter: str | None) -> Pictures:
         index = {name: i for i, name in enumerate(classes)}
         labels = np.array([index[names[0]] for names in sets], np.int64)
     counts = {name: count for name in SPLITS if (count := sum(row.split == name for row in rows))}
-    places = [row.path if is_remote(row.path) else str(path.parent / row.path) for row in rows]
+    places = [_place(path, row, address) for row in rows]
+    remote = RemoteImages(filter(is_remote, places), cache_root(None))
     sha = hashlib.sha256(repr((sorted(counts.items()), classes, multiple)).encode())
     for row, place in zip(rows, places, strict=True):
-        sha.update(f"{row.path}\0{row.label}\0{_state(place)}\n".encode())
+        state = remote.state(place) if is_remote(place) else _state(place)
+        sha.update(f"{row.path}\0{row.label}\0{state}\n".encode())
 
-    def read(rows: Iterable[int] = range(len(places))) -> Iterator[tuple[str, Path]]:
-        store, chosen = cache_root(None), (places[row] for row in rows)
-        return ((place, local(place, store) if is_remote(place) else Path(place)) for place in chosen)
+    def find(place: str) -> tuple[str, Source]:
+        return place, remote.local(place) if is_remote(place) else Path(place)
+
+    def read(rows: Iterable[int] = range(len(places))) -> Iterable[tuple[str, Source]]:
+        chosen = (places[row] for row in rows)
+        return ordered_map(find, chosen, CONNECTIONS) if remote else map(find, chosen)
 
     return Pictures(read, labels, classes, counts, sha.hexdigest(), files=True)
 
 
+def _place(table: Path, row: Row, address: str) -> str:
+    """Where the image of a row is."""
+    if is_remote(row.path):
+        return row.path
+    if not address:
+        return str(table.parent / row.path)
+    path = PurePosixPath(row.path.replace("\\", "/"))
+    if path.is_absolute() or ".." in path.parts:
+        raise ValueError(f"{address}:{row.number}: path '{row.path}' is outside of the table's folder")
+    return beside(address, str(path))
+
+
 def _state(place: str) -> str:
-    """Changes when the file does; an address that is not read again has none."""
-    if is_remote(place):
-        return "remote"
+    """Changes when the file does."""
     try:
         status = os.stat(place)
     except (OSError, ValueError):  # there is none: decoding says so, or skips it

@@ -15,6 +15,7 @@ from linvit.data import Split, normalise
 from linvit.devices import amp_dtype, autocast, to_device
 
 HALF = 0.5  # the threshold of a class of which no validation image tells another
+EDGE = 1e-6  # thresholds are at least this far from 0 and 1, where a probability has no logit
 
 
 @dataclass(frozen=True)
@@ -69,28 +70,31 @@ def logit(share: np.ndarray) -> np.ndarray:
 
 def average_precision(true: np.ndarray, scores: np.ndarray) -> float:
     """The mean, over images that have the class, of the precision among those with at least their score."""
-    ranked = true[np.argsort(-scores, kind="stable")] > 0
-    hits = np.cumsum(ranked)
-    return float((hits / np.arange(1, len(ranked) + 1))[ranked].mean()) if ranked.any() else float("nan")
+    _, positives, hits, place = _runs(true, scores)
+    return float((positives * hits / place).sum() / hits[-1]) if true.any() else float("nan")
 
 
 def without_each(true: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """Average precision without each image in turn (n,), in one pass: an image changes only those ranked below it."""
-    order = np.argsort(-scores, kind="stable")
-    ranked = true[order] > 0
-    hits, place = np.cumsum(ranked), np.arange(1, len(ranked) + 1)
-    before = np.cumsum(np.where(ranked, hits / place, 0.0)) - np.where(ranked, hits / place, 0.0)
-    shifted = np.maximum(place - 1, 1)  # the first has nothing below it that could move to place 0
-    below, moved = (
-        np.cumsum(part[::-1])[::-1] - part
-        for part in (np.where(ranked, hits / shifted, 0.0), np.where(ranked, 1 / shifted, 0.0))
-    )
-    left = hits[-1] - ranked if len(hits) else hits
+    """Average precision without each image in turn (n,), in one pass: an image changes only those that have at most its
+    score."""
+    if not len(true):
+        return np.empty(0)
+    run, positives, hits, place = _runs(true, scores)
+    mine, shifted = true > 0, np.maximum(place - 1, 1)  # a first run of one image is empty without it
+    above = np.cumsum(positives * hits / place) - positives * hits / place
+    below, moved = (np.cumsum(part[::-1])[::-1] for part in (positives * hits / shifted, positives / shifted))
+    own = moved + (hits - 1) / shifted  # of an image that has the class: one hit fewer for the others, and not itself
+    left = hits[-1] - mine
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = np.where(left > 0, (before + below - ranked * moved) / left, np.nan)
-    back = np.empty(len(found))
-    back[order] = found
-    return back
+        return np.where(left > 0, ((above + below)[run] - mine * own[run]) / left, np.nan)
+
+
+def _runs(true: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Runs of equal scores, from the highest: the run of each image, and of each run the number of images that have the
+    class, how many of them have at least its score, and how many images do. The order of equal scores has no effect."""
+    _, run, sizes = np.unique(-scores, return_inverse=True, return_counts=True)
+    positives = np.bincount(run, weights=true > 0, minlength=len(sizes))
+    return run, positives, np.cumsum(positives), np.cumsum(sizes)
 
 
 def best_threshold(true: np.ndarray, scores: np.ndarray) -> float:
@@ -103,7 +107,8 @@ def best_threshold(true: np.ndarray, scores: np.ndarray) -> float:
     f1[:-1][sorted_scores[:-1] == sorted_scores[1:]] = -1  # no threshold lies between equal scores
     last = int(f1.argmax())
     following = sorted_scores[last + 1] if last + 1 < len(ranked) else sorted_scores[last] - 1
-    return float(1 / (1 + np.exp(-(sorted_scores[last] + following) / 2)))
+    limit = float(logit(np.array(1 - EDGE)))
+    return float(1 / (1 + np.exp(-np.clip((sorted_scores[last] + following) / 2, -limit, limit))))
 
 
 def thresholds(labels: np.ndarray, logits: np.ndarray) -> np.ndarray:

@@ -362,6 +362,7 @@ def _whole(said: Mapping[str, Any], field: str) -> int:
     return value
 
 
+WORDNET = re.compile(r"n\d{8}(\s|$)")  # an id, which a description may follow
 GAPPED = ("label_names", "labels")  # of timm, which may leave out numbers that have no name
 
 
@@ -372,11 +373,13 @@ def _labels(*places: tuple[Mapping[str, Any], str]) -> tuple[str, Any]:
 
 
 def _classes(folder: Path, said: Said, count: int) -> list[str]:
-    """One name for each output: the first words of classes.txt, the configuration's labels, or numbers."""
+    """One name for each output: the lines of classes.txt, the configuration's labels, or numbers."""
     listed, (field, names) = folder / "classes.txt", said.labels
     if listed.exists():
         field = listed.name
-        names = [line.split()[0] for line in listed.read_text(encoding="utf-8").splitlines() if line.strip()]
+        names = [line.strip() for line in listed.read_text(encoding="utf-8").splitlines() if line.strip()]
+        if all(WORDNET.match(name) for name in names):  # ImageNet's folders have the id alone
+            names = [name.split()[0] for name in names]
     if not count:
         return []
     names = list(range(count)) if names is None else names

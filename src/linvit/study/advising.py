@@ -51,7 +51,7 @@ from linvit.training.files import checksum
 
 ERROR_SECONDS = 5.0
 OTHER_FEATURES = 32  # of kinds that were not asked about, whose layers are timed as well
-WORDS = {"latency": "inference of one image", "inference": "inference in batches", "training": "training"}
+WORDS = {"latency": "single-image inference", "inference": "batched inference", "training": "training"}
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def run(request: AdviseRequest, *, progress: Progress = ignore, cache: str | Pat
     studies = earlier_studies(request.runs or Path("runs"), question)
     speeds, known_as = {spec: model.speed(spec, task) for spec in specs}, partial(known_attentions, studies, question)
     choice = choose(speeds, known_as("shown"), known_as("bad"))
-    how = "its layers measured here" if model.measured else "by this machine's forecast"
+    how = "layers timed on this machine" if model.measured else "forecast from timings on this machine"
     grounds = Grounds(model, specs, task, question, studies, how, known.lengths[1])
     why, mentioned, pixels = reason(choice, grounds)
     evens = [_break_even(model, spec, name) for spec in specs for name in TASKS]
@@ -271,17 +271,17 @@ def reason(choice: str, on: Grounds) -> tuple[str, str, int | None]:
         if study := known_attentions(studies, question, "shown").get(choice):
             margin, data = count_of(100 * study.margin, "point"), f"{study.data} ({count_of(study.tokens, 'token')})"
             accuracy = f"{study.folder} showed that it loses less than {margin} on {data}"
-        faster = f"{model.speed(choice, task):.2f} times as fast as softmax in {words} at {here}"
+        faster = f"{model.speed(choice, task):.2f} times as fast as softmax for {words} with {here}"
         return f"it makes the whole model {faster} ({on.how}); {accuracy}.", choice, None
     best = max(on.specs, key=lambda spec: model.speed(spec, task))
     faster_by = model.speed(best, task)
     if faster_by > TIE and (study := known_attentions(studies, question, "bad").get(best)):
         lost = f"it lost more than {count_of(100 * study.margin, 'point')} on {study.data}, or diverged"
-        said = f"{best} would be {faster_by:.2f} times as fast in {words} at {here}, but in {study.folder} {lost}."
+        said = f"{best} would be {faster_by:.2f} times as fast for {words} with {here}, but in {study.folder} {lost}."
         return said, best, None
     lead = (
-        f"at {here} none of these attentions makes {words} more than {TIE - 1:.0%} faster ({best}: {faster_by:.2f}×), "
-        f"and attention takes {percent(model.share(task))} of the time"
+        f"with {here}, none of these attentions makes {words} more than {TIE - 1:.0%} faster "
+        f"({best}: {faster_by:.2f}×), and attention takes {percent(model.share(task))} of the time"
     )
     pays = {spec: found for spec in on.specs if (found := model.pays_from(spec, task, TIE)) is not None}
     if not pays:

@@ -30,7 +30,7 @@ class Muon(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        found = getattr(self, "found_inf", None)  # 1 where this step must not be taken; only a CPU reads it
+        found = getattr(self, "found_inf", None)  # 1 where this step must not be taken
         skip = None if found is None else found.bool()
         for group in self.param_groups:
             if group.get("orthogonal") and (weights := [w for w in group["params"] if w.grad is not None]):
@@ -62,10 +62,11 @@ class Muon(torch.optim.AdamW):
 
 def replace(old: list[Tensor], new: list[Tensor] | tuple[Tensor, ...], skip: Tensor | None) -> None:
     """Write the new values into the old tensors, unless `skip`."""
-    if skip is not None and skip.is_cpu:  # where asking costs nothing
-        if skip:
-            return
-    elif skip is not None:
+    if skip is not None and skip.is_cpu:  # where launches are cheap and copies are not
+        for there, computed in zip(old, new, strict=True):
+            torch.where(skip, there, computed, out=there)
+        return
+    if skip is not None:
         flat = torch.where(skip, *(torch.cat([x.flatten() for x in each]) for each in (old, new)))
         new = [part.view_as(x) for part, x in zip(flat.split([x.numel() for x in old]), old, strict=True)]
     torch._foreach_copy_(old, new)

@@ -54,7 +54,7 @@ class MultiLabel(Task):
         return score, float(found.of_images.std(ddof=1)) / n**0.5 if n > 1 else 0.0
 
     def about(self, found: Several) -> Mapping[str, Any]:
-        return {"thresholds": [round(float(x), 6) for x in found.thresholds]}
+        return {"thresholds": [float(x) for x in found.thresholds]}
 
     def records(self, base: Record, best: Several, final: Several) -> tuple[list[Record], dict[str, str | bytes]]:
         base = replace(base, n=len(best.labels))
