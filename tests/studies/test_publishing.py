@@ -27,6 +27,7 @@ from linvit.studies.publishing import collect_records, publish
 from linvit.studies.run import state
 
 pytestmark = pytest.mark.usefixtures("plugin")
+FAIR = "000-mnist/cpu/fair"  # where `made` places its results
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -183,13 +184,13 @@ def test_another_definition_is_refused(done, published, tmp_path, capsys):
 
 def test_runs_of_another_definition_do_not_replace_an_archive(tmp_path):
     file = tmp_path / "fair.tar.xz"
-    assert pack_study(made(tmp_path / "first", {"wide": [0.9]}), file)
+    assert pack_study(made(tmp_path / "first", {"wide": [0.9]}) / FAIR, file)
     with pytest.raises(ValueError, match="delete the file to replace it"):
-        pack_study(made(tmp_path / "other", {"wide": [0.8]}, identity="others"), file)
+        pack_study(made(tmp_path / "other", {"wide": [0.8]}, identity="others") / FAIR, file)
 
 
 def test_a_shipped_backbone_stays_one(tmp_path):
-    folder = made(tmp_path / "home", {"wide": [0.9]})
+    folder = made(tmp_path / "home", {"wide": [0.9]}) / FAIR
     content = json.loads((folder / "study.json").read_text())
     content["variants"][0]["start"] = {"folder": str(BACKBONES / "softmax"), "sha256": "ab" * 32}
     (folder / "study.json").write_text(json.dumps(content))

@@ -35,7 +35,7 @@ with torch.no_grad():
     model.head.weight.mul_(2)
 model.push_to_hub("me/other")
 assert not torch.equal(HubModel.from_pretrained("me/other")(x), first(x))
-assert cli.main(["publish", run, "me/digits", "--license", "mit", "--quiet"]) == 0   # again: one more commit
+assert cli.main(["publish", run, "me/digits", "--license", "mit", "--page", "--quiet"]) == 0   # again: one more commit
 """
 
 
@@ -63,7 +63,7 @@ def test_a_model_is_published_found_and_loaded_again(run, tmp_path):
     assert files["model.safetensors"] == (run / "best/model.safetensors").read_bytes()
     assert files["report.html"] == (run / "report.html").read_bytes()
     assert hub.private == {"me/digits"}
-    assert [paths for repo, _, paths in hub.commits if repo == "me/digits"] == [sorted(files)] * 2
+    assert [paths for repo, _, paths in hub.commits if repo == "me/digits"] == [sorted(files)[:3], sorted(files)]
     assert done.stdout.count("/commit/") == 2
 
     import yaml
@@ -96,6 +96,13 @@ def test_nothing_is_sent_in_a_dry_run(run, capsys):
     out = capsys.readouterr().out
     assert "me/digits/model.safetensors: " in out
     assert "library_name: linvit" in out
+
+
+def test_the_page_is_uploaded_only_on_request(run, capsys):
+    assert cli.main(["publish", str(run), "me/digits", "--dry-run", "--quiet"]) == 0
+    assert "report.html" not in capsys.readouterr().out
+    assert cli.main(["publish", str(run), "me/digits", "--dry-run", "--quiet", "--page"]) == 0
+    assert "me/digits/report.html: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

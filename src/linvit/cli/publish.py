@@ -13,10 +13,11 @@ def run(request: PublishRequest) -> None:
 
     if not request.dry_run:
         log = print if not (request.quiet or request.as_json) else (lambda text: None)
-        url = hub.publish(request.model, request.name, private=request.private, license=request.license, log=log)
+        known = {"private": request.private, "license": request.license, "page": request.page}
+        url = hub.publish(request.model, request.name, **known, log=log)
         print_json({"name": request.name, "commit": url}) if request.as_json else print(url)
         return
-    files = hub.contents(request.model, request.name, request.license)
+    files = hub.contents(request.model, request.name, request.license, request.page)
     sizes = {name: x.stat().st_size if isinstance(x, Path) else len(x) for name, x in files.items()}
     if request.as_json:
         print_json({"name": request.name, "files": sizes})

@@ -102,7 +102,7 @@ class ExportRequest(Show):
 
 
 class PublishRequest(Show):
-    """Upload a trained model, its card and its page to the Hugging Face hub.
+    """Upload a trained model and its card to the Hugging Face hub.
 
     The card has the hub's metadata: library, task, and what was measured on the test images. Nothing else of DIR is
     uploaded, and what is there already is kept. It needs `pip install 'linvit[hf]'` and `hf auth login`. `linvit.load`,
@@ -121,6 +121,9 @@ class PublishRequest(Show):
     name: str = option(..., "Its name on the hub, org/name.", argument=True, metavar="ORG/NAME")
     private: bool = option(False, "Create the model as private, if it does not exist yet.")
     license: str | None = option(None, "License identifier of the hub, e.g. apache-2.0 or mit.", metavar="NAME")
+    page: bool = option(
+        False, "Upload report.html too, of the run or its study. It contains example images and local paths."
+    )
     dry_run: bool = option(False, "Show the card and what would be uploaded; nothing is sent.", transient=True)
 
 

@@ -51,9 +51,8 @@ def pack_study(folder: Path, file: Path, started: Collection[str] = ()) -> bool:
         if file.exists():
             unpack(file, published)
             if copy_runs(published, merged) is None:
-                raise ValueError(
-                    f"{file} holds runs of another definition of this study than {folder}: delete the file to replace it"
-                )
+                other = f"{file} holds runs of another definition of this study than {folder}"
+                raise ValueError(f"{other}: delete the file to replace it")
         return _pack(merged, file, started)
 
 

@@ -142,7 +142,7 @@ def _card(
     return ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n{text.replace('path/to/this/folder', name)}")
 
 
-def contents(folder: str | Path, name: str, license: str | None = None) -> dict[str, Path | bytes]:
+def contents(folder: str | Path, name: str, license: str | None = None, page: bool = False) -> dict[str, Path | bytes]:
     """What publishing a folder's model uploads: path on the hub → file or content."""
     if not NAME.fullmatch(name):
         raise ValueError(f"'{name}' is not a name on the hub: give org/name")
@@ -153,8 +153,10 @@ def contents(folder: str | Path, name: str, license: str | None = None) -> dict[
     files: dict[str, Path | bytes] = {file: home / file for file in FILES}
     whole = _card(text, stored.config, about["data"], home, license=license, name=name)
     files["README.md"] = str(whole).encode()
-    if page := page_of(home):
-        files["report.html"] = page
+    if page:
+        if (report := page_of(home)) is None:
+            raise ValueError(f"{home}: neither the run nor its study has a report.html: publish without --page")
+        files["report.html"] = report
     return files
 
 
@@ -173,10 +175,11 @@ def publish(
     *,
     private: bool = False,
     license: str | None = None,
+    page: bool = False,
     log: Callable[[str], None] = print,
 ) -> str:
-    """Upload a folder's model, card and page in one commit; the commit's address."""
-    files = contents(folder, name, license)
+    """Upload a folder's model and card, and with `page` its report.html, in one commit; the commit's address."""
+    files = contents(folder, name, license, page)
     with one_line(name):
         api = HfApi(library_name="linvit")
         repository = api.create_repo(name, private=private, exist_ok=True).repo_id
