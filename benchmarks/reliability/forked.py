@@ -76,7 +76,7 @@ def measure_quickly() -> None:
     from linvit.training import memory
 
     measuring.ROUNDS = ROUNDS
-    memory.in_fresh_process = lambda module, told: in_fork(lambda: memory._peak_here(**told))
+    memory.in_fresh_process = lambda module, told, timeout=None: in_fork(lambda: memory._peak_here(**told))
 
 
 def in_fork(call: Callable[[], Any]) -> Any:
