@@ -200,9 +200,9 @@ def test_what_a_plan_says_can_be_resolved_is_what_verdicts_can_resolve() -> None
     seeds, test, square = 5, 4000, np.ones((3, 3))
     noise, images = 2 * plan.SEED_DEVIATION**2 * square, plan.DISCORDANT / test * square
     runs, freedom = seeds * square, 2.0 * (seeds - 1) * square
-    usual = Comparison(0 * square, runs, noise, freedom, images, 0 * square, 0 * square)
+    usual = Comparison(0 * square, runs, noise, freedom, images)
     assert plan.resolution(3, seeds, test) == pytest.approx(usual.half()[0, 1])
-    one = Comparison(0 * square, runs, noise, freedom, images / 5, 0 * square, 0 * square, folds=5)
+    one = Comparison(0 * square, runs, noise + images, freedom, images / 5, folds=5)  # folds differ in both
     assert plan.resolution(3, 1, test, folds=5) == pytest.approx(one.half()[0, 1])
     assert plan.resolution(3, 10, test) < plan.resolution(3, 3, test) < plan.resolution(3, 3, test // 10)
 

@@ -422,6 +422,6 @@ def resolution(variants: int, seeds: float, test: int, folds: int = 1) -> float:
     by_seeds, by_images = 2 * SEED_DEVIATION**2, DISCORDANT / test
     quantile = dunnett(others, others * (runs - 1), LOOK)
     if folds > 1:  # each tests other images, and was trained on mostly the same
-        models = by_seeds * (1 / runs + held_out(folds))
-        return math.hypot(quantile * math.sqrt(models), dunnett(others, math.inf, LOOK) * math.sqrt(by_images / folds))
+        between = (by_seeds + by_images) * (1 / runs + held_out(folds))
+        return max(quantile * math.sqrt(between), dunnett(others, math.inf, LOOK) * math.sqrt(by_images / folds))
     return math.hypot(quantile * math.sqrt(by_seeds / runs), dunnett(others, math.inf, LOOK) * math.sqrt(by_images))
