@@ -69,6 +69,10 @@ def test_a_cpu_clock_of_coarse_steps_is_not_used(machine, monkeypatch):
     monkeypatch.setattr(module, "is_fine", lambda clock: False)
     times = race(calls, device=CPU, rounds=1)
     assert (times.clock, times.ratio_clock) == ("wall", "wall")
+    monkeypatch.undo()
+    monkeypatch.setitem(module.CLOCKS, "cpu", lambda: 7.0)  # it did not move during a timing
+    monkeypatch.setattr(module, "is_fine", lambda clock: True)
+    assert race({"a": lambda: None}, device=CPU, rounds=1, shortest=1e-6).clock == "wall"
 
 
 @pytest.mark.parametrize(("seconds", "repeats"), [(0.25, 8), (0.3, 7), (2.0, 1), (50.0, 1)])

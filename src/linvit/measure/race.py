@@ -90,7 +90,10 @@ def race(
             progress(turn * len(keys) + i, total, f"round {turn + 1} of {rounds}")
             for clock, found in timed(calls[key], repeats[key], device).items():
                 seconds[key][clock].append(found)
-    usable = device.type == "cpu" and is_fine(time.process_time)
+    moved = all(
+        one > 0 for spent in seconds.values() for one in spent["cpu"]
+    )  # a coarse clock can stand still during a timing
+    usable = device.type == "cpu" and moved and is_fine(time.process_time)
     alone = torch.get_num_threads() == 1
     asleep = alone or os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"
     clock, ratio_clock = ("cpu" if usable and fair else "wall" for fair in (alone, asleep))
