@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("--epochs", type=float, default=5, help="of those that begin with nothing")
     parser.add_argument("--further", type=float, default=1, help="epochs of those that begin with softmax's weights")
-    parser.add_argument("--same", nargs="*", default=[], metavar="SPEC", help="train these from nothing, too")
+    parser.add_argument("--same", nargs="*", default=[], metavar="SPEC", help="train these from scratch, too")
     parser.add_argument("--only", nargs="*", metavar="SPEC", help="these attentions alone")
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
@@ -62,7 +62,7 @@ def main() -> None:
             epochs=given.epochs if scratch else given.further,
             listeners=[_tell],
         )
-        how = f"{given.epochs:g} epochs from nothing" if scratch else f"{given.further:g} epochs from softmax's weights"
+        how = f"{given.epochs:g} epochs from scratch" if scratch else f"{given.further:g} epochs from softmax's weights"
         ship(found, how)
         print(f"{spec:22} {how:36} {found.test_accuracy:.4f} in {duration(found.value('train_seconds') or 0)}")
 

@@ -170,7 +170,7 @@ def images(case: Case) -> list[str]:
 
 @kind
 def arrays(case: Case) -> list[str]:
-    """.npz: its bytes, or arrays of other types and shapes, or pickles, or sizes that nobody has."""
+    """.npz: its bytes, or arrays of other types and shapes, or pickles, or impossible sizes."""
     path, dice = case.copy("set.npz"), case.dice
     if dice.random() < 0.5:
         case.spoil(path)
