@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +19,7 @@ from linvit.requests import ReproduceRequest
 from linvit.studies import STUDIES, true_sizes
 from linvit.studies.declaration import all_published
 from linvit.studies.run import Reproduction
-from linvit.studies.true_sizes import RACES, Race, largest_batch, measured, shrunk
+from linvit.studies.true_sizes import RACES, Race, busy, largest_batch, measured, shrunk, waiting
 
 pytestmark = pytest.mark.filterwarnings("ignore:stem=length-one")
 
@@ -87,3 +92,23 @@ def test_a_race_leaves_times_and_memory_for_each_batch(races, monkeypatch, tmp_p
     assert [problem for record in marked for problem in problems(record)] == []
     chart = STUDIES["001-sizes"].draw(found, tmp_path).to_dict()
     assert len(chart["hconcat"]) == 4
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="only Linux says how long a thread has waited")
+def test_a_race_is_marked_where_others_had_its_core():
+    assert busy(0.5, 10.0) == {"busy": True}
+    assert busy(0.1, 10.0) == {}
+    other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    cores = os.sched_getaffinity(0)
+    try:
+        one = min(cores)
+        for process in (0, other.pid):
+            os.sched_setaffinity(process, {one})
+        waited, begun = waiting(), time.thread_time()
+        while time.thread_time() - begun < 0.1:
+            pass
+        assert waiting() - waited > 0.02
+    finally:
+        os.sched_setaffinity(0, cores)
+        other.kill()
+        other.wait()

@@ -11,8 +11,9 @@ batch is the report's, or the largest power of two whose training step takes les
 
 from __future__ import annotations
 
-import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +39,7 @@ from linvit.training.optimizers import make_optimizer
 
 SHAPES = {"mnist": (28, 1, 10), "cifar10": (32, 3, 10), "tiny-imagenet": (64, 3, 200)}
 SHARE = 3  # of the free memory: one part of so many is for a step
+MAX_WAITING = 0.03  # part of the time
 FEW = 4  # images by which the memory of more is foretold
 SHOWN = {
     "train_step_vs_softmax": "training step",
@@ -177,17 +179,26 @@ def measure(report: str, size: Options, run: Reproduction) -> Iterator[Record]:
         if size["small"]:
             first = dict(list(race.systems.items())[:2])
             race = Race(race.name, {row: shrunk(one) for row, one in first.items()}, shrunk(race.baseline))
-        begun, found = busy(), list(measured(race, size, run))
-        marks: dict[str, Tag] = {"busy": True} if begun or busy() else {}
+        begun, waited = time.perf_counter(), waiting()
+        found = list(measured(race, size, run))
+        marks = busy(waiting() - waited, time.perf_counter() - begun)
         yield from (replace(record, tags={**record.tags, **marks}) for record in found)
         if size["small"]:
             return
 
 
-def busy() -> bool:
-    """Whether other programs have wanted more than half a core in the last minute."""
-    average = getattr(os, "getloadavg", None)  # there is none on Windows
-    return average is not None and average()[0] > torch.get_num_threads() + 0.5
+def busy(waited: float, seconds: float) -> dict[str, Tag]:
+    """A mark where other programs had this one's core for a noticeable part of the time."""
+    return {"busy": True} if waited > MAX_WAITING * seconds else {}
+
+
+def waiting() -> float:
+    """Seconds for which this process's threads have been ready to run without a core; 0 where only Linux would know."""
+    total = 0
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with suppress(OSError):  # the thread has ended
+            total += int(path.read_text().split()[1])
+    return total / 1e9
 
 
 def draw(records: Sequence[Record], folder: Path) -> alt.HConcatChart:
