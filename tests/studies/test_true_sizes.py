@@ -80,14 +80,15 @@ def test_a_race_leaves_times_and_memory_for_each_batch(races, monkeypatch, tmp_p
     race = races["001"]["001-I"]
     small = Race(race.name, {"relu": shrunk(race.systems["relu"])}, shrunk(race.baseline))
     run = Reproduction(ReproduceRequest.of(names=("001-sizes",), scale="smoke", out=tmp_path, device="cpu"))
-    found = list(measured(small, {"rounds": 2, "batch": 2}, run))
+    found = list(measured(small, {"rounds": 2, "batch": 3, "timed": 2}, run))
     assert {r.tags["variant"] for r in found} == {
         *("001-I: relu", "001-I: softmax", "001-I: relu, batch 1", "001-I: softmax, batch 1")
     }
-    for name, batch in (("001-I: relu", 2), ("001-I: relu, batch 1", 1)):
+    for name, timed, weighed in (("001-I: relu", 2, 3), ("001-I: relu, batch 1", 1, 1)):
         mine = {r.metric: r for r in found if r.tags["variant"] == name}
         assert {"train_step_vs_softmax", "inference_vs_softmax", "latency_vs_softmax", "peak_memory"} <= set(mine)
-        assert {r.tags["batch"] for r in mine.values()} == {batch}
+        assert mine.pop("peak_memory").tags["batch"] == weighed
+        assert {r.tags["batch"] for r in mine.values()} == {timed}
     marked = [replace(record, tags={**record.tags, "busy": True}) for record in found]
     assert [problem for record in marked for problem in problems(record)] == []
     chart = STUDIES["001-sizes"].draw(found, tmp_path).to_dict()
