@@ -186,6 +186,11 @@ def test_noise_leaves_it_open(tmp_path):
     found = made(tmp_path, table, None, SPEEDS)
     assert (found.headline, found.confidence) == ("Most accurate so far", "undecided")
     assert found.recommendation.next == "Even 30 seeds would not resolve it: they differ too much."
+    assert found.recommendation.use == "softmax for now: it is the most accurate so far."
+    slower = made(tmp_path / "slower", table, None, SPEEDS | {"performer-relu": 0.8})
+    assert slower.recommendation.use == (
+        "softmax: it is the most accurate so far, and no variant that may be as good is faster."
+    )
 
 
 def test_a_slower_one_that_is_about_to_pass_makes_it_too_early(tmp_path):

@@ -135,6 +135,8 @@ def _advice(summary: Summary, able: dict[str, VariantResult], best: VariantResul
             changes=changes,
             request=request,
         )
+    if speed and not faster and len(able) > 1:
+        lead = f"{best.label}: {_is_best(summary)} so far, and no variant that may be as good is faster."
     is_open = is_open or f"Another variant may still be more than {margin} better."
     return Recommendation(
         best.id,
