@@ -159,6 +159,10 @@ def test_controls_do_not_affect_the_others(tmp_path):
     assert found.summary["identity"].standing.shown  # but significantly worse
     assert "hardly matters" not in found.recommendation.why
     assert found.sentences[-1].startswith("Attention is worth 1.0 points here (0.")
+    for ratio, said in ((2.5, "It is 2.5× as fast as softmax: no attention can make"), (1.0, "It is no faster than")):
+        speeds = {"softmax": 1.0, "performer-relu": 0.9, "identity": ratio}
+        assert said in made(tmp_path / f"limit {ratio}", worse, None, speeds).sentences[-1]
+    assert "faster than" not in made(tmp_path / "no limit", worse, None, SPEEDS | {"identity": 1.5}).sentences[-1]
     del table["performer-relu"]
     assert "All others are controls" in made(tmp_path / "alone", table).recommendation.why
     quiet = {"softmax": table["softmax"], "performer-relu": {0: 0.920, 1: 0.9215, 2: 0.9245}}

@@ -241,22 +241,34 @@ def _too_early(summary: Summary, early: Growth) -> Recommendation:
 
 
 def _with_control(found: Recommendation, summary: Summary, best: VariantResult) -> Recommendation:
-    """What attention is worth on these images; among the reasons if that may be nothing."""
+    """What attention is worth on these images, among the reasons if that may be nothing; and what it can cost."""
     controls = [v for v in summary.variants if v.control and v.best and not v.diverged]
     if not controls:
         return found
     control, merit = max(controls, key=_score), summary.merit
-    on = "right on" if merit is ACCURACY else "at"
+    on, limit = "right on" if merit is ACCURACY else "at", _speed_limit(control, summary)
     reached = f"the control, {control.label}, is {on} {_number(control, summary)}"
     if control.id not in summary.worth:
         gain = f"{merit.plain(_score(best) - _score(control))} {merit.unit}"
         seeds = _seeds(control, summary)
-        return replace(found, attention_worth=f"In {seeds}, attention was worth {gain} here: {reached}.")
+        return replace(found, attention_worth=f"In {seeds}, attention was worth {gain} here: {reached}.{limit}")
     gain, low, high = map(merit.plain, summary.worth[control.id])
     if control.standing.shown and summary.worth[control.id][1] <= 0:
         text = f"Attention hardly matters on these images: {reached}, and {best.label} {on} {_number(best, summary)}."
         return replace(found, why=f"{found.why} {text}")
-    return replace(found, attention_worth=f"Attention is worth {gain} {merit.unit} here ({low} to {high}): {reached}.")
+    worth = f"Attention is worth {gain} {merit.unit} here ({low} to {high}): {reached}.{limit}"
+    return replace(found, attention_worth=worth)
+
+
+def _speed_limit(control: VariantResult, summary: Summary) -> str:
+    """A control costs next to nothing: no attention can gain much more than it does, where nothing is faster."""
+    speeds = [v.get("inference_vs_softmax") or 0.0 for v in summary.variants]
+    ratio = control.get("inference_vs_softmax")
+    if ratio is None or ratio < max(speeds):
+        return ""
+    if ratio < TIE:
+        return " It is no faster than softmax: in this model attention takes next to no time."
+    return f" It is {ratio:.2g}× as fast as softmax: no attention can make this model much faster than that."
 
 
 def _score(variant: VariantResult) -> float:
