@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -11,13 +12,17 @@ from sklearn.covariance import ledoit_wolf_shrinkage
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import LogisticRegression
 
-from linvit.data import load_data
-from linvit.models import create_model
+from linvit.data import folded, load_data
+from linvit.models import VisionTransformer, create_model
 from linvit.pipeline.train import train
+from linvit.schemas.experiment import Fold
+from linvit.training import features as training_features
 from linvit.training import heads
 from linvit.training.checkpoint import load, save_config, save_model
+from linvit.training.features import Remembering
 
 CLASSES, WIDTH = 5, 11
+FROZEN = {"steps": 0, "start_head": "fitted"}
 CPU = torch.device("cpu")
 
 
@@ -118,6 +123,15 @@ def start(digits, tmp_path, monkeypatch):
     return tmp_path / "start"
 
 
+def folds_of(digits):
+    """The same images, held out in three parts."""
+    return [folded(digits, Fold(index=i, of=3)) for i in range(3)]
+
+
+def images_of(dataset) -> int:
+    return len(dataset.train) + len(dataset.validation) + len(dataset.test)
+
+
 def run(digits, start, tmp_path, name="run", **options):
     return train(digits, start=start, attention="softmax", out=tmp_path / name, device="cpu", threads=1, **options)
 
@@ -137,13 +151,67 @@ def test_without_steps_the_model_is_the_start_with_a_fitted_head(digits, start, 
 
 def test_features_are_computed_once_for_a_model_and_its_images(digits, start, tmp_path, monkeypatch):
     first = run(digits, start, tmp_path, steps=0, start_head="fitted")
-    monkeypatch.setattr(heads, "features", lambda *args: pytest.fail("computed again"))
+    monkeypatch.setattr(heads, "features", lambda *args, **options: pytest.fail("computed again"))
     again = run(digits, start, tmp_path, "again", steps=0, start_head="fitted", seed=1)
     assert again.test_accuracy == first.test_accuracy
     (file,) = (tmp_path / "cache/heads").iterdir()
     file.write_bytes(b"damaged")
     with pytest.raises(pytest.fail.Exception, match="computed again"):
         run(digits, start, tmp_path, "damaged", steps=0, start_head="fitted")
+
+
+def counted(monkeypatch) -> list[int]:
+    """How many images each pass of the model took."""
+    passes: list[int] = []
+    pooled = VisionTransformer.pooled
+    monkeypatch.setattr(VisionTransformer, "pooled", lambda self, x: passes.append(len(x)) or pooled(self, x))
+    return passes
+
+
+def test_other_folds_limits_and_seeds_compute_features_of_new_images_only(digits, start, tmp_path, monkeypatch):
+    monkeypatch.setattr(training_features, "MAX_IMAGES", 0)  # nothing is kept
+    expected = [run(fold, start, tmp_path, f"bare {i}", **FROZEN) for i, fold in enumerate(folds_of(digits))]
+    monkeypatch.undo()
+    monkeypatch.setenv("LINVIT_CACHE", str(tmp_path / "anew"))
+    passes = counted(monkeypatch)
+    found = [run(fold, start, tmp_path, f"fold {i}", **FROZEN) for i, fold in enumerate(folds_of(digits))]
+    assert sum(passes) == images_of(digits)  # every image once, of training, validation and test
+    assert [one.test_accuracy for one in found] == [one.test_accuracy for one in expected]
+    for one, other in zip(found, expected, strict=True):
+        ours, theirs = (load(done.folder).head.weight for done in (one, other))
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)  # batches, and so roundings, differ
+
+
+def test_damaged_features_are_computed_again(digits, start, tmp_path, monkeypatch):
+    first = run(digits, start, tmp_path, **FROZEN)
+    (file,) = (tmp_path / "cache/features").glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:-7])
+    shutil.rmtree(tmp_path / "cache/heads")
+    passes = counted(monkeypatch)
+    again = run(digits, start, tmp_path, "again", **FROZEN)
+    assert sum(passes) == images_of(digits)
+    assert torch.equal(load(again.folder).head.weight, load(first.folder).head.weight)
+
+
+def test_a_pass_that_was_cut_off_resumes_to_the_bit(digits, start, tmp_path, monkeypatch):
+    whole = run(digits, start, tmp_path, "whole", **FROZEN)
+    shutil.rmtree(tmp_path / "cache")
+    monkeypatch.setattr(training_features, "SAVE_SECONDS", 0.0)
+    kept = Remembering.save
+
+    def cut(self):
+        kept(self)
+        if len(self.known) > 100:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Remembering, "save", cut)
+    with pytest.raises(KeyboardInterrupt):
+        run(digits, start, tmp_path, **FROZEN)
+    monkeypatch.setattr(Remembering, "save", kept)
+    passes = counted(monkeypatch)
+    done = run(digits, start, tmp_path, **FROZEN)
+    assert 0 < sum(passes) < images_of(digits)
+    assert torch.equal(load(done.folder).head.weight, load(whole.folder).head.weight)
 
 
 def test_training_never_keeps_a_model_that_is_worse_than_its_start(digits, start, tmp_path):

@@ -185,11 +185,11 @@ class Planner:
 
     def frozen_seconds(self, rung: Rung, limit: int | None = None) -> float:
         """For the features of all images, or of at most `limit` of each split, once these are decoded, and the heads of
-        all variants."""
+        all variants and folds, which share features."""
         images = self.images.limited(limit)
+        features = images.total * rung.seconds * FORWARD * SLOWER
         head = operations(images.train, rung.model.features, images.classes) / SOLVED + RUN_OVERHEAD
-        one = images.total * rung.seconds * FORWARD * SLOWER + head
-        return self.variants * self.folds * one / self.cores + self.decoding * images.total
+        return self.variants * (features + self.folds * head) / self.cores + self.decoding * images.total
 
     def limit(self, rung: Rung, budget: float) -> int | None:
         """How many images of each split the budget allows; None: all. A ValueError if they are too few."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -30,6 +30,7 @@ from linvit.data.cache import cache_root
 from linvit.devices import autocast
 from linvit.models import VisionTransformer
 from linvit.progress import Progress, ignore
+from linvit.training.features import remembering
 from linvit.training.files import checksum, load_tensors, save_tensors
 
 MEANS_IMAGES = 2048  # that class means are made from, at most, where no head is fitted
@@ -67,18 +68,21 @@ def features(
     device: torch.device,
     dtype: torch.dtype,
     progress: Progress = ignore,
+    remember: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """What the head sees of these training images, float32 (n, d), and their labels; the model is left as it was."""
+    """What the head sees of these training images, float32 (n, d), and their labels; the model is left as it was.
+    remember: use and extend the features in the cache."""
     found, labels, training, head = [], [], model.training, model.head
     model.head = nn.Identity()  # type: ignore[assignment]
     model.eval()
     try:
-        for i in range(0, len(chosen), BATCH):
-            progress(i, len(chosen), "features")
-            images, some = dataset.train.batch(chosen[i : i + BATCH])
-            with autocast(device, dtype):
-                found.append(model(normalise(images.to(device), dataset.mean, dataset.std)).float().cpu())
-            labels.append(some)
+        with remembering(model, device, dtype) if remember else nullcontext(model) as trunk:
+            for i in range(0, len(chosen), BATCH):
+                progress(i, len(chosen), "features")
+                images, some = dataset.train.batch(chosen[i : i + BATCH])
+                with autocast(device, dtype):
+                    found.append(trunk(normalise(images.to(device), dataset.mean, dataset.std)).float().cpu())
+                labels.append(some)
     finally:
         model.head = head
         model.train(training)
@@ -116,7 +120,7 @@ def fitted_head(
     with suppress(ValueError):  # there is none, or it is damaged
         return load_tensors(path)[0]
     chosen = dataset.train.order(0, 0)[: max(1, MAX_FEATURES // model.head.in_features)]
-    f, y = features(model, dataset, chosen, device, dtype, progress)
+    f, y = features(model, dataset, chosen, device, dtype, progress, remember=True)
     head = fit(f.double(), y, len(dataset.classes))
     before = Head(model.head.weight.detach().cpu().double(), model.head.bias.detach().cpu().double())
     better = not kept or head.accuracy > before.right(f.double(), y) / len(y)

@@ -13,7 +13,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +34,7 @@ from linvit.signals import interrupted, stopped
 from linvit.training.card import model_card
 from linvit.training.checkpoint import load_checkpoint, save_checkpoint, save_config, save_model
 from linvit.training.events import Began, Diverged, Listener, Noted, Progressed, Stepped, Validated, tell
+from linvit.training.features import remembering
 from linvit.training.files import load_tensors
 from linvit.training.heads import fitted_head, mean_head
 from linvit.training.optimizers import make_optimizer
@@ -152,8 +153,12 @@ class Training:
             save_model(folder / "last", self.averaged, step=tally.step)
 
     def evaluate(self, model: nn.Module, split: Split) -> Any:
-        """As the task does, each rank a part of every batch."""
-        return self.task.evaluate(Shared(model) if ranks.count() > 1 else model, split)
+        """As the task does, each rank a part of every batch; where nothing is trained, with the features of `heads`."""
+        if ranks.count() > 1:
+            return self.task.evaluate(Shared(model), split)
+        frozen = not self.total and self.recipe.start_head == "fitted"
+        with remembering(model, self.device, self.dtype) if frozen else nullcontext(model) as able:
+            return self.task.evaluate(able, split)
 
     def rate(self, seconds: float) -> Rate:
         """The speed of real steps, measured for about this many seconds after two to warm up. On a CPU, whose time
