@@ -122,9 +122,9 @@ TABLE = (
     Metric("validation_bits_per_dim", "bit", RUN, "of the model selected by it", -1),
     Metric("image_bits", "", MODEL, "bits per dimension of each test image", artefact=".npz: bits"),
     Metric("test_loss", "nat", MODEL, "cross-entropy on test images", -1),
-    *(Metric(name, "fraction", (*MODEL, "class"), f"{name} of one class on test images", 1)
+    *(Metric(name, "fraction", (*MODEL, "class"), f"{name.replace('f1', 'F1')} of one class on test images", 1)
       for name in ("precision", "recall", "f1")),
-    *(Metric(f"macro_{name}", "fraction", MODEL, f"{name}, mean over classes, out of fold",
+    *(Metric(f"macro_{name}", "fraction", MODEL, f"{name.replace('f1', 'F1')}, mean over classes, out of fold",
              1, column=f"macro_{name}") for name in ("precision", "recall", "f1")),
     Metric("confusion", "", MODEL, "test images by true (row) and predicted class", artefact='JSON {"matrix": [[…]]}'),
     Metric("predictions", "", MODEL, "the predicted class of each test image", artefact=".npz: predicted, labels; or, "
@@ -183,11 +183,13 @@ TABLE = (
            (*TIMED, *LAYERS, "refused"), timed=True),
     Metric("model_time", "s", ("attention", "tokens", "mode", "batch"), "one pass of a whole model; mode=forward, or "
            "both: a training step", -1, (*SPREAD, "clock", "refused"), timed=True),
-    Metric("attention_vs_softmax", "×", CURVE, "the same relative to softmax", 1, (*TIMED, *LAYERS), timed=True),
-    Metric("attention_vs_identity", "×", CURVE, "the same relative to identity", 1, (*TIMED, *LAYERS), timed=True),
+    Metric("attention_vs_softmax", "×", CURVE, "speed of a call relative to fused softmax", 1, (*TIMED, *LAYERS),
+           timed=True),
+    Metric("attention_vs_identity", "×", CURVE, "speed of a call relative to identity", 1, (*TIMED, *LAYERS),
+           timed=True),
     Metric("attention_memory", "bytes", CURVE, "peak of one call without its inputs, in a fresh process", -1,
            ("refused",), timed=True),
-    Metric("memory_vs_softmax", "×", CURVE, "the same relative to fused softmax; below 1 is less", -1, timed=True),
+    Metric("memory_vs_softmax", "×", CURVE, "attention_memory relative to softmax; below 1 is less", -1, timed=True),
     Metric("largest_tokens", "tokens", ("attention", "mode", "heads", "head_dim", "prefix", "batch", "seed"),
            "tokens that would fit the limit, extrapolated; to: the largest measured number", 1,
            ("limit", "to"), timed=True),
@@ -206,7 +208,7 @@ TABLE = (
     Metric("conversion_seconds", "s", ("model",), "wall time of a conversion's stage", -1, ("seed",), timed=True),
     Metric("conversion_layers", "count", ("model",), "layers for which a conversion chose the number of features",
            also=("seed",)),
-    Metric("conversion_pace", "s", GROWN, "of one image of a batch, by the teacher; read: of reading one", -1,
+    Metric("conversion_pace", "s", GROWN, "time of the teacher per image of a batch; read: time of reading one", -1,
            ("batch", "read", "seed"), timed=True),
     Metric("conversion_plan", "s", (), "expected duration of the search for a target, and its images by split", -1,
            ("batch", "search", "decide", "validation", "test", "kinds", "seed"), timed=True),
@@ -215,22 +217,22 @@ TABLE = (
            (*TIMED, "replaced", "tokens", "seed", "refused", "limit"), timed=True),
     Metric("conversion_target", "count", (), "attentions mixed by a conversion without --to; 0: none, and why",
            also=("kinds", "why", "seed")),
-    Metric("conversion_pays", "pixels", ("model",), "image size from which it is fast enough, by forecast; "
-           "seconds: of finding the target there; doubled: its speed at twice the size; 0: none", -1,
+    Metric("conversion_pays", "pixels", ("model",), "image size from which an attention is 5 % faster, by "
+           "forecast; seconds: of converting there; doubled: its speed at twice the size; 0: none", -1,
            ("seconds", "doubled", "seed"), timed=True),
     Metric("conversion_kept", "count", (), "1: a conversion without --to kept the teacher; why: speed, accuracy or mix",
            also=("why", "seed")),
     Metric("conversion_depth", "count", (), "layers of the converted model", also=("seed",)),
-    Metric("conversion_drop", "fraction", ("model", "mix"), "loss of accuracy on the images that decide; bound: its "
-           "upper limit at this risk", -1, ("bound", "risk", "of", "lost", "won", "passed", "seed")),
+    Metric("conversion_drop", "fraction", ("model", "mix"), "loss of accuracy on the images held out for the decision; "
+           "bound: its upper confidence limit", -1, ("bound", "risk", "of", "lost", "won", "passed", "seed")),
     Metric("conversion_lost", "fraction", (), "loss of test accuracy on the same images; low, high: 95 %", -1,
            ("low", "high", "seed")),
     Metric("conversion_speed", "images/s", ("model", *GROWN), "median, in batches", 1,
            (*TIMED, "replaced", "tokens", "seed"), timed=True),
     Metric("conversion_vs_teacher", "×", ("model", *GROWN), "the same relative to the teacher", 1,
            (*TIMED, "replaced", "tokens", "seed"), timed=True),
-    Metric("trial_accuracy", "fraction", TRIAL, "validation images right, at best, in one trial of a search, or images "
-           "right when they were held out as one of its folds; how: complete, pruned, diverged or failed", 1,
+    Metric("trial_accuracy", "fraction", TRIAL, "highest validation accuracy in one trial of a search, or accuracy on "
+           "held-out folds; how: complete, pruned, diverged or failed", 1,
            ("how", "why", "loss", "options", "seed", "folds")),
     Metric("trial_seconds", "s", TRIAL, "wall time of a trial's training", -1, ("seed", "folds"), timed=True),
     Metric("trial_steps", "count", TRIAL, "steps of a trial's training", also=("seed", "folds")),

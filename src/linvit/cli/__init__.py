@@ -111,7 +111,7 @@ def _print_help() -> int:
     from linvit.cli._parser import first_lines
 
     print(HELP + "\n".join(f"    {verb:<10} {line}" for verb, line in first_lines(verbs()).items()))
-    print("\n`linvit VERB --help` shows the options of a verb.")
+    print("\n`linvit VERB --help` shows the options of a verb, `linvit --version` the version.")
     return 0
 
 

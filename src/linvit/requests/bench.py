@@ -21,11 +21,11 @@ class BenchRequest(Show, Seeded):
 class AttentionBenchRequest(BenchRequest):
     """A benchmark of several attentions."""
 
-    attentions: tuple[str, ...] = specs("An attention; repeatable. [default: all, or those of a figure]")
+    attentions: tuple[str, ...] = specs("An attention; repeatable. [default: all, or those of the paper's figure]")
     against: str | None = option(
         None,
         "Other packages, separated by commas: performer-pytorch, linformer, transformers. Without options, they "
-        "compute what the given attentions do, with as many features.",
+        "get the kernels and numbers of features of the given attentions.",
         metavar="PEERS",
     )
 
@@ -56,9 +56,9 @@ class ModelBenchRequest(AttentionBenchRequest, NamedData):
 class ErrorRequest(ModelBenchRequest):
     """Measure the distance from exact softmax, with uniform attention as the control.
 
-    Shown are the total variation of a row (0 equal, 1 disjoint), its entropy, and the relative error of the output. An
-    attention further from softmax than `uniform` estimates nothing there. q and k are random, or with --model those of
-    a trained model.
+    The tables show the total variation to softmax (0 equal, 1 disjoint) and the entropy of the attention matrix's rows,
+    and the relative error of the output. An attention further from softmax than `uniform` does not estimate it. q and k
+    are random, or with --model those of a trained model.
 
     Examples:
 
@@ -78,7 +78,7 @@ class ErrorRequest(ModelBenchRequest):
 
 
 class FeaturesRequest(ErrorRequest):
-    """Measure the distance from exact softmax by the number of features (the paper's figure 4).
+    """Measure the distance from exact softmax by the number of features (figure 4 of the Performer paper).
 
     Examples:
 
@@ -96,7 +96,7 @@ class FeaturesRequest(ErrorRequest):
 
 
 class DepthRequest(ModelBenchRequest):
-    """Measure how the error grows over layers if an attention replaces softmax (the paper's figure 14).
+    """Measure how the error grows over layers if an attention replaces softmax (figure 14 of the Performer paper).
 
     Examples:
 
@@ -111,7 +111,7 @@ class DepthRequest(ModelBenchRequest):
 
 
 class AngleRequest(BenchRequest):
-    """Compare trigonometric and positive features by the angle between two vectors (the paper's figure 2).
+    """Compare trigonometric and positive features by the angle between two vectors (figure 2 of the Performer paper).
 
     Examples:
 
@@ -125,7 +125,7 @@ class MapsRequest(AttentionBenchRequest, NamedData):
     """Show the attention matrices of a trained model, for every layer and head and one image.
 
     Other attentions are given the same q and k. --out gets the picture, and the matrices as an .npz file for each
-    attention. These are the paper's figures 10 and 11.
+    attention. These are figures 10 and 11 of the Performer paper.
 
     Examples:
 
@@ -173,8 +173,8 @@ class SpeedRequest(MemoryRequest):
     """Time forward and forward+backward, as ratios to PyTorch's fused softmax in the same run.
 
     An attention whose output or gradients are wrong is not timed, nor one that would exceed the limits. softmax and
-    identity (returns v, the speed limit) are always measured. With a prefix, lengths of a square and the prefix give
-    `dwc` its grid. --until-limit is the paper's figure 3.
+    identity (returns v, the speed limit) are always measured. The image tokens (N minus --prefix) form
+    a grid for `dwc`, as square as possible. --until-limit makes figure 3 of the Performer paper.
 
     Examples:
 

@@ -10,7 +10,7 @@ from pydantic import model_validator
 from linvit.requests.base import Request, Text, option
 from linvit.schemas.experiment import Resize
 
-DATA = "A data set's name, or the path of an image folder, .npz or .parquet file."
+DATA = "A data set's name, or the path of an image folder or of a .npz, .parquet or .csv file."
 
 
 def specs(help: str) -> Any:
@@ -49,10 +49,13 @@ class Data(Images):
     """Images, and the size in which they are read."""
 
     data: Text = option("digits", DATA, argument=True, metavar="DATA")
-    image_size: int | None = option(None, "Side of the images. [default: the data set's own]", metavar="PIXELS", ge=1)
+    image_size: int | None = option(
+        None, "Side of the images. [default: the data set's, or the trained model's]", metavar="PIXELS", ge=1
+    )
     resize: Resize | None = option(
         None,
-        "How images are made square: crop (the centre) or squeeze (all of it). [default: as for the start, or crop]",
+        "How images are made square: crop (keep the centre) or squeeze (the whole image). "
+        "[default: the trained model's, or crop]",
     )
 
 
@@ -60,7 +63,11 @@ class Options(Seeded):
     """Options of model and recipe."""
 
     options: dict[str, Any] = option(
-        {}, "Any other option of the model or the recipe; repeatable.", flag="--set", metavar="KEY=VALUE"
+        {},
+        "Any other option of the model or the recipe (see ModelConfig and Recipe in the API), e.g. dropout=0.1; "
+        "repeatable.",
+        flag="--set",
+        metavar="KEY=VALUE",
     )
 
     @model_validator(mode="after")
@@ -78,13 +85,13 @@ class Started(Options):
 
     start: Text | None = option(
         None,
-        "Start from a trained model: a run's folder, a Hugging Face or timm ViT, 'backbones' (those that ship with "
-        "linvit) or 'scratch'. [default: backbones for photos, else scratch]",
+        "Start from a trained model: a run's folder, a ViT of Hugging Face, timm or torchvision, 'backbones' (those "
+        "that ship with linvit) or 'scratch'. [default: backbones for photos, else scratch]",
         flag="--from",
         metavar="MODEL",
     )
     config: Path | None = option(
-        None, "The best.toml of `linvit tune`; command-line options override it.", metavar="FILE"
+        None, "Options from the best.toml of `linvit tune`; command-line options override them.", metavar="FILE"
     )
     folds: int | None = option(None, "Cross-validate with K stratified folds, each held out once.", metavar="K", ge=2)
 
@@ -100,7 +107,9 @@ class Resumed(Compute):
 class Jobs(Compute):
     """Where trainings run."""
 
-    threads: int | None = option(None, "CPU threads of each training.", ge=1)
+    threads: int | None = option(
+        None, "CPU threads of each training. [default: 1 if several run at a time, else PyTorch's choice]", ge=1
+    )
     jobs: int | None = option(None, "Number of parallel trainings. [default: chosen by a short benchmark]", ge=1)
     runner: str | None = option(
         None,
@@ -118,5 +127,5 @@ class Planned(Request):
 class Output(Planned, Show):
     """What is written and shown."""
 
-    out: Path | None = option(None, "Folder for the results.", metavar="DIR")
+    out: Path | None = option(None, "Folder for the results. [default: a new one below runs]", metavar="DIR")
     print_config: bool = option(False, "Print the resolved configuration as TOML, then exit.", transient=True)

@@ -21,8 +21,8 @@ class TrainRequest(Output, Resumed, Started, Data):
     """Train a vision transformer on a data set or a folder of images.
 
     Options that are not given are chosen for the data. The same command resumes an interrupted training at any point.
-    Test images are used once, at the end. DIR/best holds the model: the last one whose validation accuracy does not
-    differ significantly from the best.
+    Test images are used once, at the end. DIR/best holds the model: the last one whose validation accuracy is within
+    one standard error of the highest.
 
     Examples:
 
@@ -48,7 +48,7 @@ class TrainRequest(Output, Resumed, Started, Data):
     )
     task: str = option(
         "classification",
-        "Task: classification, multi-label (several labels per image), next-pixel or masked-pixel (densities).",
+        "Task: classification, multi-label (several labels per image), next-pixel or masked-pixel (pixel values).",
         metavar="NAME",
     )
     test: bool = option(True, hidden=True)
@@ -88,8 +88,7 @@ class CompareRequest(Output, Jobs, Started, Data):
     )
     with_redrawn: int | None = option(
         None,
-        "Also train each variant with random features while redrawing them every N steps. [without it: every 1,000; "
-        "--set redraw=0: never]",
+        "Also train each variant with random features once more, redrawing them every N steps instead of every 1,000.",
         metavar="N",
         ge=1,
     )
@@ -107,13 +106,15 @@ class CompareRequest(Output, Jobs, Started, Data):
     )
     margin: Share | None = option(
         None,
-        "Accuracy that a faster variant may lose, e.g. 1% (or bits per dimension). [default: 1%]",
+        "Accuracy that a faster variant may lose, e.g. 1% (one point; 0.01 bits per dimension). [default: 1%]",
         metavar="SHARE",
         gt=0,
         le=MAX_MARGIN,
     )
-    match: bool = option(True, "Match the number of parameters by the width of the MLP.")
-    controls: bool = option(True, "Train the control `uniform`, which shows how much attention contributes.")
+    match: bool = option(True, "Match the number of parameters to softmax's by the width of the MLP. [default: yes]")
+    controls: bool = option(
+        True, "Train the control `uniform`, which shows how much attention contributes. [default: yes]"
+    )
     measured: bool = option(True, hidden=True)
     jobs_file: bool = option(
         False, "Write DIR/jobs.jsonl for a scheduler, then exit; `linvit job` runs one job.", transient=True
@@ -162,7 +163,7 @@ class TuneRequest(Output, Jobs, Started, Data):
     folds: int | None = option(
         None, "Evaluate trials by K-fold cross-validation on training and validation images.", metavar="K", ge=2
     )
-    match: bool = option(True, "Match the number of parameters by the width of the MLP.")
+    match: bool = option(True, "Match the number of parameters to softmax's by the width of the MLP. [default: yes]")
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
@@ -216,7 +217,7 @@ class ConvertRequest(Output, Resumed, Options, Data):
     )
     max_drop: Share | None = option(
         None,
-        "Maximum loss relative to the teacher's accuracy, e.g. 1%: as many layers are replaced as it allows. "
+        "Maximum loss relative to the teacher's accuracy, e.g. 1%; softmax is kept where replacing it would lose more. "
         "[default without --to: 1%]",
         metavar="SHARE",
         gt=0,
@@ -224,12 +225,13 @@ class ConvertRequest(Output, Resumed, Options, Data):
     )
     stages: Annotated[tuple[Literal[1, 2, 3], ...], Listed] = option(
         (1, 2, 3),
-        "Stages to train: 1 (each attention by itself), 2 (all blocks), 3 (labels), or none.",
+        "Stages to train: 1 (each attention by itself), 2 (all blocks), 3 (the whole model, on labels), or none. "
+        "[default: 1,2,3]",
         metavar="LIST",
         separator=",",
     )
     inherit: Inherit = option(
-        "all", "What converted layers keep: all weights, all but q and k (not-qk), or the MLP (mlp)."
+        "all", "Weights that converted layers take over: all, all but q and k (not-qk), or only the MLP's (mlp)."
     )
     budget: Duration | None = option(
         None,
@@ -239,7 +241,7 @@ class ConvertRequest(Output, Resumed, Options, Data):
     )
     patch_size: int | None = option(None, "Side of a patch. [default: the model's]", metavar="PIXELS", ge=1)
     options: dict[str, Any] = option(
-        {}, "Any other option of the recipe; repeatable.", flag="--set", metavar="KEY=VALUE"
+        {}, "Any other option of the recipe (Recipe of the API); repeatable.", flag="--set", metavar="KEY=VALUE"
     )
     report: bool = option(True, hidden=True)
 

@@ -29,11 +29,16 @@ class EvaluateRequest(Show, Compute, Images):
 
     verb = "evaluate"
 
-    model: Text = option(..., "The folder of a run or of a model (…/best).", argument=True, metavar="DIR")
-    data: Text | None = option(
-        None, "A data set's name or a path. [default: as in training]", argument=True, metavar="DATA"
+    model: Text = option(
+        ...,
+        "The folder of a run or of a model (…/best), or an id on the Hugging Face hub.",
+        argument=True,
+        metavar="DIR",
     )
-    split: Literal["test", "validation"] = option("test", "Which images: test or validation.")
+    data: Text | None = option(
+        None, "A data set's name or a path. [default: that of the training]", argument=True, metavar="DATA"
+    )
+    split: Literal["test", "validation"] = option("test", "Evaluate on test or validation images.")
     confusion: bool = option(False, "Show the confusion matrix as well.")
     summary: bool = option(False, "Show the model's layers, shapes and parameters instead; no image is read.")
 
@@ -52,7 +57,12 @@ class PredictRequest(Show, Compute):
     images: tuple[Path, ...] = option(
         ..., "Image files, or folders of them.", argument=True, metavar="IMAGE", min_length=1
     )
-    model: Text = option(..., "The folder of a run or of a model.", short="-m", metavar="DIR")
+    model: Text = option(
+        ...,
+        "Required: the folder of a run or of a model, or an id on the Hugging Face hub.",
+        short="-m",
+        metavar="DIR",
+    )
     top: int = option(5, "Number of classes shown.", ge=1)
     skip_bad: bool = option(False, "Skip unreadable images and list them.")
 
@@ -60,7 +70,7 @@ class PredictRequest(Show, Compute):
 class SampleRequest(Show, Compute, Seeded):
     """Draw images, pixel by pixel, from a model trained with --task next-pixel.
 
-    With linear attention every pixel costs the same, as the state of the earlier ones has a fixed size.
+    With linear attention, every pixel costs the same, because the state has a fixed size.
 
     Examples:
 
@@ -77,10 +87,10 @@ class SampleRequest(Show, Compute, Seeded):
 
 
 class ExportRequest(Show):
-    """Write a trained model for use elsewhere, after checking that it gives the same logits.
+    """Write a trained model as ONNX, torch.export or transformers files, after checking that it gives the same logits.
 
-    ONNX and .pt2 files take batches of decoded pixels, uint8 (batch, channels, size, size), and normalise them
-    themselves; classes and preprocessing are stored in the file. ONNX is timed against PyTorch.
+    ONNX and .pt2 files take batches of decoded pixels, uint8 (batch, channels, size, size), and normalise them.
+    Classes and preprocessing are stored in the file. ONNX is timed against PyTorch.
 
     Examples:
 
@@ -91,7 +101,12 @@ class ExportRequest(Show):
 
     verb = "export"
 
-    model: Text = option(..., "The folder of a run or of a model (…/best).", argument=True, metavar="DIR")
+    model: Text = option(
+        ...,
+        "The folder of a run or of a model (…/best), or an id on the Hugging Face hub.",
+        argument=True,
+        metavar="DIR",
+    )
     format: Literal["onnx", "torch", "hf"] = option(
         "onnx", "onnx: an ONNX file; torch: PyTorch's .pt2; hf: a folder that transformers loads.", short="-f"
     )
@@ -105,8 +120,8 @@ class PublishRequest(Show):
     """Upload a trained model and its card to the Hugging Face hub.
 
     The card has the hub's metadata: library, task, and what was measured on the test images. Nothing else of DIR is
-    uploaded, and what is there already is kept. It needs `pip install 'linvit[hf]'` and `hf auth login`. `linvit.load`,
-    `evaluate`, `predict`, `convert` and `--from` take the name in place of a folder.
+    uploaded, and other files on the hub are kept. It needs `pip install 'linvit[hf]'` and `hf auth login`.
+    `linvit.load`, `evaluate`, `predict`, `convert` and `--from` then take the name instead of a folder.
 
     Examples:
 
@@ -144,7 +159,7 @@ class ReportRequest(Show):
     folders: tuple[Path, ...] = option(
         ..., "Folders of studies, or of one conversion or search.", argument=True, metavar="DIR", min_length=1
     )
-    out: Path | None = option(None, "Folder for a merged page.", metavar="DIR")
+    out: Path | None = option(None, "Folder for the page. [default: DIR; needed for several]", metavar="DIR")
     margin: Share | None = option(
         None, "Accuracy that a faster variant may lose, e.g. 1%. [default: the study's]", metavar="SHARE", gt=0
     )
@@ -223,7 +238,7 @@ class ReproduceRequest(Show, Jobs, NamedData):
         "cpu",
         "full: the report's recipe, for a GPU; cpu: real data, no training over an hour; smoke: one step, as a test.",
     )
-    all: bool = option(False, "Run every study, those that decide most in the shortest time first.")
+    all: bool = option(False, "Run every study, starting with those that decide most per hour.")
     report: bool = option(False, "Write one page of all studies that were run.")
     publish: Path | None = option(
         None,
@@ -241,12 +256,11 @@ class ReproduceRequest(Show, Jobs, NamedData):
 class AdviseRequest(Show, Compute, NamedData):
     """Show from how many tokens linear attention is faster on this machine, and which one to try, without training.
 
-    Half a minute of measuring finds the break-even of each attention on this machine, attention's share of the model's
-    time, and the number of features for a target error; the measurements are cached. Earlier studies below --runs
-    supply accuracies. Where evidence is missing, it prints the command that would supply it.
+    It measures for half a minute, caches the measurements, and shows the break-even of each attention, attention's
+    share of the model's time, and the number of features for a target error. Earlier studies below --runs supply
+    accuracies. Where evidence is missing, it prints the command that would supply it.
 
-    --for DEVICE makes a forecast for another device from its data sheet and the operations that linvit would run on it.
-    Nothing is measured.
+    --for DEVICE forecasts from the data sheet of another device; nothing is measured.
 
     Examples:
 
@@ -272,7 +286,7 @@ class AdviseRequest(Show, Compute, NamedData):
     data: Text | None = option(None, "With MODEL: images from which q and k are computed.", metavar="DATA")
     purposes: tuple[str, ...] = option(
         (),
-        "Criterion: latency (one image at a time), inference (batches; the default) or training. Or the device of a "
+        "What counts: latency (one image at a time), inference (batches; the default) or training. Or the device of a "
         "forecast: a100, h100, l4, t4, 4090 or m3. Repeatable: --for training --for h100.",
         flag="--for",
         metavar="TASK|DEVICE",

@@ -54,9 +54,9 @@ class ModelConfig(Frozen):
         "patch",
         description="How images become tokens: patch, conv, resnet, pixel, length-one, next-pixel or masked-pixel.",
     )
-    patch_size: int | None = Field(None, ge=1, description="Side of a patch, of stem=patch.")
+    patch_size: int | None = Field(None, ge=1, description="Side of a patch, for stem=patch.")
     crop: bool | None = Field(
-        None, description="Leave out the last rows and columns that fill no patch, of stem=patch."
+        None, description="Leave out the last rows and columns that fill no patch, for stem=patch."
     )
     trunk: Annotated[tuple[PositiveInt, ...] | None, BeforeValidator(_several)] = Field(
         None, min_length=1, description="Widths of a convolutional stem."
@@ -68,7 +68,7 @@ class ModelConfig(Frozen):
     )
     order: Literal["raster", "reversed"] | None = Field(None, description="Pixel order of a next-pixel model.")
     dim: int = Field(128, ge=1, description="Width of the tokens.")
-    depth: int = Field(6, ge=0, le=10_000, description="Layers; 0 is the stem alone.")
+    depth: int = Field(6, ge=0, le=10_000, description="Number of layers; 0: the stem alone.")
     heads: int = Field(8, ge=1, description="Attention heads.")
     head_dim: int | None = Field(None, ge=1, description="Width of a head. [default: dim / heads]")
     mlp_dim: int = Field(256, ge=1, description="Hidden width of the MLPs.")
