@@ -94,6 +94,7 @@ def _attention(name: str, kind: type[Attention]) -> str:
         "estimates": "" if kind.estimates == "itself" or kind.role != "candidate" else kind.estimates,
         "role": ROLES[kind.role],
         "invariants": kind.invariants,
+        "caution": kind.caution,
         **_costs(name),
         "causal": "yes" if kind.can_be_causal else f"no: {kind.why_not_causal}",
         "options": _options(name),
@@ -109,6 +110,7 @@ def _kernel(name: str, kernel: type[FeatureMap]) -> str:
     facts = {
         "φ(x)": f"`{kernel.formula}`",
         "φ(x)·φ(y) estimates": kernel.estimates,
+        "caution": kernel.caution,
         "features": str(width),
         **_costs(PERFORMER + name),
         "options": _options(PERFORMER + name),

@@ -80,6 +80,18 @@ def asked(monkeypatch: pytest.MonkeyPatch, tokens: int = 16, **layers: float) ->
     ],
 )
 def test_the_choice(speeds, proven, chosen) -> None:
+    assert choose(speeds, proven, warned=lambda spec: "") == chosen
+
+
+@pytest.mark.parametrize(
+    ("speeds", "proven", "chosen"),
+    [
+        ({"linformer:k=4": 2.0, "efficient": 1.2}, (), "efficient"),  # tests found something against what is faster
+        ({"linformer:k=4": 2.0, "efficient": 1.2}, ("linformer:k=4",), "linformer:k=4"),  # but the user's own count
+        ({"linformer:k=4": 2.0, "efficient": 0.9}, (), "linformer:k=4"),  # all there is
+    ],
+)
+def test_what_failed_a_test_is_the_last_choice(speeds, proven, chosen) -> None:
     assert choose(speeds, proven) == chosen
 
 
@@ -101,10 +113,11 @@ def test_stay_with_softmax_where_it_is_fastest(monkeypatch) -> None:
 
 def test_try_the_linear_one_where_it_is_faster(monkeypatch) -> None:
     found = asked(monkeypatch, softmax=0.004, performer_relu=0.002, linformer=0.001)
-    assert found.choice == "linformer:k=4"
-    assert "1.86 times as fast" in found.reason  # (10 + 4·4) / (10 + 4·1)
+    assert found.choice == "performer-relu:m=8"
+    assert "1.44 times as fast" in found.reason  # (10 + 4·4) / (10 + 4·2)
     assert "only training can show whether it is as accurate" in found.reason
-    assert "-a softmax -a linformer:k=4" in found.command
+    assert "linformer:k=4 would be 1.86 times as fast, but it did not learn" in found.reason  # (10 + 4·4) / (10 + 4·1)
+    assert "-a softmax -a performer-relu:m=8" in found.command
     assert "--image-size 16" in found.command
     layer = found.summary()["attentions"][1]
     assert layer["break_even_tokens"]["inference"] == 16  # the shortest square
@@ -122,7 +135,7 @@ def test_a_tie_is_no_reason_to_change(monkeypatch) -> None:
 
 def test_the_summary_is_plain_data(monkeypatch) -> None:
     found = json.loads(json.dumps(asked(monkeypatch, softmax=0.004, performer_relu=0.002, linformer=0.001).summary()))
-    assert found["recommendation"] == "linformer:k=4"
+    assert found["recommendation"] == "performer-relu:m=8"
     assert found["tokens"] == 16
     assert found["layers_measured"] is True
     assert found["limit"]["inference"] == pytest.approx(2.6, abs=0.01)
@@ -245,12 +258,12 @@ def remember(monkeypatch: pytest.MonkeyPatch, finding: Finding) -> None:
 
 
 def test_what_a_similar_study_showed_is_recommended_before_what_is_faster(monkeypatch) -> None:
-    remember(monkeypatch, Finding("performer-relu:m=8", 0.98, "within 1 point", True, False, {"inference": 1.2}))
-    found = asked(monkeypatch, softmax=0.004, performer_relu=0.002, linformer=0.001)
-    assert found.choice == "performer-relu:m=8"
+    remember(monkeypatch, Finding("linformer:k=4", 0.98, "within 1 point", True, False, {"inference": 1.2}))
+    found = asked(monkeypatch, softmax=0.004, performer_relu=0.001, linformer=0.002)
+    assert found.choice == "linformer:k=4"
     assert "runs/mine showed that it loses less than 1 point on digits (16 tokens)" in found.reason
-    far = asked(monkeypatch, tokens=64, softmax=0.004, performer_relu=0.002, linformer=0.001)  # four times as many
-    assert far.choice == "linformer:k=4"
+    far = asked(monkeypatch, tokens=64, softmax=0.004, performer_relu=0.001, linformer=0.002)  # four times as many
+    assert far.choice == "performer-relu:m=8"
 
 
 def test_what_a_similar_study_showed_to_be_bad_is_not_recommended(monkeypatch) -> None:

@@ -148,6 +148,12 @@ def role_of(spec: str | Spec) -> Role:
     return roles.pop() if len(roles) == 1 else "candidate"
 
 
+def caution(spec: str | Spec) -> str:
+    """What tests of linvit found against it, or against one of several layers' attentions."""
+    found = (resolve(part) for part in _parts(spec))
+    return next(filter(None, (one.options.get("kernel", one.kind).caution for one in found)), "")
+
+
 def is_linear(spec: str | Spec) -> bool:
     """Whether its time grows in proportion to the number of tokens."""
     return all(_kind(part.name)[0].linear for part in _parts(spec))

@@ -71,6 +71,7 @@ class Attention(nn.Module, ABC):
     formula: ClassVar[str] = ""
     estimates: ClassVar[str] = ""
     origin: ClassVar[str] = ""  # where it was published; empty: here
+    caution: ClassVar[str] = ""  # what tests of linvit found against it: "it …"; a kernel has its own
     invariants: ClassVar[str] = ""  # what holds for its attention matrix; tests check it
     role: ClassVar[Role] = "candidate"
     linear: ClassVar[bool] = True  # in the number of tokens

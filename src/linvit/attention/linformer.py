@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Switches, interpolated, register
-from linvit.kernels.base import positive
+from linvit.kernels.base import NOT_BY_CONTENT, positive
 from linvit.randomness import generator
 from linvit.site import Cost, Site
 
@@ -31,6 +31,7 @@ class Linformer(Attention):
     formula = "softmax(q (E k)ᵀ/√d) (F v)"
     estimates = "softmax of rank k"
     origin = "Linformer, arXiv:2006.04768"
+    caution = NOT_BY_CONTENT
     invariants = "rank at most k; rows sum to one only with kind=pool"
     size_option = "k"
     precision = "half"

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from linvit.kernels.base import FeatureMap, Features, Prepared, Size, centred, register, square_norm
+from linvit.kernels.base import NOT_BY_CONTENT, FeatureMap, Features, Prepared, Size, centred, register, square_norm
 from linvit.kernels.exponential import Exponential
 from linvit.kernels.pointwise import LEAST
 from linvit.kernels.projections import Projected
@@ -78,6 +78,7 @@ class ThetaMixture(Learned):
 
     formula = "α exp(u/τ) + (1−α) relu(u/τ) + ε, u = MLP(x)"
     estimates = "learned"
+    caution = NOT_BY_CONTENT
     origin = "report 002"
 
     @dataclass(frozen=True, kw_only=True)
@@ -112,6 +113,7 @@ class ThetaMlp(Learned):
 
     formula = "W₂ relu(W₁x + b₁) + b₂"
     estimates = "learned"
+    caution = NOT_BY_CONTENT
     origin = "report 002"
     least = LEAST
     size_option = "m"

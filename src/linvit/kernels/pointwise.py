@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linvit.kernels.base import Features, Prepared, Size, clamped, register, square_norm
+from linvit.kernels.base import NOT_BY_CONTENT, Features, Prepared, Size, clamped, register, square_norm
 from linvit.kernels.projections import Norms, Projected
 from linvit.site import Site
 
@@ -164,6 +164,7 @@ class Gelu(Pointwise):
 @register("sigmoid")
 class Sigmoid(Pointwise):
     formula = "m^-½ (σ(Ωx) + ε)"
+    caution = NOT_BY_CONTENT
     f = staticmethod(torch.sigmoid)
 
 
@@ -171,6 +172,7 @@ class Sigmoid(Pointwise):
 class Abs(Pointwise):
     formula = "m^-½ (|Ωx| + ε)"
     estimates = "(2/π) ‖x‖‖y‖ (√(1−c²) + c asin c), c = cos θ"
+    caution = NOT_BY_CONTENT
     f = staticmethod(torch.abs)
 
     def moment(self, x: Tensor, y: Tensor) -> Tensor:
@@ -182,6 +184,7 @@ class Abs(Pointwise):
 class Cos(Pointwise):
     formula = "m^-½ (cos(Ωx) + 1 + ε)"
     estimates = "½(e^{−‖x−y‖²/2} + e^{−‖x+y‖²/2}), shifted"
+    caution = NOT_BY_CONTENT
     minimum = -1.0
     f = staticmethod(torch.cos)
 
@@ -193,6 +196,7 @@ class Cos(Pointwise):
 @register("tanh")
 class Tanh(Pointwise):
     formula = "m^-½ (tanh(Ωx) + 1 + ε)"
+    caution = NOT_BY_CONTENT
     minimum = -1.0
     f = staticmethod(torch.tanh)
 
@@ -201,6 +205,7 @@ class Tanh(Pointwise):
 class Identity(Pointwise):
     formula = "m^-½ (Ωx + ε)"
     estimates = "x·y"
+    caution = NOT_BY_CONTENT
     minimum = None
     f = staticmethod(torch.clone)
 
@@ -246,6 +251,7 @@ class Trig(Pointwise):
 
     formula = "m^-½ e^{‖x‖²/2} [sin Ωx; cos Ωx]"
     estimates = "softmax e^{x·y}"
+    caution = NOT_BY_CONTENT
     origin = "Performer (ICLR 2021), arXiv:2009.14794"
     estimates_softmax = True
     minimum = None

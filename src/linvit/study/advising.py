@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
-from linvit.attention import BASELINE, build_attention, role_of, with_size
+from linvit.attention import BASELINE, build_attention, caution, role_of, with_size
 from linvit.data import normalise
 from linvit.devices import pick_device
 from linvit.measure import features
@@ -231,12 +231,18 @@ def _errors(
     return keep(key, make=make), f"of {describe(stored)} for {what}"
 
 
-def choose(speeds: Mapping[str, float], proven: Iterable[str] = (), bad: Iterable[str] = ()) -> str:
-    """The fastest of those that were proven, else of all that were not shown to be bad; softmax if none is faster by
-    more than a tie."""
-    faster = {spec: speed for spec, speed in speeds.items() if speed > TIE and spec not in {*bad} - {*proven}}
-    proven_faster = {spec: speed for spec, speed in faster.items() if spec in set(proven)}
-    return max(proven_faster or faster or {BASELINE: 1.0}, key=lambda spec: speeds.get(spec, 1.0))
+def choose(
+    speeds: Mapping[str, float],
+    proven: Iterable[str] = (),
+    bad: Iterable[str] = (),
+    warned: Callable[[str], object] = caution,
+) -> str:
+    """The fastest of those that were proven, else of those that tests of linvit found nothing against, else of all that
+    were not shown to be bad; softmax if none is faster by more than a tie."""
+    faster = [spec for spec, speed in speeds.items() if speed > TIE and spec not in {*bad} - {*proven}]
+    proven_faster = [spec for spec in faster if spec in set(proven)]
+    sound = [spec for spec in faster if not warned(spec)]
+    return max(proven_faster or sound or faster or [BASELINE], key=lambda spec: speeds.get(spec, 1.0))
 
 
 class Speeds(Protocol):
@@ -271,8 +277,10 @@ def reason(choice: str, on: Grounds) -> tuple[str, str, int | None]:
         if study := known_attentions(studies, question, "shown").get(choice):
             margin, data = count_of(100 * study.margin, "point"), f"{study.data} ({count_of(study.tokens, 'token')})"
             accuracy = f"{study.folder} showed that it loses less than {margin} on {data}"
+        elif warning := caution(choice):
+            accuracy = f"but {warning}: {accuracy}"
         faster = f"{model.speed(choice, task):.2f} times as fast as softmax for {words} with {here}"
-        return f"it makes the whole model {faster} ({on.how}); {accuracy}.", choice, None
+        return f"it makes the whole model {faster} ({on.how}); {accuracy}.{_faster_but(choice, on)}", choice, None
     best = max(on.specs, key=lambda spec: model.speed(spec, task))
     faster_by = model.speed(best, task)
     if faster_by > TIE and (study := known_attentions(studies, question, "bad").get(best)):
@@ -289,6 +297,13 @@ def reason(choice: str, on: Grounds) -> tuple[str, str, int | None]:
     first = min(pays, key=pays.__getitem__)
     pixels = question.pixels(pays[first])
     return f"{lead}; from about {pays[first]:,.0f} tokens ({pixels} px) on, {first} would.", first, pixels
+
+
+def _faster_but(choice: str, on: Grounds) -> str:
+    """Why the fastest is not the choice, where tests of linvit decided that."""
+    best = max(on.specs, key=lambda spec: on.model.speed(spec, on.task))
+    speed, warning = on.model.speed(best, on.task), caution(best)
+    return f" {best} would be {speed:.2f} times as fast, but {warning}." if best != choice and warning else ""
 
 
 def count_of(count: float, word: str) -> str:
