@@ -40,9 +40,12 @@ def pick_device(name: str = "auto") -> torch.device:
 
 
 def amp_dtype(amp: str, device: torch.device) -> torch.dtype:
-    """The dtype of autocast; float32 means none. `auto` is bfloat16 on CUDA devices with native bfloat16, float16 on
-    older ones, and none elsewhere. Raises a ValueError if the device does not support it, or only emulates it."""
+    """The dtype of autocast; float32 means none. `auto` is bfloat16 on CPUs and CUDA devices with native bfloat16,
+    float16 on older CUDA devices, and none elsewhere. Raises a ValueError if the device does not support it, or only
+    emulates it."""
     if amp == "auto":
+        if device.type == "cpu":
+            return torch.bfloat16 if has_native_bfloat16() and _amx_is_usable() else torch.float32
         if device.type != "cuda":
             return torch.float32
         return torch.bfloat16 if torch.cuda.get_device_capability(device) >= NATIVE_BF16 else torch.float16
@@ -51,11 +54,16 @@ def amp_dtype(amp: str, device: torch.device) -> torch.dtype:
     if amp == "bf16" and device.type == "cuda" and torch.cuda.get_device_capability(device) < NATIVE_BF16:
         raise ValueError(f"amp=bf16: {torch.cuda.get_device_name(device)} has no bfloat16: choose amp=fp16")
     if amp == "bf16" and device.type == "cpu":
-        has = torch.cpu.get_capabilities()
-        if has.get("architecture") == "x86_64" and not (has.get("avx512_bf16") or has.get("amx_bf16")):
+        if torch.cpu.get_capabilities().get("architecture") == "x86_64" and not has_native_bfloat16():
             raise ValueError("amp=bf16: this CPU has no native bfloat16 and would take many times longer: use amp=off")
         check_bfloat16("amp=bf16", device)
     return AMP[amp]
+
+
+def has_native_bfloat16() -> bool:
+    """Whether this is an x86 CPU that multiplies in bfloat16. Other CPUs with bfloat16 were not measured."""
+    has = torch.cpu.get_capabilities()
+    return bool(has.get("avx512_bf16") or has.get("amx_bf16"))
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager:
@@ -65,11 +73,15 @@ def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager
 
 def check_bfloat16(option: str, device: torch.device | str) -> None:
     """Refuse bfloat16 on a CPU that announces AMX and stops at its first instruction, as in some virtual machines."""
-    if torch.device(device).type == "cpu" and torch.cpu.get_capabilities().get("amx_bf16") and not _amx_runs():
+    if torch.device(device).type == "cpu" and not _amx_is_usable():
         raise ValueError(
             f"{option}: this machine stops at AMX instructions, though its CPU announces them: choose float32, or set "
             "ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 in the environment"
         )
+
+
+def _amx_is_usable() -> bool:
+    return not torch.cpu.get_capabilities().get("amx_bf16") or _amx_runs()
 
 
 @cache
