@@ -42,7 +42,7 @@ def test_the_score_of_a_mix_is_the_accuracy_of_the_model_that_has_it(models, blo
     exact, other = models
     mix = (0, 1, 1, 0)
     whole = load_mixed(exact, other, "softmax@1+performer-hyp:m=5@2+softmax@1", mix)
-    found = evaluate(whole, blocks.split, digits.classes, digits.mean, digits.std)
+    found = evaluate(whole, blocks.split, digits.classes, digits.mean, digits.std, dtype=torch.float32)
     for base in ((0, 0, 0, 0), (1, 1, 1, 1), mix):  # whatever tokens are used again
         ((minus, accuracy),) = blocks.scores(base, [mix])
         assert accuracy == pytest.approx(found.accuracy)

@@ -181,18 +181,20 @@ def test_bad_recipes_are_named(options, says):
 
 def test_half_precision_is_refused_where_it_crawls(monkeypatch):
     cpu = torch.device("cpu")
-    assert amp_dtype("off", cpu) == amp_dtype("auto", cpu) == torch.float32
+    assert amp_dtype("off", cpu) == torch.float32
     with pytest.raises(ValueError, match="amp=fp16 needs a CUDA device"):
         amp_dtype("fp16", cpu)
     with pytest.raises(ValueError, match="amp=fp16 needs a CUDA device, not mps"):
         amp_dtype("fp16", torch.device("mps"))
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "x86_64"})
+    assert amp_dtype("auto", cpu) == torch.float32
     with pytest.raises(ValueError, match="no native bfloat16"):
         amp_dtype("bf16", cpu)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "x86_64", "avx512_bf16": True})
-    amp_dtype("bf16", cpu)
+    assert amp_dtype("bf16", cpu) == amp_dtype("auto", cpu) == torch.bfloat16
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "x86_64", "amx_bf16": True})
     monkeypatch.setattr(devices, "_amx_runs", lambda: False)
+    assert amp_dtype("auto", cpu) == torch.float32
     with pytest.raises(ValueError, match="amp=bf16: this machine stops at AMX instructions"):
         amp_dtype("bf16", cpu)
     with pytest.raises(ValueError, match="dtype=bfloat16: this machine stops at AMX"):

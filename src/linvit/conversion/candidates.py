@@ -131,7 +131,7 @@ def _evaluated(c: Context, specs: Sequence[str]) -> list[Record]:
     data, images = c.images.dataset, c.images.search
     with torch.inference_mode(False):
         models = [c.teacher, *(zero_shot(c, spec).to(c.device) for spec in specs[1:])]
-    blocks = Blocks(models, images, data.mean, data.std, c.batch)
+    blocks = Blocks(models, images, data.mean, data.std, c.batch, c.dtype)
     mixes = [(i,) * c.config.depth for i in range(len(models))]
     right, same = np.zeros(len(models)), np.zeros(len(models))
     for i, (labels, outputs) in enumerate(blocks.logits(mixes[0], mixes)):

@@ -84,7 +84,7 @@ class LayerSearch:
 
     def blocks(self, split: str) -> Blocks:
         data = self.c.images.dataset
-        return Blocks(self.models, self.c.images.split(split), data.mean, data.std, self.c.batch)
+        return Blocks(self.models, self.c.images.split(split), data.mean, data.std, self.c.batch, self.c.dtype)
 
     @cached_property
     def teacher_accuracy(self) -> float:

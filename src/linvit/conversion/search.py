@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from linvit.data import Split, normalise
+from linvit.devices import autocast
 from linvit.models import VisionTransformer
 
 Mix = tuple[int, ...]
@@ -169,6 +170,7 @@ class Blocks:
     mean: Sequence[float]
     std: Sequence[float]
     batch: int = 64
+    dtype: torch.dtype = torch.float32  # of autocast
 
     @torch.inference_mode()
     def logits(self, base: Mix, mixes: Sequence[Mix]) -> Iterator[tuple[Tensor, list[Tensor]]]:
@@ -177,10 +179,12 @@ class Blocks:
         shell, device = self.models[0], next(self.models[0].parameters()).device
         for start in range(0, len(self.split), self.batch):
             images, labels = self.split.batch(slice(start, start + self.batch))
-            tokens = [shell.embed(normalise(images.to(device), self.mean, self.std))]
-            for i, kind in enumerate(base):
-                tokens.append(self.models[kind].blocks[i](tokens[-1]))
-            yield labels.to(device), [shell.classify(self._tokens(tokens, base, mix)) for mix in mixes]
+            with autocast(device, self.dtype):
+                tokens = [shell.embed(normalise(images.to(device), self.mean, self.std))]
+                for i, kind in enumerate(base):
+                    tokens.append(self.models[kind].blocks[i](tokens[-1]))
+                found = [shell.classify(self._tokens(tokens, base, mix)) for mix in mixes]
+            yield labels.to(device), found
 
     def _tokens(self, tokens: list[Tensor], base: Mix, mix: Mix) -> Tensor:
         first = next((i for i, (a, b) in enumerate(zip(base, mix, strict=True)) if a != b), len(mix))

@@ -250,11 +250,22 @@ class VisionTransformer(nn.Module):
         return estimate(self.config).macs
 
 
+class Classifier(nn.Linear):
+    """In the precision of its weights, under autocast too: with a head that was fitted to nearly equal features, logits
+    are small differences of large numbers."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not torch.is_autocast_enabled(input.device.type):
+            return super().forward(input)
+        with torch.autocast(input.device.type, enabled=False):
+            return super().forward(input.to(self.weight.dtype))
+
+
 def _head(config: ModelConfig) -> nn.Module:
     if not config.outputs:
         return nn.Identity()
     if config.head == "linear":
-        return nn.Linear(config.features, config.outputs)
+        return (nn.Linear if config.pixels else Classifier)(config.features, config.outputs)
     widths = (config.features, 2048), (2048, 1024)
     layers = [m for a, b in widths for m in (nn.Linear(a, b), nn.GELU(), nn.Dropout(0.5))]
     return nn.Sequential(*layers, nn.Linear(1024, config.outputs))

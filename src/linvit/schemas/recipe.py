@@ -51,7 +51,7 @@ class Recipe(Frozen):
     cutmix: float = Field(0.0, ge=0, description="Alpha of cutmix; 0: none.")
     randaugment: int = Field(0, ge=0, description="RandAugment operations per image; 0: none.")
     amp: Literal["auto", "off", "bf16", "fp16"] = Field(
-        "auto", description="Mixed precision: off, bf16, fp16 or auto (bf16 or fp16 on CUDA, bf16 on CPUs with native bf16, else off)."
+        "auto", description="Mixed precision: off, bf16, fp16 or auto (on CUDA, and on CPUs with native bf16)."
     )
     compile: bool = Field(False, description="Use torch.compile: slow to start, then faster.")
 
