@@ -57,12 +57,12 @@ def test_the_fastest_that_equals_the_best_is_recommended(built):
     assert (built.headline, built.confidence) == ("Recommendation", "within 1 point")
     assert advice.use == "performer-relu:m=64,projection=none, 1.7× as fast as softmax."
     assert "points behind softmax, the most accurate (97." in advice.why
-    assert "it loses less than 0." in advice.why
+    assert "With 95\N{NO-BREAK SPACE}% confidence, no other variant is better by 0." in advice.why
     assert advice.reason.endswith("Confidence is over seeds and test images.")
-    assert built.sentences[0].startswith("Attention is worth 6.8 points here (6.2 to 7.4): the control, uniform, is")
+    assert built.sentences[0].startswith("Attention contributes 6.8 points (95 %: 6.2 to 7.4): the control, uniform, has 91")
     assert "highest inference speed relative to softmax" in built.reason
     assert advice.changes is None
-    assert advice.next == "Ask the same of your own images:"
+    assert advice.next == "Run it on your own images:"
     assert words_of(built)[2:] == ["path/to/images", "-a", "softmax", "-a", advice.variant]
 
 
@@ -70,10 +70,10 @@ def test_sentences_without_speeds_or_others(tmp_path):
     ahead = made(tmp_path / "ahead", {"softmax": near(0.97), "linformer:k=16": near(0.95)})
     use, why, following = (text for _, text in ahead.answer)
     assert use == "softmax: it is the most accurate."
-    assert why.startswith("It is right on 97.0\xa0% of the test images, more than any other variant. ")
+    assert why.startswith("Test accuracy 97.0\xa0%, the highest of all variants. ")
     assert "on these 10,000 test images" in ahead.reason
     assert "more accurate than every other variant" in why
-    assert following.startswith("Ask the same of your own images")
+    assert following.startswith("Run it on your own images")
     assert words_of(ahead) == ["linvit", "compare", "path/to/images"]
     assert "the only variant that is shown" in ahead.reason
     alone = made(tmp_path / "alone", {"softmax": near(0.97)})
@@ -89,7 +89,7 @@ def test_sentences_without_speeds_or_others(tmp_path):
     table = {"softmax": near(0.95), "performer-relu": near(0.97)}
     faster = made(tmp_path / "faster", table, None, SPEEDS).recommendation
     assert (faster.use, faster.variant) == ("performer-relu, 2× as fast as softmax.", "performer-relu")
-    assert "more than any other variant (softmax: 95.0" in faster.why
+    assert "Test accuracy 97.0\xa0% (softmax: 95.0\xa0%), the highest of all variants." in faster.why
 
 
 def test_diverged_variants_are_never_recommended(tmp_path):
@@ -116,7 +116,7 @@ def test_too_few_seeds(tmp_path):
     assert found.suggested == [
         "linvit compare photos --set dropout=0.1 --out runs/mine -a softmax -a linformer:k=16 --budget 30m --seeds 3"
     ]
-    assert found.sentences[-1].startswith("In one seed, attention was worth ")
+    assert found.sentences[-1].startswith("In one seed, attention contributed ")
     three, two = {0: 0.970, 1: 0.972, 2: 0.974}, {0: 0.971, 1: 0.971}
     assert made(tmp_path / "half", {"softmax": three, "performer-relu": two}).confidence == "too few seeds"
     apart = made(tmp_path / "apart", {"softmax": three, "performer-relu": {7: 0.9, 8: 0.9, 9: 0.9}})
@@ -152,13 +152,14 @@ def test_controls_do_not_affect_the_others(tmp_path):
     }
     found = made(tmp_path / "control", table, None, SPEEDS)
     assert found.recommendation.variant == "performer-relu"
-    assert "Attention hardly matters on these images: the control, identity, is right on" in found.recommendation.why
+    assert "Attention hardly matters on these images: the control, identity, has 99.1" in found.recommendation.why
+    assert "no other variant (controls aside) is better by" in found.recommendation.why
     assert found.summary["identity"].verdict == "within 1 point"
     worse = table | {"identity": {0: 0.951, 1: 0.952, 2: 0.953}}
     found = report.study_result(made(tmp_path / "worse", worse, None, SPEEDS).page.parent, margin=0.05)
     assert found.summary["identity"].standing.shown  # but significantly worse
     assert "hardly matters" not in found.recommendation.why
-    assert found.sentences[-1].startswith("Attention is worth 1.0 points here (0.")
+    assert found.sentences[-1].startswith("Attention contributes 1.0 points (95 %: 0.")
     for ratio, said in ((2.5, "It is 2.5× as fast as softmax: no attention can make"), (1.0, "It is no faster than")):
         speeds = {"softmax": 1.0, "performer-relu": 0.9, "identity": ratio}
         assert said in made(tmp_path / f"limit {ratio}", worse, None, speeds).sentences[-1]
@@ -252,7 +253,7 @@ def test_one_that_was_trained_for_longer_is_shown_and_not_chosen(tmp_path):
     half = {"softmax": 0.84, "performer-relu": 0.84, "linformer:k=16": 0.94}
     found = made(tmp_path / "calm", table, None, SPEEDS, variants=variants)
     assert found.recommendation.variant == "performer-relu"  # though the Linformer is more accurate, and faster
-    assert "worth 2.0 points" in found.sentences[-1]
+    assert "contributes 2.0 points" in found.sentences[-1]
     assert found.summary["linformer:k=16"].verdict == "not compared"
     assert found.summary["softmax"].verdict != "worse"
     early = made(tmp_path / "early", table, half, SPEEDS, variants=variants)

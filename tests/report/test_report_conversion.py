@@ -15,7 +15,7 @@ def test_the_result(converted):
     assert converted.headline == (
         "3 of 4 layers replaced, 98.0\xa0% of the accuracy kept, 0.8\xa0× as fast at 12 px, 1.6\xa0× at 24 px"
     )
-    assert "96.5\xa0% of 359 test images, the teacher on 98.5\xa0%" in converted.sentences[1]
+    assert "Test accuracy 96.5\xa0% (teacher: 98.5\xa0%) on 359 images: " in converted.sentences[1]
     assert "2.00 points lost (95 %: 0.40 to 3.60)" in converted.sentences[1]
     assert "its layers on other validation images" in converted.sentences[2]
     assert [row["Verdict"] for row in converted.table.texts] == ["", "", "", "chosen"]

@@ -115,7 +115,7 @@ def test_try_the_linear_one_where_it_is_faster(monkeypatch) -> None:
     found = asked(monkeypatch, softmax=0.004, performer_relu=0.002, linformer=0.001)
     assert found.choice == "performer-relu:m=8"
     assert "1.44 times as fast" in found.reason  # (10 + 4·4) / (10 + 4·2)
-    assert "only training can show whether it is as accurate" in found.reason
+    assert "accuracy must be measured by training" in found.reason
     assert "linformer:k=4 would be 1.86 times as fast, but it did not learn" in found.reason  # (10 + 4·4) / (10 + 4·1)
     assert "-a softmax -a performer-relu:m=8" in found.command
     assert "--image-size 16" in found.command

@@ -16,7 +16,7 @@ def plan_lines(
     counts = f"{images.train:,} train, {images.validation:,} validation, {images.test:,} test"
     scaled = f", resized to {model.image_size} px" if images.side != model.image_size else ""
     scaled += f"; at most {plan.limit:,} of each split" if plan.limit else ""
-    length = f"{repetitions(plan)}, {plan.steps:,} steps ({epochs:.3g} epochs), and each once for half as long"
+    length = f"{repetitions(plan)}, {plan.steps:,} steps ({epochs:.3g} epochs), plus one half-length run per variant"
     runs = ["frozen features and a fitted head"] if "frozen features" in plan.expected else []
     runs += [length] if plan.steps else []
     spent = ", ".join(f"{duration(value)} {what}" for what, value in plan.expected.items())

@@ -165,7 +165,7 @@ def _headline(evidence: ConversionEvidence) -> str:
 def _lost(evidence: ConversionEvidence) -> str:
     """What the student lost, with its interval over test images."""
     reached, had = (percent(float(r.value or 0)) for r in (evidence.student, evidence.teacher))
-    lead = f"It is right on {reached} of {evidence.student.n:,} test images, the teacher on {had}"
+    lead = f"Test accuracy {reached} (teacher: {had}) on {evidence.student.n:,} images"
     found = evidence.of("conversion_lost")
     if not found:
         return f"{lead}."

@@ -23,7 +23,7 @@ def use(summary: Summary, chosen: VariantResult) -> tuple[str, Request | None]:
     if not own:
         baseline = next((v.attention for v in summary.variants if v.baseline), chosen.attention)
         pair = () if chosen.baseline else (baseline, chosen.attention)
-        return "Ask the same of your own images:", CompareRequest.of(data=OWN_IMAGES, attentions=pair)
+        return "Run it on your own images:", CompareRequest.of(data=OWN_IMAGES, attentions=pair)
     if not isinstance(request, CompareRequest) or chosen.variant.options or chosen.variant.data:
         return f"Train it on your images: attention={chosen.attention}.", None
     shared = ("data", "image_size", "resize", "data_root", "skip_bad", "start", "config", "options")

@@ -21,7 +21,7 @@ class Merit:
     unit: str  # of differences
     scale: float  # how many of these units a score of one is
     digits: int
-    says: str  # of a variant and its number
+    says: str  # a variant's number, with what it is
     form: str  # of numbers on axes
     curve: tuple[str, str, str, str]  # the learning curve: key of the log, title, axis, form
 
@@ -62,7 +62,7 @@ ACCURACY = Merit(
     unit="points",
     scale=100,
     digits=1,
-    says="right on {} of the test images",
+    says="test accuracy {}",
     form="~%",
     curve=("validation_accuracy", "Validation accuracy", "Images right", "~%"),
 )
@@ -75,7 +75,7 @@ PRECISION = Merit(
     unit="points",
     scale=100,
     digits=1,
-    says="at {} mean average precision on the test images",
+    says="mean average precision {}",
     form="~%",
     curve=("validation_mean_average_precision", "Validation mean average precision", "Mean average precision", "~%"),
 )
@@ -88,7 +88,7 @@ BITS = Merit(
     unit="bits",
     scale=1,
     digits=3,
-    says="at {} per dimension of the test images",
+    says="{} per dimension of the test images",
     form="~r",
     curve=("validation_bits_per_dim", "Validation bits per dimension", "Bits per dimension", "~r"),
 )

@@ -70,12 +70,12 @@ def _nothing(summary: Summary) -> Recommendation:
 def _alone(summary: Summary, best: VariantResult) -> Recommendation:
     """One variant that can be recommended, and nothing to compare it with."""
     if any(not (v.best or v.diverged or v.failed or v.control) for v in summary.variants):
-        reached = f"{_right(best, summary)} in {_seeds(best, summary)}"
+        reached = f"{_score_of(best, summary)} ({_seeds(best, summary)})"
         return Recommendation(
             None,
             "Not finished",
             use="Nothing yet: the comparison is not finished.",
-            why=f"Only {best.label} has been trained so far: it is {reached}.",
+            why=f"Only {best.label} has been trained so far: {reached}.",
             next="The same command trains the others:",
             confidence="not compared",
             reason="It is the only variant that was trained.",
@@ -88,7 +88,7 @@ def _alone(summary: Summary, best: VariantResult) -> Recommendation:
         best.id,
         "The only usable variant",
         use=f"{best.label}: it is the only usable variant.",
-        why=f"It is {_right(best, summary)}{_speed(best)}. {others}, so it was not compared.",
+        why=f"{_sentence(_score_of(best, summary))}{_speed(best)}. {others}, so it was not compared.",
         next=text,
         confidence="not compared",
         reason="It is the only variant that can be recommended.",
@@ -100,7 +100,7 @@ def _advice(summary: Summary, able: dict[str, VariantResult], best: VariantResul
     merit = summary.merit
     margin, so_far = merit.amount(summary.margin), f"{merit.best.capitalize()} so far"
     lead = f"{best.label} for now: {_is_best(summary)} so far."
-    reached = f"It is {_right(best, summary)} in {_seeds(best, summary)}{_speed(best)}."
+    reached = f"{_sentence(_score_of(best, summary))} ({_seeds(best, summary)}){_speed(best)}."
     few = [v for v in able.values() if v.verdict == statistics.UNKNOWN and v.id in summary.verdicts.names]
     if few or len(best.scores) < summary.enough:
         who = list(able.values()) if len(best.scores) < ENOUGH else [best, *few]
@@ -241,22 +241,22 @@ def _too_early(summary: Summary, early: Growth) -> Recommendation:
 
 
 def _with_control(found: Recommendation, summary: Summary, best: VariantResult) -> Recommendation:
-    """What attention is worth on these images, among the reasons if that may be nothing; and what it can cost."""
+    """What attention contributes on these images, among the reasons if that may be nothing; and what it can cost."""
     controls = [v for v in summary.variants if v.control and v.best and not v.diverged]
     if not controls:
         return found
     control, merit = max(controls, key=_score), summary.merit
-    on, limit = "right on" if merit is ACCURACY else "at", _speed_limit(control, summary)
-    reached = f"the control, {control.label}, is {on} {_number(control, summary)}"
+    limit = _speed_limit(control, summary)
+    reached = f"the control, {control.label}, has {_number(control, summary)}"
     if control.id not in summary.worth:
         gain = f"{merit.plain(_score(best) - _score(control))} {merit.unit}"
         seeds = _seeds(control, summary)
-        return replace(found, attention_worth=f"In {seeds}, attention was worth {gain} here: {reached}.{limit}")
+        return replace(found, attention_worth=f"In {seeds}, attention contributed {gain}: {reached}.{limit}")
     gain, low, high = map(merit.plain, summary.worth[control.id])
     if control.standing.shown and summary.worth[control.id][1] <= 0:
-        text = f"Attention hardly matters on these images: {reached}, and {best.label} {on} {_number(best, summary)}."
+        text = f"Attention hardly matters on these images: {reached}, {best.label} {_number(best, summary)}."
         return replace(found, why=f"{found.why} {text}")
-    worth = f"Attention is worth {gain} {merit.unit} here ({low} to {high}): {reached}.{limit}"
+    worth = f"Attention contributes {gain} {merit.unit} (95 %: {low} to {high}): {reached}.{limit}"
     return replace(found, attention_worth=worth)
 
 
@@ -283,8 +283,12 @@ def _number(variant: VariantResult, summary: Summary, other: VariantResult | Non
     return summary.merit.show(summary.merit.sign * sum(shared) / len(shared) if shared else None)
 
 
-def _right(variant: VariantResult, summary: Summary, other: VariantResult | None = None) -> str:
+def _score_of(variant: VariantResult, summary: Summary, other: VariantResult | None = None) -> str:
     return summary.merit.says.format(_number(variant, summary, other))
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _seeds(variant: VariantResult, summary: Summary) -> str:
@@ -316,23 +320,30 @@ def _is_best(summary: Summary) -> str:
 
 def _accuracy(chosen: VariantResult, best: VariantResult, summary: Summary) -> str:
     behind, merit = chosen.standing.behind, summary.merit
-    lead = f"It is {_right(chosen, summary, best)}"
+    lead = _sentence(_score_of(chosen, summary, best))
     if chosen is best or behind is None:
         others = (v for v in summary.variants if v is not chosen and v.best and not v.diverged)
         usual = next((v for v in others if v.baseline), None)
         which = f" ({usual.label}: {_number(usual, summary, chosen)})" if usual else ""
-        return f"{lead}, {'fewer' if merit is BITS else 'more'} than any other variant{which}."
+        return f"{lead}{which}, the {'lowest' if merit is BITS else 'highest'} of all variants{_aside(chosen, summary)}."
     other = f"{best.label}, the {merit.best} ({_number(best, summary, chosen)})"
     level = round(merit.scale * behind, merit.digits) == 0
-    return f"{lead}, {f'as many as {other}' if level else f'{merit.plain(-behind)} {merit.unit} behind {other}'}."
+    return f"{lead}, {f'the same as {other}' if level else f'{merit.plain(-behind)} {merit.unit} behind {other}'}."
 
 
 def _confidence(chosen: VariantResult, summary: Summary) -> str:
-    lead, loss = "At 95\N{NO-BREAK SPACE}% confidence it", chosen.standing.loses_at_most or 0.0
+    lead, loss = "With 95\N{NO-BREAK SPACE}% confidence,", chosen.standing.loses_at_most or 0.0
+    aside = _aside(chosen, summary)
     if loss <= 0:
-        return f"{lead} is {summary.merit.more} than every other variant."
+        return f"{lead} it is {summary.merit.more} than every other variant{aside}."
     rounded = min(summary.margin, math.ceil(1000 * loss - 1e-9) / 1000)
-    return f"{lead} loses less than {summary.merit.amount(rounded)} to any other variant."
+    return f"{lead} no other variant{aside} is better by {summary.merit.amount(rounded)} or more."
+
+
+def _aside(chosen: VariantResult, summary: Summary) -> str:
+    """Controls are compared with, but are no candidates."""
+    controls = (v for v in summary.variants if v.control and v.best and not v.diverged)
+    return " (controls aside)" if any(_score(v) > _score(chosen) for v in controls) else ""
 
 
 def _over(summary: Summary) -> str:

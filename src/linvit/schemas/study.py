@@ -152,7 +152,7 @@ class Offer(Frozen):
 
     @property
     def text(self) -> str:
-        size = {1: "full width", 2: "half width", 4: "quarter width"}[self.narrower]
+        size = {1: "default width", 2: "half width", 4: "quarter width"}[self.narrower]
         length = f"{repetitions(self)}, {self.epochs:.3g} epochs" if self.epochs else "frozen features, a fitted head"
         return f"{self.image_size} px, {size}, {length}: {self.resolves}"
 

@@ -273,7 +273,7 @@ def reason(choice: str, on: Grounds) -> tuple[str, str, int | None]:
     model, task, question, studies = on.model, on.task, on.question, on.studies
     here, words = count_of(question.tokens, "token"), WORDS[task]
     if choice != BASELINE:
-        accuracy = "only training can show whether it is as accurate on your images"
+        accuracy = "accuracy must be measured by training"
         if study := known_attentions(studies, question, "shown").get(choice):
             margin, data = count_of(100 * study.margin, "point"), f"{study.data} ({count_of(study.tokens, 'token')})"
             accuracy = f"{study.folder} showed that it loses less than {margin} on {data}"
