@@ -15,6 +15,7 @@ from linvit.ledger import open_ledger
 from linvit.models import VisionTransformer
 from linvit.records import Records
 from linvit.schemas.experiment import BACKBONES
+from linvit.schemas.study import Study
 from linvit.study import compare
 from linvit.training import backbones, checkpoint
 from linvit.training import start as starts
@@ -79,5 +80,7 @@ def test_everything_is_read_listed_and_parsed_once_and_few_models_are_built(
     assert counts["listed"] == 1
     assert {name: count for name, count in counts.items() if name.startswith("parsed") and count > 1} == {}
     assert all(map(open_ledger(folder).has, ("attention_error", "examples", "train_step_vs_softmax")))
+    warnings = Study.read(Study.path(folder)).warnings
+    assert any(text.startswith("Each variant started from a backbone with its own attention") for text in warnings)
     trainings = 8 + len(ATTENTIONS)  # and each variant once for half of the steps
     assert counts["models"] <= trainings + len({*ATTENTIONS, "identity"})

@@ -13,7 +13,7 @@ from linvit.report import following, statistics
 from linvit.report.comparison import ENOUGH, MAX_SEEDS
 from linvit.report.following import Changes, longer, more_seeds
 from linvit.report.growth import GAIN, Growth, growth
-from linvit.report.merit import ACCURACY, BITS, Merit
+from linvit.report.merit import BITS, Merit
 from linvit.report.summary import Summary, VariantResult, count_seeds
 from linvit.requests import Request
 
@@ -325,7 +325,8 @@ def _accuracy(chosen: VariantResult, best: VariantResult, summary: Summary) -> s
         others = (v for v in summary.variants if v is not chosen and v.best and not v.diverged)
         usual = next((v for v in others if v.baseline), None)
         which = f" ({usual.label}: {_number(usual, summary, chosen)})" if usual else ""
-        return f"{lead}{which}, the {'lowest' if merit is BITS else 'highest'} of all variants{_aside(chosen, summary)}."
+        extreme = "lowest" if merit is BITS else "highest"
+        return f"{lead}{which}, the {extreme} of all variants{_aside(chosen, summary)}."
     other = f"{best.label}, the {merit.best} ({_number(best, summary, chosen)})"
     level = round(merit.scale * behind, merit.digits) == 0
     return f"{lead}, {f'the same as {other}' if level else f'{merit.plain(-behind)} {merit.unit} behind {other}'}."

@@ -34,8 +34,8 @@ def warnings(study: Study, prepared: Prepared, jobs: Sequence[StudyJob], limit: 
     starts = [start for job in jobs if (start := job.experiment.start) and start.shipped]
     if len({start.sha256 for start in starts}) > 1:
         found.append(
-            "Each variant started from a backbone with its own attention: softmax's was trained for five epochs, each of "
-            "the others for one more from softmax's weights. Differences include those between the backbones."
+            "Each variant started from a backbone with its own attention: softmax's was trained for five epochs, the "
+            "others for one more from softmax's weights. Differences include those between the backbones."
         )
     if recipe.patience:
         found.append("With early stopping (patience), variants may differ in their number of steps.")
