@@ -21,12 +21,12 @@ linvit.schemas.study: Study Variant
 linvit.schemas.experiment: Experiment Source Start
 linvit.attention: Attention Switches Site Cost attentions
 linvit.kernels: FeatureMap
-linvit.data: load_data Dataset Split Augment
+linvit.data: load_data read_image normalise Dataset Split Augment
 linvit.training.events: Began Noted Stepped Validated Diverged Tested
 linvit.training.tasks: Task
 linvit.training.trackers: Tracker
 linvit.execute: Executor Work Job
-linvit.models: estimate
+linvit.models: VisionTransformer estimate
 linvit.records: Record Records
 linvit.report: build study_result search_result conversion_result Result Table StudyResult Recommendation
 linvit.metrics: Metric"""

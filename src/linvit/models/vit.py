@@ -131,6 +131,11 @@ class ReportedBlock(nn.Module):
 
 
 class VisionTransformer(nn.Module):
+    """A vision transformer with any stem and any attention per layer.
+
+    It is called with normalised images, float32 (B, C, H, W) (`linvit.data.normalise` and `about["mean"]`, `about["std"]`
+    of a trained model), and returns logits (B, classes)."""
+
     @torch.random.fork_rng([])  # PyTorch's own initialisation, soon overwritten, must not use the caller's numbers
     def __init__(self, config: ModelConfig):
         super().__init__()

@@ -64,7 +64,7 @@ def convert(
     keywords: the fields of `linvit.requests.ConvertRequest` (max_drop, stages, inherit, budget, image_size, out, seed,
     …) and any option of Recipe, e.g. epochs=2 or steps=600 of all stages together, lr=1e-4.
     stages: 1, each attention matches the teacher's outputs; 2, all blocks match its features and classes; 3, labels.
-    max_drop: maximum loss relative to the teacher's accuracy, e.g. 0.01; as many layers are replaced as it allows.
+    max_drop: maximum loss relative to the teacher's accuracy, e.g. 0.01; the fastest mix of layers within it is chosen.
     on_event: called with every event of the stages. progress: called for everything else.
     """
     dataset = data if isinstance(data, Dataset) else None

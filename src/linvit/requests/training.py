@@ -78,7 +78,8 @@ class CompareRequest(Output, Jobs, Started, Data):
     shortcuts = ("epochs", "size")
 
     attentions: tuple[str, ...] = specs(
-        "A variant; repeatable. [default: softmax, performer-exp, -relu and -theta with m=32, linformer:k=16]"
+        "A variant; repeatable. [default: softmax, performer-exp, -relu and -theta with m=32, linformer:k=16; "
+        "with --from MODEL: softmax, twoscale:cell=2, performer-relu and -exp with m=32]"
     )
     task: str | None = option(
         None, "Task: classification, multi-label, next-pixel or masked-pixel. [default: classification]", metavar="NAME"
@@ -177,9 +178,9 @@ class TuneRequest(Output, Jobs, Started, Data):
 class ConvertRequest(Output, Resumed, Options, Data):
     """Replace the attention of a trained model, and report the change in accuracy and speed.
 
-    Without --to, several attentions are timed on this machine at this image size. Softmax is replaced in as many layers
-    as possible such that the model is at least 5 % faster and loses at most --max-drop (default 1 %). If none achieves
-    that, softmax is kept. Nothing is trained unless --budget is more than 5m.
+    Without --to, several attentions are timed on this machine at this image size. The fastest mix with softmax is
+    chosen that makes the model at least 5 % faster and is shown to lose at most --max-drop (default 1 %). If there is
+    none, softmax is kept. No stage is trained unless --budget is more than 5m.
 
     Each stage reports its accuracy, agreement with the teacher, steps and time. The same command resumes an interrupted
     conversion. DIR/best holds the model for `linvit evaluate`, `predict` and `train`, DIR/report.html the results.

@@ -166,10 +166,11 @@ def read_model(path: str | Path, weights: bool = True) -> Stored:
 
 
 def load(path: str | Path) -> VisionTransformer:
-    """The trained model of a folder, in evaluation mode; its classes and statistics are in `model.about`.
+    """The trained model of a folder, in evaluation mode. `model.about` has its classes, and `mean` and `std`, by which its images
+    are normalised (`linvit.data.normalise`).
 
-    The folder is linvit's, or config.json and safetensors in the layout of Hugging Face's ViT, DeiT and DINOv2, of timm
-    or of torchvision; or it is a model's id on the Hugging Face hub."""
+    The folder is linvit's, or config.json and safetensors of a ViT of transformers, timm or torchvision; or it is a
+    model's id on the Hugging Face hub."""
     return built(read_model(path))
 
 
