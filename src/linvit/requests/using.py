@@ -143,7 +143,7 @@ class PublishRequest(Show):
 
 
 class ReportRequest(Show):
-    """Rebuild the page of a study, a conversion or a search from its records, or merge studies of the same data.
+    """Rebuild the report of a study, a conversion or a search from its records, or merge studies of the same data.
 
     A study whose jobs are run by a scheduler shows those that are finished.
 
@@ -159,7 +159,7 @@ class ReportRequest(Show):
     folders: tuple[Path, ...] = option(
         ..., "Folders of studies, or of one conversion or search.", argument=True, metavar="DIR", min_length=1
     )
-    out: Path | None = option(None, "Folder for the page. [default: DIR; needed for several]", metavar="DIR")
+    out: Path | None = option(None, "Folder for the report. [default: DIR; needed for several]", metavar="DIR")
     margin: Share | None = option(
         None, "Accuracy that a faster variant may lose, e.g. 1%. [default: the study's]", metavar="SHARE", gt=0
     )
