@@ -39,9 +39,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from linvit.attention import fused, pieces
+from linvit.attention.halves import HALF, average, halves, sums, transformed, wide_products
 from linvit.kernels.base import Features, Prepared, tracing
 
-HALF = (torch.float16, torch.bfloat16)
 RACE_WARM_UP, RACE_ROUNDS = 3, 5
 LOWEST = -1e30  # log-weight of a masked key: e^LOWEST is zero, and differences of it are not NaN
 
@@ -58,12 +58,6 @@ def accelerated_attention(prepared: Prepared, v: Tensor) -> Tensor:
 
 def _needs_gradient(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
-
-
-def transformed() -> bool:
-    """Whether a transformation of torch.func is active: it takes neither hand-written gradients nor recomputation."""
-    functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
-    return isinstance(functorch.peek_interpreter_stack(), functorch.CInterpreter)  # torch.compile sees no `is None`
 
 
 def _checkpointed(q: Tensor, k: Tensor, v: Tensor, weight: Tensor | None, bias: Tensor | None, φ: Features) -> Tensor:
@@ -83,13 +77,13 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, weight: Tensor | None, bias: Tensor
         p, f, z = _exponential(u_q, u_k, weight, bias, v.dtype)
     else:
         p, f, z = _pointwise(u_q, u_k, _log_weight(k, weight, φ.norm), weight is not None, φ, v.dtype)
-    s = _sums(f, v.flatten(0, -3))
-    return _average(p, s if z is None else s / z, v.dtype).view(v.shape)
+    s = sums(f, v.flatten(0, -3))
+    return average(p, s if z is None else s / z, v.dtype).view(v.shape)
 
 
 def _projected(x: Tensor, omega: Tensor | None, norm: float = 0.0, tokens_last: bool = False) -> Tensor:
     """Ωx + norm·‖x‖², (…, N, d) → (G, N, F) or (G, F, N), in float32 or better."""
-    if x.dtype in HALF and omega is not None and not omega.requires_grad and _wide_products(x):
+    if x.dtype in HALF and omega is not None and not omega.requires_grad and wide_products(x):
         return _HalfProjection.apply(x if x.dim() == 4 else x.unsqueeze(1), omega, norm, tokens_last)  # type: ignore[return-value]
     x = (x.to(torch.float32, memory_format=torch.contiguous_format) if x.dtype in HALF else x).flatten(0, -3)
     squares = pieces.log_weight(x, None, norm)
@@ -99,11 +93,6 @@ def _projected(x: Tensor, omega: Tensor | None, norm: float = 0.0, tokens_last: 
     else:
         u = pieces.projected(x, omega)
     return u if squares is None else u + squares
-
-
-def _wide_products(x: Tensor) -> bool:
-    """Whether products of half precision may have results in float32: on CUDA, and with hand-written gradients."""
-    return x.device.type in ("cuda", "meta") and not transformed()
 
 
 class _HalfProjection(torch.autograd.Function):
@@ -152,12 +141,6 @@ def _projection_by_products(x: Tensor, omega: Tensor, norm: float, tokens_last: 
     return u.reshape(shape.numel(), *u.shape[2:])
 
 
-def halves(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Two tensors whose sum is x but for 2⁻¹⁶ (bfloat16) or 2⁻²² (float16) of it."""
-    high = x.to(dtype)
-    return high, (x - high).to(dtype)
-
-
 def _log_weight(k: Tensor, weight: Tensor | None, norm: float) -> Tensor | None:
     """w_j of pieces.py as (G, 1, N), without k in float32."""
     if not norm:
@@ -200,7 +183,7 @@ def _pointwise(u_q: Tensor, u_k: Tensor, w: Tensor | None, masked: bool, φ: Fea
     least = φ.least * f_k.shape[1] * count
     if dtype in HALF:
         c = f_k.detach().amax(2, keepdim=True).clamp_min(torch.finfo(f_k.dtype).tiny) * _ρ(f_k.shape[2])
-        f_k, z = _rounded(f_k / c, dtype)
+        f_k, z = _rounded(f_k / c, f_k.dtype if φ.omega is None else dtype)
         f_q, z = f_q * (c * z).transpose(1, 2), _divisor(z)
         d = f_q.sum(-1, keepdim=True)
     else:
@@ -239,51 +222,6 @@ class _Rounded(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, of_rounded: Tensor, of_sum: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         return of_rounded + of_sum, None
-
-
-def _sums(f: Tensor, v: Tensor) -> Tensor:
-    """Σ_j f_j v_j, (G, F, N) and (G, N, e) → (G, F, e) in float32 or better."""
-    if v.dtype not in HALF:
-        return f @ v
-    return _Sums.apply(f, v) if _wide_products(v) else f.float() @ v.float()  # type: ignore[return-value]
-
-
-class _Sums(torch.autograd.Function):
-    """f·v of half precision, in float32."""
-
-    @staticmethod
-    def forward(ctx: Any, f: Tensor, v: Tensor) -> Tensor:  # type: ignore[override]
-        ctx.save_for_backward(f, v)
-        return torch.bmm(f, v, out_dtype=torch.float32)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        f, v = ctx.saved_tensors
-        gradient = gradient.to(v.dtype)
-        return gradient @ v.mT, f.mT @ gradient
-
-
-def _average(p: Tensor, s: Tensor, dtype: torch.dtype) -> Tensor:
-    """P·S', (G, N, F) and (G, F, e), in this dtype."""
-    if dtype not in HALF:
-        return p @ s
-    return _Average.apply(p, s, dtype) if _wide_products(p) else (p @ s).to(dtype)  # type: ignore[return-value]
-
-
-class _Average(torch.autograd.Function):
-    """P·S' of float32 as one product of half precision: each factor is the sum of two parts, and three of the four
-    products of parts are summed; the fourth is too small to matter. Gradients use the larger parts."""
-
-    @staticmethod
-    def forward(ctx: Any, p: Tensor, s: Tensor, dtype: torch.dtype) -> Tensor:  # type: ignore[override]
-        (p_high, p_low), (s_high, s_low) = halves(p, dtype), halves(s, dtype)
-        ctx.save_for_backward(p_high, s_high)
-        return torch.cat([p_high, p_low, p_high], 2) @ torch.cat([s_high, s_high, s_low], 1)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
-        p, s = ctx.saved_tensors
-        return (gradient @ s.mT).float(), torch.bmm(p.mT, gradient, out_dtype=torch.float32), None
 
 
 _WINNERS: dict[tuple, bool] = {}  # by shape: whether Triton's kernels were faster
