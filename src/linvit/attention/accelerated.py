@@ -43,6 +43,7 @@ from linvit.attention.halves import HALF, average, halves, sums, transformed, wi
 from linvit.kernels.base import Features, Prepared, tracing
 
 RACE_WARM_UP, RACE_ROUNDS = 3, 5
+MANY_FEATURES = 64  # random ones: the roundings of so many average out, and they need no second part
 LOWEST = -1e30  # log-weight of a masked key: e^LOWEST is zero, and differences of it are not NaN
 
 
@@ -162,7 +163,7 @@ def _exponential(u_q: Tensor, u_k: Tensor, weight: Tensor | None, bias: Tensor |
     if weight is not None:
         f = f.masked_fill(weight <= LOWEST, 0.0)  # also where every key is masked
     f, z = _rounded(f, dtype)
-    z = _divisor(z)
+    z = z if weight is None else _divisor(z)
     λ = (c + z.log()).transpose(1, 2)
     return torch.softmax(u_q + (λ if bias is None else λ + bias), -1), f, z
 
@@ -180,16 +181,18 @@ def _pointwise(u_q: Tensor, u_k: Tensor, w: Tensor | None, masked: bool, φ: Fea
         f_k, count = f_k * factor, factor.sum(2, keepdim=True)
     if not φ.divide:  # an RMS norm follows
         return f_q, f_k, None
-    least = φ.least * f_k.shape[1] * count
+    least, safe = φ.least * f_k.shape[1] * count, φ.positive and not masked  # safe: no sum over keys is zero
     if dtype in HALF:
-        c = f_k.detach().amax(2, keepdim=True).clamp_min(torch.finfo(f_k.dtype).tiny) * _ρ(f_k.shape[2])
-        f_k, z = _rounded(f_k / c, f_k.dtype if φ.omega is None else dtype)
-        f_q, z = f_q * (c * z).transpose(1, 2), _divisor(z)
+        few = φ.omega is None or f_k.shape[1] < MANY_FEATURES
+        c = f_k.detach().amax(2, keepdim=True) * _ρ(f_k.shape[2])
+        c = c if safe else c.clamp_min(torch.finfo(c.dtype).tiny)
+        f_k, z = _rounded(f_k / c, f_k.dtype if few else dtype)
+        f_q, z = f_q * (c * z).transpose(1, 2), z if safe else _divisor(z)
         d = f_q.sum(-1, keepdim=True)
     else:
         z = None
         d = (f_q * f_k.sum(2, keepdim=True).transpose(1, 2)).sum(-1, keepdim=True)
-    return f_q * (d.reciprocal() if φ.positive and not masked else pieces.inverse(d, least)), f_k, z
+    return f_q / d if safe else f_q * pieces.inverse(d, least), f_k, z
 
 
 def _ρ(tokens: int) -> float:

@@ -40,7 +40,8 @@ def wide_products(x: Tensor) -> bool:
 def halves(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Two tensors whose sum is x but for 2⁻¹⁶ (bfloat16) or 2⁻²² (float16) of it."""
     high = x.to(dtype)
-    return high, (x - high).detach().to(dtype)
+    with torch.no_grad():
+        return high, torch.sub(x, high, out=torch.empty_like(high))  # rounded by the same kernel
 
 
 def sums(f: Tensor, v: Tensor) -> Tensor:
@@ -94,7 +95,7 @@ class _Average(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
         p, s = ctx.saved_tensors
-        return (gradient @ s.mT).float(), torch.bmm(p.mT, gradient, out_dtype=torch.float32), None
+        return *(torch.bmm(a, b, out_dtype=torch.float32) for a, b in ((gradient, s.mT), (p.mT, gradient))), None
 
 
 def doubled(k: Tensor, v: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
