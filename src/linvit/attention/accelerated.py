@@ -70,8 +70,11 @@ def _checkpointed(q: Tensor, k: Tensor, v: Tensor, weight: Tensor | None, bias: 
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, weight: Tensor | None, bias: Tensor | None, φ: Features) -> Tensor:
-    u_q = _projected(q, φ.omega)
-    u_k = _projected(k, φ.omega, φ.norm if φ.exponential else 0.0, tokens_last=True)
+    parts = None
+    if q.dtype in HALF and φ.omega is not None and not φ.omega.requires_grad and wide_products(q):
+        parts = torch.cat(halves(φ.omega, q.dtype))
+    u_q = _projected(q, φ.omega, parts)
+    u_k = _projected(k, φ.omega, parts, φ.norm if φ.exponential else 0.0, tokens_last=True)
     if weight is not None:
         weight = weight.transpose(1, 2)
     if φ.exponential:
@@ -82,10 +85,12 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, weight: Tensor | None, bias: Tensor
     return average(p, s if z is None else s / z, v.dtype).view(v.shape)
 
 
-def _projected(x: Tensor, omega: Tensor | None, norm: float = 0.0, tokens_last: bool = False) -> Tensor:
-    """Ωx + norm·‖x‖², (…, N, d) → (G, N, F) or (G, F, N), in float32 or better."""
-    if x.dtype in HALF and omega is not None and not omega.requires_grad and wide_products(x):
-        return _HalfProjection.apply(x if x.dim() == 4 else x.unsqueeze(1), omega, norm, tokens_last)  # type: ignore[return-value]
+def _projected(
+    x: Tensor, omega: Tensor | None, parts: Tensor | None, norm: float = 0.0, tokens_last: bool = False
+) -> Tensor:
+    """Ωx + norm·‖x‖², (…, N, d) → (G, N, F) or (G, F, N), in float32 or better. parts: Ω in half precision."""
+    if parts is not None:
+        return _HalfProjection.apply(x if x.dim() == 4 else x.unsqueeze(1), omega, parts, norm, tokens_last)  # type: ignore[return-value]
     x = (x.to(torch.float32, memory_format=torch.contiguous_format) if x.dtype in HALF else x).flatten(0, -3)
     squares = pieces.log_weight(x, None, norm)
     if tokens_last:
@@ -100,12 +105,12 @@ class _HalfProjection(torch.autograd.Function):
     """Ωx + norm·‖x‖², (B, H, N, d) → (B·H, N, F) or (B·H, F, N): one Triton kernel, or cuBLAS's products."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, omega: Tensor, norm: float, tokens_last: bool) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, omega: Tensor, parts: Tensor, norm: float, tokens_last: bool) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(omega, *([x] if norm else []))
         ctx.shape, ctx.dtype, ctx.norm, ctx.tokens_last = x.shape, x.dtype, norm, tokens_last
         if x.is_cuda and _has_triton() and fused.supports_projection(x, omega):
             return fused.projection(x, omega.float().contiguous(), norm, tokens_last)
-        return _projection_by_products(x, omega, norm, tokens_last)
+        return _projection_by_products(x, parts, norm, tokens_last)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
@@ -114,32 +119,27 @@ class _HalfProjection(torch.autograd.Function):
         found = gradient @ omega
         if given:
             found = found + 2 * ctx.norm * gradient.sum(-1, keepdim=True) * given[0]
-        return found.to(ctx.dtype), None, None, None
+        return found.to(ctx.dtype), None, None, None, None
 
 
-def _projection_by_products(x: Tensor, omega: Tensor, norm: float, tokens_last: bool) -> Tensor:
-    """Ω is the sum of two matrices in half precision. The second product is at most 2⁻⁸ of the first, and may be
-    rounded. The meta device stands for a GPU with Triton: there it is one product, as much traffic as that kernel's."""
-    shape = x.shape[:2]
+def _projection_by_products(x: Tensor, parts: Tensor, norm: float, tokens_last: bool) -> Tensor:
+    """One product with both parts of Ω, (2F, d), which are then added. The meta device stands for a GPU with Triton:
+    there it is a product with one part, as much traffic as that kernel's."""
+    features = len(parts) // 2
     if x.stride(1) > x.stride(2):  # heads are apart in memory; where those of a token are neighbours, nothing is copied
         x = x.reshape(-1, 1, *x.shape[-2:])
-    rows = x.transpose(0, 1).flatten(1, 2)
-    left, right = (None, rows.mT) if tokens_last else (rows, None)
-
-    def product(part: Tensor, **options: Any) -> Tensor:
-        part = part.expand(len(rows), -1, -1)
-        return torch.bmm(part if left is None else left, part.mT if right is None else right, **options)
-
-    high, low = halves(omega, x.dtype)
-    u = product(high, out_dtype=torch.float32)
-    if not x.is_meta:
-        u = u + product(low)
-        if norm:
-            squares = norm * torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=u.dtype).square()
-            u = u + (squares.mT if tokens_last else squares)
-    u = u.unflatten(2 if tokens_last else 1, (len(x), -1))
-    u = u.permute(2, 0, 1, 3) if tokens_last else u.transpose(0, 1)
-    return u.reshape(shape.numel(), *u.shape[2:])
+    rows, parts = x.transpose(0, 1).flatten(1, 2), parts[:features] if x.is_meta else parts
+    omega = parts.expand(len(rows), -1, -1)
+    u = torch.bmm(*((omega, rows.mT) if tokens_last else (rows, omega.mT)), out_dtype=torch.float32)
+    u = (u if tokens_last else u.mT).unflatten(2, (len(x), -1)).unflatten(1, (-1, features)).permute(1, 3, 0, 2, 4)
+    u = u if tokens_last else u.mT  # (1 or 2, batch, heads, …)
+    if x.is_meta:
+        return u.flatten(0, 2)
+    found = torch.add(u[0], u[1], out=u.new_empty(u.shape[1:])).flatten(0, 1)
+    if norm:
+        squares = norm * torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=u.dtype).square().flatten(0, 1)
+        found += squares.mT if tokens_last else squares
+    return found
 
 
 def _log_weight(k: Tensor, weight: Tensor | None, norm: float) -> Tensor | None:
