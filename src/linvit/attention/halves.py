@@ -6,12 +6,14 @@ keys, means, sums) is split where a product needs half precision: x = hi + lo, w
 
 - `sums`: float32 weights times v. On CUDA a product with twice as many rows, whose results stay in float32.
 - `average`: float32 weights times float32 values → half precision. On CUDA one product, three times as deep.
-- `doubled`: computed keys and values for fused softmax. Scores need the channels [q, q] and [hi, lo]. Each key is there
-  twice, with the values 2 hi and 2 lo, and so with half of its weight: the output is their sum, which is rounded once.
+- `doubled`: computed keys and values for fused softmax. Keys are [hi, lo], for the queries [q, q]. Each is there twice,
+  with weights 1 : 5/16 and values hi and hi + 4.2 lo, whose average is hi + lo but for a quarter of a rounding. Gradients
+  do not cancel, as they would with equal weights and values 2 hi and 2 lo.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -19,6 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 HALF = (torch.float16, torch.bfloat16)
+RATIO = 5 / 16  # of the weights of a key's two copies, which half precision holds: where one key has all the weight,
+# nothing is rounded; elsewhere the two are rounded independently
+ADDED_CHANNELS = 8  # of queries and keys, for log-weights: fused kernels need multiples of eight
 
 
 def wide(x: Tensor) -> torch.dtype:
@@ -99,18 +104,32 @@ class _Average(torch.autograd.Function):
 
 
 def doubled(k: Tensor, v: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Keys (…, K, d) and values (…, K, e) for fused softmax in this dtype, (…, 2K, 2d) and (…, 2K, e)."""
-    both = torch.cat(halves(k, dtype), -1)
-    return torch.cat([both, both], -2), torch.cat(halves(2 * v, dtype), -2)
+    """Keys (…, K, d) and values (…, K, e) → (…, 2K, 2d) and (…, 2K, e). The caller adds log RATIO to the scores of the
+    last K."""
+    keys, high = torch.cat(halves(k, dtype), -1), v.to(dtype)
+    rest = (v - high).detach() / RATIO
+    return torch.cat([keys, keys], -2), torch.cat([high, (v + rest).to(dtype)], -2)
+
+
+def fused_softmax(q: Tensor, k: Tensor, v: Tensor, d: int, mask: Tensor | None = None) -> Tensor:
+    """softmax(q kᵀ/√d) v, for q and k with more than d channels: FlashAttention needs values as wide as keys."""
+    padded = F.pad(v, (0, max(0, k.shape[-1] - v.shape[-1])))
+    return F.scaled_dot_product_attention(q, k, padded, attn_mask=mask, scale=d**-0.5)[..., : v.shape[-1]]
 
 
 def softmax_over_computed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """softmax(q kᵀ/√d) v of q in half precision and computed k and v, by fused softmax; mask (B, K). The kernels of
-    FlashAttention need values as wide as keys."""
-    d, e = q.shape[-1], v.shape[-1]
+    """softmax(q kᵀ/√d) v of q in half precision and computed k and v; mask (B, K); a row with no key left gives zero.
+    What is added to scores of the second copies are channels of theirs, which queries multiply by one: four coarse
+    ones, and four for the rest."""
+    d, half = q.shape[-1], ADDED_CHANNELS // 2
+    each = math.log(RATIO) * math.sqrt(d) / half
+    coarse = round(16 * each) / 16  # which half precision can hold
     keys, values = doubled(k, v, q.dtype)
-    some = None if mask is None else mask.any(-1)[:, None, None, None]
-    keep = None if mask is None else (torch.cat([mask, mask], -1)[:, None, None, :] | ~some)  # type: ignore[operator]
-    values = F.pad(values, (0, max(0, 2 * d - e)))
-    out = F.scaled_dot_product_attention(torch.cat([q, q], -1), keys, values, attn_mask=keep, scale=d**-0.5)[..., :e]
-    return out if some is None else torch.where(some, out, 0.0)
+    first, second = keys.chunk(2, -2)
+    second = F.pad(F.pad(second, (0, half), value=coarse), (0, half), value=each - coarse)
+    keys = torch.cat([F.pad(first, (0, 2 * half)), second], -2)
+    queries = F.pad(torch.cat([q, q], -1), (0, 2 * half), value=1.0)
+    if mask is None:
+        return fused_softmax(queries, keys, values, d)
+    keep, some = torch.cat([mask, mask], -1)[:, None, None, :], mask.any(-1)[:, None, None, None]
+    return torch.where(some, fused_softmax(queries, keys, values, d, keep | ~some), 0.0)

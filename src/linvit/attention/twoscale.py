@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from linvit.attention.base import PRECISE, Attention, Switches, register, softmax_attention
-from linvit.attention.halves import doubled, transformed, wide
+from linvit.attention.halves import ADDED_CHANNELS, RATIO, doubled, fused_softmax, transformed, wide
 from linvit.kernels.base import positive, tracing
 from linvit.site import Cost, Site
 
@@ -42,7 +42,6 @@ LOWEST = -1e30  # bias of a dropped key: its weight is zero, and differences are
 SUMMARY_KEYS, PADDING_KEYS = 300, 200
 Far = Literal["auto", "tangent", "bands", "mean"]
 BIAS_PARTS = 3  # of a bias in half precision: 24 bits in bfloat16, as many as in float32
-ADDED_CHANNELS = 8  # that hold them: fused kernels need multiples of eight
 SIDES = range(2, 33)  # of a cell, that cell=auto chooses from
 
 
@@ -182,7 +181,7 @@ class TwoScale(Attention):
         if q.dtype not in PRECISE:
             q, k = torch.cat([q, q], -1), [F.pad(x, (0, x.shape[-1])) for x in k]
             far_k, far_v = doubled(far_k, far_v, q.dtype)
-            bias = torch.cat([bias, bias], -2) - math.log(2)
+            bias = torch.cat([bias - math.log(1 + RATIO), bias + math.log(RATIO / (1 + RATIO))], -2)
         bias = self._joined(tokens, bias).squeeze(-1)
         keys, values = self._joined(k, far_k).flatten(1, 2), self._joined(v, far_v).flatten(1, 2)
         q = q.unflatten(2, (self.cut.down, -1)).flatten(1, 2)
@@ -278,16 +277,15 @@ def _biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, learned: slice) -> Te
 
 def _with_bias_in_channels(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     """For half precision, which would round a bias of 50 by up to 0.1: the bias is the sum of three channels of k that
-    are multiplied by ones in q. FlashAttention, which takes no bias, can then be used."""
-    d, most = v.shape[-1], torch.finfo(q.dtype).max
+    are multiplied by ones in q. FlashAttention, which takes no bias, can then be used. q is [q, q], (…, 2d)."""
+    d, most = q.shape[-1] // 2, torch.finfo(q.dtype).max
     rest, parts = (bias * math.sqrt(d)).mT.clamp(-most, most), []
     for _ in range(BIAS_PARTS):
         parts.append(rest.to(k.dtype))
         rest = rest - parts[-1]
     ones = q.new_ones(1, 1, 1, BIAS_PARTS).expand(*q.shape[:-1], -1)
     q, k = (F.pad(torch.cat([x, *more], -1), (0, ADDED_CHANNELS - BIAS_PARTS)) for x, more in ((q, [ones]), (k, parts)))
-    out = F.scaled_dot_product_attention(q, k, F.pad(v, (0, q.shape[-1] - d)), scale=d**-0.5)
-    return out[..., :d]
+    return fused_softmax(q, k, v, d)
 
 
 class _BiasedAttention(torch.autograd.Function):
