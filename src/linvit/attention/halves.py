@@ -7,8 +7,8 @@ keys, means, sums) is split where a product needs half precision: x = hi + lo, w
 - `sums`: float32 weights times v. On CUDA a product with twice as many rows, whose results stay in float32.
 - `average`: float32 weights times float32 values → half precision. On CUDA one product, three times as deep.
 - `doubled`: computed keys and values for fused softmax. Keys are [hi, lo], for the queries [q, q]. Each is there twice,
-  with weights 1 : 5/16 and values hi and hi + 4.2 lo, whose average is hi + lo but for a quarter of a rounding. Gradients
-  do not cancel, as they would with equal weights and values 2 hi and 2 lo.
+  with weights 1 : 5/16 and values hi and hi + 4.2 lo: their average is hi + lo but for a quarter of a rounding.
+  Gradients do not cancel, as they would with equal weights and values 2 hi and 2 lo.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ class _Average(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
         p, s = ctx.saved_tensors
-        return *(torch.bmm(a, b, out_dtype=torch.float32) for a, b in ((gradient, s.mT), (p.mT, gradient))), None
+        of_p, of_s = (torch.bmm(a, b, out_dtype=torch.float32) for a, b in ((gradient, s.mT), (p.mT, gradient)))
+        return of_p, of_s, None
 
 
 def doubled(k: Tensor, v: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
