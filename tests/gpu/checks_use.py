@@ -8,13 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cases import build, defaults, inputs, site_of, specs
+from cases import ORDERED, build, defaults, inputs, site_of, specs
 from fakegpu import Device, gpu
 from PIL import Image
 
 import linvit
 from linvit.attention import build_attention
 from linvit.measure.gate import wrong
+from linvit.registry import parse
+from linvit.site import squarest
 from linvit.training.evaluate import evaluate_folder
 from linvit.training.predict import predict
 
@@ -66,7 +68,9 @@ def check_every_attention_agrees_with_the_cpu(device, spec, dtype):
 
 def errors(spec: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[float, float]:
     """Relative to float64, those of the output on the device, and of the exact output when it is rounded."""
-    attention = build_attention(spec, site_of(spec, heads=1, tokens=q.shape[2], head_dim=61))
+    tokens = q.shape[2]
+    places = {"prefix": 1, "grid": squarest(tokens - 1)} if parse(spec).name in ORDERED else {}
+    attention = build_attention(spec, site_of(spec, heads=1, tokens=tokens, head_dim=61, **places))
     exact = copy.deepcopy(attention).double()(q.double(), k.double(), v.double())
     out = attention.to("cuda")(*(x.to("cuda") for x in (q, k, v))).cpu()
     ours, least = ((x.double() - exact).norm() / exact.norm() for x in (out, exact.to(v.dtype)))

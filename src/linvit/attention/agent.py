@@ -2,8 +2,9 @@
 
     out = softmax(q aᵀ/√d + B₂) [softmax(a kᵀ/√d + B₁) v]      a = q averaged over n cells of the grid
 
-Two softmaxes by PyTorch's fused kernel, O(Nn). Prefix tokens take part in both, but belong to no cell. Fewer tokens
-than the attention was built for are the first of the grid; a cell without tokens has no agent.
+Two softmaxes by PyTorch's fused kernel, O(Nn); of inputs in half precision the first is in float32, with biases both.
+Prefix tokens take part in both, but belong to no cell. Fewer tokens than the attention was built for are the first of
+the grid; a cell without tokens has no agent.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class Uniform(Attention):
         kept = torch.ones_like(v[..., :1]) if mask is None else mask[:, None, :, None].to(v)
         if self.site.causal:
             return ((v * kept).cumsum(2, dtype=wide(v)) / kept.cumsum(2, dtype=wide(v)).clamp_min(1)).to(v.dtype)
-        total, count = ((x * kept).sum(2, keepdim=True, dtype=wide(v)) for x in (v, kept))
+        total, count = (x.sum(2, keepdim=True, dtype=wide(v)) for x in (v * kept, kept))
         return (total / count.clamp_min(1)).to(v.dtype).expand_as(v)
 
     def decode(self, q: Tensor, k: Tensor, v: Tensor, state: Any) -> tuple[Tensor, Any]:
