@@ -17,7 +17,8 @@ Fewer than three shared seeds show nothing. If the best model still gains more t
 its training, or is hardly above chance, the models are barely trained, and a small difference shows nothing either: a
 claim is then refuted only by a difference in the other direction, and equality is never shown. Speeds (`races`) are
 medians of a race against softmax: one row is faster than another if the quartiles of its rounds are all above the
-other's. What is counted or computed rather than sampled is certain.
+other's. What is counted or computed rather than sampled is certain. `tests/studies/test_verdicts.py` simulates studies
+whose claims are false, or true by the margin, and counts wrong verdicts.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import stdtr
@@ -32,6 +35,7 @@ from scipy.special import stdtr
 from linvit.records import Record
 from linvit.report.comparison import ENOUGH, LEVEL
 from linvit.report.statistics import MARGIN, holm
+from linvit.report.summary import count_seeds
 from linvit.studies.results import Pair, Ref, Results
 
 SOFTMAX = ("transformer", "Transformer", "ViT", "softmax")  # rows
@@ -117,20 +121,30 @@ def equal(a: Ref, b: Ref) -> Test:
 
 
 def outlasts(a: Ref, b: Ref) -> Test:
-    """Better; or trained to the end in every seed where the other diverged in some."""
+    """Better; or, if some seeds diverged, fewer of its own than of the other's, by Fisher's exact test."""
     plain = better(a, b)
 
     def run(results: Results) -> Part:
         ends = [results.get(ref) for ref in (a, b)]
         if any(end is None for end in ends):
             return plain.run(results)
-        bad = [len(end.diverged) for end in ends if end]
-        if not any(bad):
+        (bad, all_own), (worse, all_other) = (
+            (len(end.diverged), len(end.diverged) + len(end.scores)) for end in ends if end
+        )
+        if not (bad or worse):
             return plain.run(results)
-        found = f"{bad[0]} of its seeds diverged, {bad[1]} of the other's"
-        return Part.certain(f"{a} is more accurate than {b}, or outlasts it", found, None if all(bad) else not bad[0])
+        found = f"{bad} of its {all_own} seeds diverged, {worse} of the other's {all_other}"
+        holds, fails = fisher(bad, all_own, worse, all_other), fisher(worse, all_other, bad, all_own)
+        return Part(f"{a} is more accurate than {b}, or outlasts it", found, holds, fails)
 
     return Test(plain.studies, run)
+
+
+def fisher(bad: int, count: int, other_bad: int, other_count: int) -> float:
+    """p of the one-sided exact test that fewer of the first kind are bad."""
+    every, total = bad + other_bad, count + other_count
+    ways = (math.comb(every, i) * math.comb(total - every, count - i) for i in range(bad + 1))
+    return sum(ways) / math.comb(total, count)
 
 
 def explodes(a: Ref) -> Test:
@@ -139,21 +153,43 @@ def explodes(a: Ref) -> Test:
 
 
 def lower_elsewhere(a: Ref, b: Ref) -> Test:
-    """Less accurate than another row on other images, by the intervals of both."""
+    """Less accurate than another row on other images, by Welch's t-test."""
     what = f"{a} is less accurate than {b}"
 
     def run(results: Results) -> Part:
         ends = [results.get(ref) for ref in (a, b)]
-        best = [end.best for end in ends if end is not None and end.best is not None]
-        if len(best) < 2:
+        scores = [list(end.scores.values()) for end in ends if end is not None]
+        if len(scores) < 2 or not all(scores):
             return Part.missing(what)
-        found = " against ".join(f"{100 * one.mean:.1f} %" for one in best)
-        one, other = best
-        if one.low is None or one.high is None or other.low is None or other.high is None:
+        one, other = scores
+        found = " against ".join(f"{100 * fmean(each):.1f} %, {count_seeds(len(each))}" for each in scores)
+        if min(map(len, scores)) < ENOUGH:
             return Part(what, found)
-        return Part.certain(what, found, True if one.high < other.low else False if one.low > other.high else None)
+        below = above(Sample.of(other), Sample.of(one))
+        return Part(what, found, below, 1 - below)
 
     return Test((a.study, b.study), run)
+
+
+class Sample(NamedTuple):
+    """Of independent draws."""
+
+    mean: float
+    deviation: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Sample:
+        return cls(fmean(values), float(np.std(values, ddof=1)), len(values))
+
+
+def above(a: Sample, b: Sample) -> float:
+    """p of Welch's one-sided t-test that the first has the larger mean; 1 where a deviation is not known."""
+    if not math.isfinite(a.deviation + b.deviation):
+        return 1.0
+    parts = [max(each.deviation, 1e-9) ** 2 / each.count for each in (a, b)]
+    freedom = sum(parts) ** 2 / sum(part**2 / (each.count - 1) for part, each in zip(parts, (a, b), strict=True))
+    return float(stdtr(freedom, (b.mean - a.mean) / math.sqrt(sum(parts))))
 
 
 def closes(a: Both, b: Both) -> Test:
@@ -213,8 +249,10 @@ def no_general(rows: Sequence[str], baseline: str, studies: Sequence[str]) -> Te
         for row in rows:
             pairs = [results.pair(Ref(study, row), Ref(study, baseline)) for study in studies]
             tested = [pair for pair in pairs if isinstance(pair, Pair)]
-            if len(tested) < len(studies):
+            if None in pairs:
                 return Part.missing(what)
+            if len(tested) < len(studies):  # it diverged, or is of other images
+                return Part(what, "; ".join(pair for pair in pairs if isinstance(pair, str)))
             margins = [margin_of(study)[0] for study in studies]
             each = list(zip(tested, margins, strict=True))
             holds.append(min(1.0, len(each) * min(pair.below(-margin) for pair, margin in each)))
@@ -258,14 +296,19 @@ def learned_below(a: Ref, parameter: str, bound: float, what: str) -> Test:
     return Test((a.study,), run)
 
 
-def shows(study: str, what: str, look: Callable[[list[Record]], tuple[bool | None, str]]) -> Test:
-    """What the records of a figure say."""
+Look = Callable[[list[Record]], tuple[bool | tuple[float, float] | None, str]]
+
+
+def shows(study: str, what: str, look: Look) -> Test:
+    """What the records of a figure say: for certain, or by p-values that it holds and that it fails."""
 
     def run(results: Results) -> Part:
         records = results.records(study)
         if not records:
             return Part.missing(f"{what} ({study})")
         holds, found = look(records)
+        if isinstance(holds, tuple):
+            return Part(f"{what} ({study})", found, *holds)
         return Part.certain(f"{what} ({study})", found, holds)
 
     return Test((study,), run)
@@ -279,6 +322,7 @@ class Claim:
     tests: Sequence[Test]
     own: str = ""  # what the report's own numbers say of it
     contradicted: str = ""  # the same, if they contradict it
+    note: str = ""  # what else is to be known, in our words
     mistake: str = ""  # that matters for it
     see_also: tuple[str, ...] = ()  # studies that no test looks at
 
