@@ -19,7 +19,7 @@ from linvit.report import statistics
 from linvit.report.comparison import LEVEL
 from linvit.report.merit import ACCURACY
 from linvit.studies import STUDIES, PublishedStudy
-from linvit.studies.claims import CLAIMS
+from linvit.studies.claims import CLAIMS, PERFORMERS_000
 from linvit.studies.declaration import all_published
 from linvit.studies.hypotheses import (
     FAILS,
@@ -180,8 +180,9 @@ def test_small_patches_are_compared_with_large_ones_of_the_same_images(tmp_path,
 
 
 def test_busy_cores_decide_nothing_of_speed(tmp_path):
-    systems = {f"001-{n}: {row}": (0.5, 2.0) for n in ("I", "II", "III", "IV") for row in ("relu", "exp", "fθ")}
-    systems |= {f"001-{n}: ViT": (1.0, 1.0) for n in ("I", "II", "III", "IV")}
+    numbers = ("I", "II", "III", "IV", "V", "VI", "VII")
+    systems = {f"001-{n}: {row}": (0.5, 2.0) for n in numbers for row in ("relu", "exp", "fθ")}
+    systems |= {f"001-{n}: ViT": (1.0, 1.0) for n in numbers}
     sizes(tmp_path, "001", systems, busy=True)
     found = {verdict.claim.id: verdict for verdict in judge(CLAIMS, Results(tmp_path))}
     assert found["001.8"].word == OPEN
@@ -503,21 +504,23 @@ def leads(row: str, *others: str, key: str = "max_accuracy", sign: int = 1) -> s
 def test_what_the_reports_own_numbers_say():
     own = {claim.id: claim.own or claim.contradicted for claim in CLAIMS}
     tables, time = ("000-mnist", "000-cifar10"), "train_s_per_epoch"
-    performers = [row for row in all_published()["000-mnist"] if row.startswith(("RF", "det")) and "check" not in row]
-    both = [
-        number(study, row, "valid_accuracy") >= number(study, "transformer", "valid_accuracy")
-        and number(study, row, "ms_per_step") < number(study, "transformer", "ms_per_step")
-        for study in tables
-        for row in performers
-    ]
-    assert all(own[f"000.1{letter}"].startswith(f"{sum(both)} of {len(performers)} Performers") for letter in "abcde")
+    for letter, row in zip("abcde", PERFORMERS_000, strict=True):
+        found = re.findall(r"([\d.]+) against ([\d.]+) (?:%|ms)", own[f"000.1{letter}"])
+        pairs = [
+            (number(s, row, k), number(s, "transformer", k)) for s in tables for k in ("valid_accuracy", "ms_per_step")
+        ]
+        assert [tuple(map(float, pair)) for pair in found] == pairs
+        assert pairs[2][0] < pairs[2][1]  # less accurate on CIFAR-10: the claim is contradicted
     accuracy = partial(number, key="valid_accuracy")
-    worse = [
-        accuracy(s, f"{row} from checkpoint") < accuracy(s, row)
+    gains = [
+        accuracy(s, f"{row} from checkpoint") - accuracy(s, row)
         for s in tables
         for row in ("linformer", "RF16 softmax")
     ]
-    assert own["000.3"].startswith(f"{sum(worse)} of {len(worse)} rows are worse")
+    losses = sorted(-gain for gain in gains if gain < 0)
+    for claim in ("000.3", "000.6"):
+        assert own[claim].startswith(f"{len(losses)} of {len(gains)} rows are less accurate")
+        assert f"by {losses[0]:.2f} to {losses[-1]:.2f} points" in own[claim]
     more = [accuracy(study, "RF128 ReLU") - accuracy(study, "RF64 ReLU") for study in tables]
     assert [f"{value:+.2f}".replace("-", "−") for value in more] == re.findall(r"[+−]0\.\d\d", own["000.2"])
     assert leads("ViT", "relu", "exp", "fθ") == re.findall(r"\((.*)\)", own["001.1"])[0] == "I, II, III, IV, V, VI, VII"
@@ -538,7 +541,10 @@ def test_what_the_reports_own_numbers_say():
         }
         for key in ("resource_pct_of_vit", "inference_s")
     )
-    assert own["001.7"].startswith(f"{sum(share < 1 for share in memory.values())} of {len(memory)} printed")
+    saved, small = sum(share < 1 for share in memory.values()), ("001-V", "001-VI", "001-VII")
+    assert all(memory[study, row] < 1 for study in small for row in ("relu", "exp", "fθ"))
+    assert own["001.7"].startswith("9 of 9 printed shares")
+    assert own["001.7"].endswith(f"{saved} of {len(memory)} in all nine experiments")
     cifar = {s for s, _ in infers} - {s for s, _ in infers if s.endswith(("V", "VI", "VII", "VIII", "IX"))} | {"001-IV"}
     assert own["001.8"].startswith(f"{sum(infers[s, r] > 1 for s, r in infers if s in cifar)} of {3 * len(cifar)} ")
     gaps = [number(s, "ViT", "max_accuracy") - number(s, "exp", "max_accuracy") for s in ("001-I", "001-V")]

@@ -215,7 +215,7 @@ def rerun(line: Line, sheet: Sheet, name: str) -> Cell:
     if name not in line.columns:
         return Cell()
     if result is None or column is None:
-        return Cell("it runs" if sheet.smoke else "not run")
+        return Cell("smoke only" if sheet.smoke else "not run")
     if result.diverged or result.failed:
         bad = [*result.diverged, *result.failed]
         return Cell("diverged" if result.diverged else "failed", [*bad, f"scale {column.scale}"], "bad")
