@@ -171,8 +171,10 @@ def lower_elsewhere(a: Ref, b: Ref) -> Test:
     def run(results: Results) -> Part:
         ends = [results.get(ref) for ref in (a, b)]
         scores = [list(end.scores.values()) for end in ends if end is not None]
-        if len(scores) < 2 or not all(scores):
+        if len(scores) < 2:
             return Part.missing(what)
+        if not all(scores):
+            return Part(what, "all seeds of one diverged", open="all seeds of one diverged")
         one, other = scores
         found = " against ".join(f"{100 * fmean(each):.1f} %, {count_seeds(len(each))}" for each in scores)
         if min(map(len, scores)) < ENOUGH:
