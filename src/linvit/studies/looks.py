@@ -136,8 +136,12 @@ def failures(records: list[Record]) -> dict[str, int]:
 def elu_is_unstable(records: list[Record]) -> tuple[bool, str]:
     found = failures(records)
     elu, relu = ({s: n for s, n in found.items() if f"f={f}," in s} for f in ("elu", "relu"))
-    of = {name: sum(n for s, n in found.items() if f"f={name}," in s) for name in ("gelu", "elu", "relu")}
-    text = ", ".join(f"{name.upper()} {count:,}" for name, count in of.items())
+    names = {"gelu": "GELU", "elu": "ELU", "relu": "ReLU"}
+    text = ", ".join(
+        f"{name} {sum(n for s, n in found.items() if f'f={f},' in s):,} of "
+        f"{sum(r.n for r in records if f'f={f},' in str(r.tags['attention'])):,}"
+        for f, name in names.items()
+    )
     return all(elu.values()) and bool(elu) and not any(relu.values()), f"outputs that are not finite: {text}"
 
 

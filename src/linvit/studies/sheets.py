@@ -20,7 +20,7 @@ from linvit.studies.details import Details, by_class, details
 from linvit.studies.results import ColumnResult, Ref, Results
 
 TIMES = {"ms_per_step": "ms per step", "train_s_per_epoch": "s per epoch", "s_per_epoch": "s per epoch"}
-WORDS = ("Row", "Known of it")
+WORDS = ("Row", "Notes")
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def table(sheet: Sheet) -> Table:
             "Memory here": _memory(line, base),
             "Speed at the report's size": _sized_speed(line),
             "Memory at the report's size": _sized_memory(line),
-            "Known of it": Cell(small=known(line, sheet)),
+            "Notes": Cell(small=known(line, sheet)),
         }
         for line in sheet.lines
     ]
