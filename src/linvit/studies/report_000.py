@@ -44,8 +44,8 @@ KERAS = {"000-keras-cifar": {"crop": True}}  # of 32 px, patches of 6 leave out 
 MISTAKES = ("M5", "M6", "M7", "M8")
 
 
-KEPT = """patches, sizes, heads, dropout, head, Adam, batch sizes and epochs; of the two descriptions of the Keras
-models the first"""
+KEPT = """patches, sizes, heads, dropout, head, Adam, batch sizes and epochs (of the two descriptions of the Keras
+models, the first)"""
 CHANGED = """images are normalised by their own mean and deviation (report: 0.5), weight decay is added to Adam's
 gradient, the model is chosen on validation images, and the learning rate of the PyTorch models, 1e-3, is our choice"""
 FEATURES = (16, 32, 64, 128)
