@@ -27,14 +27,11 @@ from linvit.studies.hypotheses import (
     MISSING,
     OPEN,
     Claim,
-    Sample,
-    above,
     at_least,
     better,
     closes,
     equal,
     explodes,
-    fisher,
     judge,
     learned_below,
     lower_elsewhere,
@@ -47,6 +44,7 @@ from linvit.studies.hypotheses import (
 from linvit.studies.looks import clamp_is_enough, elu_is_unstable, grows_with_depth, lower_errors, near_the_limit
 from linvit.studies.mistakes import small_model
 from linvit.studies.results import Pair, Ref, Results
+from linvit.studies.samples import Sample, above, fisher
 
 A, B = Ref("000-mnist", "RF16 softmax"), Ref("000-mnist", "transformer")
 RELU, LINFORMER = Ref("000-mnist", "RF64 ReLU"), Ref("000-mnist", "linformer")

@@ -23,20 +23,16 @@ whose claims are false, or true by the margin, and counts wrong verdicts.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import NamedTuple
-
-import numpy as np
-from scipy.special import stdtr
 
 from linvit.records import Record
 from linvit.report.comparison import ENOUGH, LEVEL
 from linvit.report.statistics import MARGIN, holm
 from linvit.report.summary import count_seeds
 from linvit.studies.results import Pair, Ref, Results
+from linvit.studies.samples import Sample, above, fisher, of_means
 
 SOFTMAX = ("transformer", "Transformer", "ViT", "softmax")  # rows
 PIXELS = ("paper-fig6-7", "paper-fig18")  # studies that count bits
@@ -152,13 +148,6 @@ def outlasts(a: Ref, b: Ref) -> Test:
     return Test(plain.studies, run)
 
 
-def fisher(bad: int, count: int, other_bad: int, other_count: int) -> float:
-    """p of the one-sided exact test that fewer of the first kind are bad."""
-    every, total = bad + other_bad, count + other_count
-    ways = (math.comb(every, i) * math.comb(total - every, count - i) for i in range(bad + 1))
-    return sum(ways) / math.comb(total, count)
-
-
 def explodes(a: Ref) -> Test:
     """In some seed; where enough of them train to the end, at the depth of which it is claimed, it does not."""
     return _ends(a, "diverges", lambda bad, good: True if bad else False if good >= ENOUGH else None)
@@ -185,27 +174,6 @@ def lower_elsewhere(a: Ref, b: Ref) -> Test:
     return Test((a.study, b.study), run)
 
 
-class Sample(NamedTuple):
-    """Of independent draws."""
-
-    mean: float
-    deviation: float
-    count: int
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Sample:
-        return cls(fmean(values), float(np.std(values, ddof=1)), len(values))
-
-
-def above(a: Sample, b: Sample) -> float:
-    """p of Welch's one-sided t-test that the first has the larger mean; 1 where a deviation is not known."""
-    if not math.isfinite(a.deviation + b.deviation):
-        return 1.0
-    parts = [max(each.deviation, 1e-9) ** 2 / each.count for each in (a, b)]
-    freedom = sum(parts) ** 2 / sum(part**2 / (each.count - 1) for part, each in zip(parts, (a, b), strict=True))
-    return float(stdtr(freedom, (b.mean - a.mean) / math.sqrt(sum(parts))))
-
-
 def closes(a: Both, b: Both) -> Test:
     """The first row's distance to the second is smaller if both are trained for twice the steps, by a t-test over
     shared seeds. Of each, the row and the one that is trained for longer."""
@@ -220,18 +188,9 @@ def closes(a: Both, b: Both) -> Test:
         shared = sorted(set.intersection(*(set(each) for each in scores)), key=str)
         gains = [(scores[2][s] - scores[0][s]) - (scores[3][s] - scores[1][s]) for s in shared]
         found = f"by {100 * sum(gains) / max(1, len(gains)):+.1f} points, {len(gains)} seeds"
-        return Part(what, found, *_of_means(gains), seeds=max(ENOUGH, 2 * len(gains)))
+        return Part(what, found, *of_means(gains), seeds=max(ENOUGH, 2 * len(gains)))
 
     return Test(tuple(dict.fromkeys(ref.study for ref in refs)), run)
-
-
-def _of_means(values: Sequence[float]) -> tuple[float, float]:
-    """p that the mean is above zero, and below it, by a t-test; 1 if there are too few."""
-    if len(values) < ENOUGH:
-        return 1.0, 1.0
-    error = max(float(np.std(values, ddof=1)), 1e-9) / math.sqrt(len(values))
-    below = float(stdtr(len(values) - 1, float(np.mean(values)) / error))
-    return 1 - below, below
 
 
 def wider_gap(row: str) -> Test:
@@ -313,7 +272,7 @@ def learned_below(a: Ref, parameter: str, bound: float, what: str) -> Test:
                 seeds.setdefault(record.tags.get("seed"), []).append(record.value)
         means = [sum(values) / len(values) for values in seeds.values()]
         found = f"{', '.join(f'{value:.3f}' for value in means)}, one per seed"
-        p_values = _of_means([bound - value for value in means])
+        p_values = of_means([bound - value for value in means])
         return Part(f"{what}, {a}", found, *p_values, seeds=max(ENOUGH, 2 * len(means)))
 
     return Test((a.study,), run)

@@ -13,8 +13,9 @@ from linvit.attention import CONTROL, create_attention
 from linvit.measure.angle import ratio
 from linvit.records import Record
 from linvit.report.comparison import LEVEL
-from linvit.studies.hypotheses import Part, Sample, above
+from linvit.studies.hypotheses import Part
 from linvit.studies.results import Results
+from linvit.studies.samples import Sample, above
 
 
 def positive_features(results: Results) -> Part:
