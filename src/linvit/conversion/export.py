@@ -273,6 +273,11 @@ def _hf_loaded(model: VisionTransformer, folder: Path, spec: str) -> Pixels:
     return lambda pixels: theirs.eval()(normalise(pixels, mean, std)).logits
 
 
+ZOOMS = (
+    "It was trained on the largest centre of this shape of each image; transformers' processor shows it less of them."
+)
+
+
 def _hf_card(model: VisionTransformer, spec: str, call: str) -> str:
     exact = spec == BASELINE
     register = "" if exact else f'import linvit\nlinvit.register_transformers("{spec}")\n'
@@ -283,6 +288,7 @@ def _hf_card(model: VisionTransformer, spec: str, call: str) -> str:
 model = ViTForImageClassification.{call}
 ```
 {"" if exact else "With another attention the same weights give other logits."}
+{ZOOMS if model.about["resize"] == "crop" and isinstance(model.config.image_size, str) else ""}
 """
 
 
