@@ -273,9 +273,7 @@ def _hf_loaded(model: VisionTransformer, folder: Path, spec: str) -> Pixels:
     return lambda pixels: theirs.eval()(normalise(pixels, mean, std)).logits
 
 
-ZOOMS = (
-    "It was trained on the largest centre of this shape of each image; transformers' processor shows it less of them."
-)
+ZOOMS = "Training used the largest centre crop of this aspect ratio; transformers' processor crops more of each image."
 
 
 def _hf_card(model: VisionTransformer, spec: str, call: str) -> str:
