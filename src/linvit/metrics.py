@@ -218,9 +218,9 @@ TABLE = (
            (*TIMED, "replaced", "tokens", "seed", "refused", "limit"), timed=True),
     Metric("conversion_target", "count", (), "attentions mixed by a conversion without --to; 0: none, and why",
            also=("kinds", "why", "seed")),
-    Metric("conversion_pays", "pixels", ("model",), "image size from which an attention is 5 % faster, by "
-           "forecast; seconds: of converting there; doubled: its speed at twice the size; 0: none", -1,
-           ("seconds", "doubled", "seed"), timed=True),
+    Metric("conversion_pays", "pixels", ("model",), "image size (not square: its height, and shape) from which an "
+           "attention is 5 % faster, by forecast; seconds: of converting there; doubled: its speed at twice the size; "
+           "0: none", -1, ("shape", "seconds", "doubled", "seed"), timed=True),
     Metric("conversion_kept", "count", (), "1: a conversion without --to kept the teacher; why: speed, accuracy or mix",
            also=("why", "seed")),
     Metric("conversion_depth", "count", (), "layers of the converted model", also=("seed",)),

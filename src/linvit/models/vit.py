@@ -174,9 +174,8 @@ class VisionTransformer(nn.Module):
         """(B, C, H, W) → logits (B, classes), or features where there are no classes; of a next-pixel
         or masked-pixel model, whose images are fractions of white, (B, N, levels), those of every token."""
         config = self.config
-        if x.shape[1:] != (config.channels, config.image_size, config.image_size):
-            wanted = f"({config.channels}, {config.image_size}, {config.image_size})"
-            raise ValueError(f"images have shape {tuple(x.shape[1:])}, but the model takes {wanted}")
+        if x.shape[1:] != config.image_shape:
+            raise ValueError(f"images have shape {tuple(x.shape[1:])}, but the model takes {config.image_shape}")
         x = self.embed(x)
         for block in self.blocks:
             x = block(x)
