@@ -45,8 +45,11 @@ def wide_products(x: Tensor) -> bool:
 def halves(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Two tensors whose sum is x but for 2⁻¹⁶ (bfloat16) or 2⁻²² (float16) of it."""
     high = x.to(dtype)
+    if transformed():
+        return high, (x - high).detach().to(dtype)
     with torch.no_grad():
-        return high, torch.sub(x, high, out=torch.empty_like(high))  # rounded by the same kernel
+        low = torch.empty_like(high, memory_format=torch.contiguous_format)  # as torch.compile wants it
+        return high, torch.sub(x, high, out=low)  # rounded by the same kernel
 
 
 def sums(f: Tensor, v: Tensor) -> Tensor:
