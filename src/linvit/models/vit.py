@@ -254,9 +254,10 @@ class Classifier(nn.Linear):
     are small differences of large numbers."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if not torch.is_autocast_enabled(input.device.type):
+        device = input.device.type
+        if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
             return super().forward(input)
-        with torch.autocast(input.device.type, enabled=False):
+        with torch.autocast(device, enabled=False):
             return super().forward(input.to(self.weight.dtype))
 
 
