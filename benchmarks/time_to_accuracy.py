@@ -1,7 +1,7 @@
 """How long this checkout and another one train until they are as accurate: the same commands, in turns.
 
     git worktree add /tmp/old COMMIT
-    python benchmarks/time_to_accuracy.py /tmp/old --out docs/benchmarks      # an hour and a half of one core
+    python benchmarks/time_to_accuracy.py /tmp/old --model path/to/deit-tiny --out docs/benchmarks      # an hour or more
 
 Both train with their own defaults and the same seeds, one thread each, one after the other in random order. Where this
 checkout is at least as accurate, the ratio of the times is an upper bound of the ratio of the times to the other's
@@ -26,12 +26,13 @@ from linvit.records import commit
 
 HERE = Path(__file__).resolve().parent.parent
 NAMES = ("old", "new")
+MODEL = "MODEL"  # stands for --model
 CASES = {
     "CIFAR-10 from scratch, 2 epochs": ["cifar10", "--epochs", "2"],
     "CIFAR-10 as patches from scratch, 2 epochs": ["cifar10", "--size", "tiny", "--epochs", "2"],
     "100 classes of photos from a shipped backbone, 64 px": ["tiny-imagenet", "--limit", "20000", "--epochs", "1"],
     "the same from DeiT-Tiny, 112 px": [
-        *("tiny-imagenet", "--from", "deit-tiny", "-a", "softmax", "--image-size", "112"),
+        *("tiny-imagenet", "--from", MODEL, "-a", "softmax", "--image-size", "112"),
         *("--limit", "3000", "--epochs", "1"),
     ],
 }
@@ -72,11 +73,14 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/time-to-accuracy"))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--cases", nargs="*", type=int, help="numbers of the cases, from 0")
+    parser.add_argument("--model", help="folder of a trained model, for the cases that start from one")
     options = parser.parse_args()
     checkouts, order, rows = {"old": options.old.resolve(), "new": HERE}, random.Random(0), []
     for number, (case, words) in enumerate(CASES.items()):
-        if options.cases is not None and number not in options.cases:
+        skipped = MODEL in words and not options.model
+        if skipped or (options.cases is not None and number not in options.cases):
             continue
+        words = [options.model if word is MODEL else word for word in words]
         found: dict[str, list[dict[str, float]]] = {name: [] for name in NAMES}
         for seed in range(options.seeds):
             for name in order.sample(NAMES, 2):

@@ -19,7 +19,8 @@ VARIANT, RUN, MODEL = ("variant",), ("variant", "seed", "fold"), ("variant", "se
 CURVE = ("variant", "baseline", "attention", "tokens", "mode", "heads", "head_dim", "prefix", "batch", "seed")
 SYNTHETIC = ("variant", "attention", "sigma", "features", "model", "layer", "tokens", "heads", "head_dim", "seed")
 SPREAD = ("low", "high")  # quartiles, or the extremes of a few draws
-ESTIMATED = (*SPREAD, "family", "images", "refused")
+DRAWN = (*SPREAD, "std")  # over draws of random features
+ESTIMATED = (*DRAWN, "family", "images", "refused")
 TIMED = (*SPREAD, "clock", "batch", "busy")  # busy: other programs ran
 GROWN = ("image_size", "patch_size")
 CONVERTED = ("model", "split", *GROWN)
@@ -163,7 +164,7 @@ TABLE = (
     Metric("mse_ratio", "×", ("angle", "length", "by"), "mean squared error of trigonometric features over that of "
            "positive ones, for vectors of one length at an angle", also=(*SPREAD, "seed")),
     Metric("depth_error", "fraction", ("attention", "model", "layer", "tokens", "seed"), "‖h − h_softmax‖ / "
-           "‖h_softmax‖ of a model's tokens after each layer", -1, (*SPREAD, "images")),
+           "‖h_softmax‖ of a model's tokens after each layer", -1, (*DRAWN, "images")),
     *(Metric(f"map_{name}", unit, ("attention", "model", "layer", "head", "seed"), what, also=("image",))
       for name, unit, what in (
           ("entropy", "nat", "mean over rows of one head's attention matrix"),
@@ -217,9 +218,9 @@ TABLE = (
            (*TIMED, "replaced", "tokens", "seed", "refused", "limit"), timed=True),
     Metric("conversion_target", "count", (), "attentions mixed by a conversion without --to; 0: none, and why",
            also=("kinds", "why", "seed")),
-    Metric("conversion_pays", "pixels", ("model",), "image size from which an attention is 5 % faster, by "
-           "forecast; seconds: of converting there; doubled: its speed at twice the size; 0: none", -1,
-           ("seconds", "doubled", "seed"), timed=True),
+    Metric("conversion_pays", "pixels", ("model",), "image size (not square: its height, and shape) from which an "
+           "attention is 5 % faster, by forecast; seconds: of converting there; doubled: its speed at twice the size; "
+           "0: none", -1, ("shape", "seconds", "doubled", "seed"), timed=True),
     Metric("conversion_kept", "count", (), "1: a conversion without --to kept the teacher; why: speed, accuracy or mix",
            also=("why", "seed")),
     Metric("conversion_depth", "count", (), "layers of the converted model", also=("seed",)),

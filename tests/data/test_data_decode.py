@@ -176,3 +176,27 @@ def test_the_size_is_checked_before_any_pixel_is_decoded(tmp_path, monkeypatch):
         read_image(png_header(100_000, 100_000), 16, 3)
     with pytest.raises(pytest.fail.Exception):  # as those of an image of the right size are
         read_image(encoded(colourful(), "PNG"), 16, 3)
+
+
+def test_another_shape_covers_the_image_or_all_of_it_is_squeezed():
+    """Columns of a wide image are numbered; a crop of 7 × 11 from 14 × 44 has the middle 22 of them."""
+    pixels = np.broadcast_to(np.arange(44, dtype=np.uint8) * 5, (14, 44))
+    file = encoded(Image.fromarray(pixels), "PNG")
+    crop, squeezed = (read_image(file, "7x11", 1, resize=resize)[0] for resize in ("crop", "squeeze"))
+    assert crop.shape == squeezed.shape == (7, 11)
+    exact = Image.fromarray(pixels).crop((11, 0, 33, 14)).resize((11, 7), Image.Resampling.BICUBIC)
+    assert (crop == np.asarray(exact)).all()
+    assert squeezed[0, 0] < 11 * 5 < crop[0, 0] < crop[0, -1] < 33 * 5 < squeezed[0, -1]
+    tall = read_image(encoded(Image.fromarray(pixels.T), "PNG"), "11x7", 1)[0]
+    assert (tall == crop.T).all()
+    assert read_image(encoded(Image.fromarray(pixels), "PNG"), "8x1000", 1).shape == (1, 8, 1000)
+
+
+def test_a_photo_that_exif_turns_is_cropped_upright():
+    photo = Image.fromarray(np.random.default_rng(0).integers(0, 255, (400, 600), np.uint8))
+    photo = photo.resize((150, 100)).resize((600, 400))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn by 90°
+    turned = encoded(photo.transpose(Image.Transpose.ROTATE_90), "JPEG", exif=exif, quality=95)
+    found, wanted = (read_image(file, "40x60", 1).astype(int) for file in (turned, encoded(photo, "PNG")))
+    assert np.abs(found - wanted).mean() < 4

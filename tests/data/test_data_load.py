@@ -252,3 +252,16 @@ def test_flat_images_repeat_each_other_only_exactly():
 def test_sets_without_copies_have_none(name):
     found = data.load_data(name)
     assert data.repeats(found) == data.alike(found) == 0
+
+
+def test_height_and_width(own_cache, image_folder):
+    """Folders, decoded at once or on demand, and arrays."""
+    folder = image_folder(size=23)
+    found = [data.load_data(folder, image_size=size, cached=cached) for size in ("7x11", (7, 11)) for cached in (0, 1)]
+    found.append(data.load_data("synthetic:images=40,size=13", image_size=[7, 11]))
+    for dataset in found:
+        assert (dataset.image_size, dataset.train.batch([0])[0].shape[2:]) == ("7x11", (7, 11))
+    assert found[0].identity == found[2].identity
+    assert found[1].identity == found[3].identity != data.load_data(folder, image_size=(11, 7)).identity
+    assert data.load_data(folder, image_size=(11, 11)).image_size == 11
+    assert data.Survey.of(found[0]).size == "7x11"

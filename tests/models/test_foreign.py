@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from linvit import data
+from linvit.attention import attentions
 from linvit.conversion.linearize import linearize
 from linvit.models import VisionTransformer, foreign
 from linvit.models.resize import resized
@@ -39,11 +40,11 @@ def louder(model: torch.nn.Module) -> torch.nn.Module:
     return model.eval()
 
 
-def hugging_face(kind: str, suffix: str = "ForImageClassification", **options):
+def hugging_face(kind: str, suffix: str = "ForImageClassification", image_size=35, **options):
     transformers = pytest.importorskip("transformers")
     own = {} if kind.startswith("Dinov2") else {"intermediate_size": 53}
     own |= {"num_register_tokens": 4} if kind.endswith("Registers") else {}
-    config = getattr(transformers, f"{kind}Config")(**SIZE, **own, num_labels=5, **options)
+    config = getattr(transformers, f"{kind}Config")(**SIZE | {"image_size": image_size}, **own, num_labels=5, **options)
     return louder(getattr(transformers, kind + suffix)(config))
 
 
@@ -71,11 +72,11 @@ MODERN = {  # by what is special: the class and its options
 }
 
 
-def modern(name: str) -> torch.nn.Module:
+def modern(name: str, image_size=35) -> torch.nn.Module:
     transformers = pytest.importorskip("transformers")
     kind, options = MODERN[name]
     width = {"mlp_ratio": 2} if "Dinov2" in kind else {"intermediate_size": 53}
-    options = SIZE | width | {"hidden_size": 36} | options
+    options = SIZE | width | {"hidden_size": 36, "image_size": image_size} | options
     if kind in ("SiglipForImageClassification", "SiglipModel"):
         text = {"hidden_size": 12, "intermediate_size": 7, "num_hidden_layers": 1, "num_attention_heads": 2}
         options = {"vision_config": options, "text_config": text | {"vocab_size": 11}}
@@ -86,11 +87,11 @@ def modern(name: str) -> torch.nn.Module:
 
 
 @torch.no_grad()
-def outputs(model: torch.nn.Module, x: Tensor) -> Tensor:
+def outputs(model: torch.nn.Module, x: Tensor, **options) -> Tensor:
     """Logits, or features."""
     if hasattr(model, "get_image_features"):
-        return model.get_image_features(pixel_values=x).pooler_output
-    out = model(x)
+        return model.get_image_features(pixel_values=x, **options).pooler_output
+    out = model(x, **options)
     return out.logits if hasattr(out, "logits") else out.pooler_output
 
 
@@ -157,9 +158,13 @@ def test_a_dinov3_takes_larger_images(tmp_path):
         ("dinov3", {"hidden_act": "silu"}, "hidden_act='silu' is not supported by linvit"),
         ("dinov3", {"use_gated_mlp": True}, "use_gated_mlp=True, but the weights have False"),
         ("dinov3", {"key_bias": True}, r"there is no layer.0.attention.k_proj.bias \(36,\)"),
-        ("dinov3", {"image_size": None}, "image_size=None must be an integer"),
-        ("dinov3", {"image_size": [35, 70]}, r"image_size=\[35, 70\]: images that are not square are not supported"),
-        ("siglip", {"image_size": 42}, "image_size=42, but 25 positions of patches of 7 px are for 35 px"),
+        ("dinov3", {"image_size": None}, "image_size=None must be a side in pixels"),
+        ("dinov3", {"image_size": [35, 70, 7]}, r"image_size=\[35, 70, 7\] must be a side in pixels"),
+        (
+            "siglip",
+            {"image_size": 42},
+            "image_size=42, but 25 positions of patches of 7 px are for images of another size",
+        ),
         ("siglip", {"num_hidden_layers": 3}, "num_hidden_layers=3, but the weights have 2"),
     ],
 )
@@ -169,6 +174,52 @@ def test_what_modern_models_say_must_be_so(name, changes, words, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(said | changes))
     with pytest.raises(ValueError, match=words):
         load(tmp_path)
+
+
+WIDE = 21, 56  # 3 × 8 patches
+
+
+def wide_images() -> Tensor:
+    return torch.randn(2, 3, *WIDE, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("name", [*KINDS, *MODERN])
+def test_images_that_are_not_square(name, tmp_path):
+    """Positions are interpolated as transformers does it; rotary ones are those of any grid."""
+    theirs = modern(name) if name in MODERN else hugging_face(name)
+    theirs.save_pretrained(tmp_path)
+    ours = load(tmp_path, image_size=WIDE)
+    assert (ours.config.image_size, ours.config.grid) == ("21x56", (3, 8))
+    with torch.no_grad():
+        asked = {"interpolate_pos_encoding": True} if name.startswith(("ViT", "DeiT", "siglip")) else {}
+        out = outputs(theirs, wide_images(), **asked)  # the others always do so
+        torch.testing.assert_close(ours(wide_images()), out, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["ViT", "DeiT", "dinov3"])  # the others need squares
+def test_a_configuration_states_height_and_width(name, tmp_path):
+    theirs = modern(name, image_size=WIDE) if name == "dinov3" else hugging_face(name, image_size=WIDE)
+    theirs.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["image_size"] == [*WIDE]
+    ours = load(tmp_path)
+    assert (ours.config.image_size, ours.config.grid) == ("21x56", (3, 8))
+    with torch.no_grad():
+        torch.testing.assert_close(ours(wide_images()), outputs(theirs, wide_images()), atol=1e-5, rtol=1e-5)
+    other = load(tmp_path, image_size="28x35")
+    assert other(torch.randn(2, 3, 28, 35)).isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["ViT", "DeiT", "dinov3"])
+def test_linearize_takes_the_grid_of_height_and_width(name):
+    theirs = modern(name, image_size=WIDE) if name == "dinov3" else hugging_face(name, image_size=WIDE)
+    with torch.no_grad():
+        before = outputs(theirs, wide_images())
+        linearize(theirs, "uniform")
+        assert {a.site.grid for a in attentions(theirs)} == {(3, 8)}
+        tokens = attentions(theirs)[0].site.tokens
+        linearize(theirs, f"linformer:k={tokens},init=identity")
+        torch.testing.assert_close(outputs(theirs, wide_images()), before, atol=1e-4, rtol=1e-4)
+        assert outputs(linearize(theirs, "twoscale:cell=2")[0], wide_images()).isfinite().all()
 
 
 def saved(folder: Path, model) -> Path:
@@ -626,7 +677,7 @@ def test_what_timm_has_and_linvit_has_not(changes, words, tmp_path):
         ({"use_swiglu_ffn": True}, "use_swiglu_ffn=True, but the weights have False"),
         ({"num_attention_heads": "many"}, "num_attention_heads='many' must be an integer"),
         ({"linvit_attention": "performer-nothing"}, "unknown attention 'performer-nothing'"),
-        ({"image_size": 42}, "image_size=42, but 26 positions of patches of 7 px are for 35 px"),
+        ({"image_size": 42}, "image_size=42, but 26 positions of patches of 7 px are for images of another size"),
         ({"image_size": [35, 70]}, r"image_size=\[35, 70\], but"),
         ({"num_hidden_layers": 12}, "num_hidden_layers=12, but the weights have 2"),
         ({"hidden_size": 48}, "hidden_size=48, but the weights have 33"),

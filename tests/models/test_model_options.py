@@ -238,7 +238,7 @@ def test_a_stored_configuration_names_every_option(options):
         ({"attention": "softmax:dwc=100001"}, "takes .* GB"),
         ({"depth": 10**6}, "depth=1000000 must be at most 10000"),
         ({"depth": 10**12}, "depth=1000000000000 must be at most 10000"),
-        ({"image_size": 100_000}, "image_size=100000 must be at most 8192"),
+        ({"image_size": 100_000}, "image_size=100000 must be between 4 and 8192"),
         ({"stem": "conv", "trunk": (8,) * 5000}, "trunk has 5,000 widths, more than the maximum of 64"),
     ],
     ids=lambda value: str(value)[:60],

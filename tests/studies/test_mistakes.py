@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from test_claims import above, number
+from test_claims import leads, number
 
 from linvit.models import create_model
 from linvit.studies.declaration import all_published
@@ -75,9 +75,9 @@ def test_printed_numbers_are_those_of_the_reports(shown):
             row for row in performers if sign * (number(study, row, key) - number(study, "transformer", key)) > 0
         ]
     assert [row[2] for row in shown["M10"].rows] == [
-        above("fθ", "relu"),
-        above("exp", "ViT"),
-        above("exp", "ViT", key="final_accuracy"),
+        leads("fθ", "relu"),
+        leads("exp", "ViT"),
+        leads("exp", "ViT", key="final_accuracy"),
     ]
 
 

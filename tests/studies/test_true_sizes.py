@@ -18,8 +18,9 @@ from linvit.records import Record
 from linvit.requests import ReproduceRequest
 from linvit.studies import STUDIES, true_sizes
 from linvit.studies.declaration import all_published
+from linvit.studies.quiet import busy, waiting
 from linvit.studies.run import Reproduction
-from linvit.studies.true_sizes import RACES, Race, busy, largest_batch, measured, shrunk, waiting
+from linvit.studies.true_sizes import RACES, Race, largest_batch, measured, shrunk
 
 pytestmark = pytest.mark.filterwarnings("ignore:stem=length-one")
 

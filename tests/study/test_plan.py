@@ -87,7 +87,7 @@ def test_a_start_has_its_own_image_sizes() -> None:
     like = model_config(image_size=64, stem="conv", trunk=(8, 16), pools=2, dim=32, heads=2)
 
     def sides(images: Survey, size: int | None = None, resizable: bool = True) -> list[int]:
-        return [rung.side for rung in Planner(images, 2, 1, CPU, like=like).with_rungs({}, size, resizable).rungs]
+        return [rung.size for rung in Planner(images, 2, 1, CPU, like=like).with_rungs({}, size, resizable).rungs]
 
     tuned = replace(PHOTOS, name="cifar10", side=32)
     assert sides(tuned) == [64]
@@ -103,7 +103,7 @@ def test_a_size_that_an_attention_cannot_have_is_not_chosen() -> None:
     ladder = Planner(PHOTOS, 2, 1, CPU, like=like)
 
     def sides(*attentions: str) -> list[int]:
-        return [rung.side for rung in ladder.with_rungs({}, None, True, attentions).rungs]
+        return [rung.size for rung in ladder.with_rungs({}, None, True, attentions).rungs]
 
     assert sides("softmax", "linformer:k=32") == [192, 96]
     assert sides("softmax", "linformer:k=200") == [192]
@@ -120,16 +120,18 @@ def test_a_survey_knows_the_images_before_any_is_decoded(photos: Path) -> None:
 
 
 def test_photos_are_resized_and_small_images_are_not() -> None:
-    assert [(rung.side, rung.narrower) for rung in planner().rungs] == list(plan.LADDER)
-    assert all(rung.model.image_size == rung.side for rung in planner().rungs)
+    assert [(rung.size, rung.narrower) for rung in planner().rungs] == list(plan.LADDER)
+    assert all(rung.model.image_size == rung.size for rung in planner().rungs)
     small = replace(PHOTOS, side=28)
-    assert [(rung.side, rung.narrower) for rung in planner(small).rungs] == [(28, 1), (28, 2), (28, 4)]
+    assert [(rung.size, rung.narrower) for rung in planner(small).rungs] == [(28, 1), (28, 2), (28, 4)]
     known = replace(PHOTOS, name="cifar10", side=32)
-    assert {rung.side for rung in planner(known).rungs} == {32}
+    assert {rung.size for rung in planner(known).rungs} == {32}
 
 
 def test_what_is_given_is_not_chosen() -> None:
-    assert {rung.side for rung in planner(size=96).rungs} == {96}
+    assert {rung.size for rung in planner(size=96).rungs} == {96}
+    assert {rung.size for rung in planner(size="64x96").rungs} == {"64x96"}
+    assert {rung.model.grid for rung in planner(size="64x96").rungs} == {(8, 12)}
     for given in ({"dim": 64}, {"size": "nano"}, {"depth": 1}):
         assert {rung.narrower for rung in planner(given=given).rungs} == {1}
     assert all("batch_size" not in rung.options for rung in planner(given={"batch_size": 17}).rungs)

@@ -10,8 +10,10 @@ so that S' are averages of values, P are weights that sum to one, and nothing le
 - Inputs in half precision are only ever widened: Ωx, maxima, exponentials, sums and denominators are float32.
 - f is rounded to v's dtype for the product with v, and z is the sum of what it was rounded to: a rounded weight then
   moves an average only as far as the weight's key differs from it.
-- P and S' are sums of two parts in half precision, so that their product rounds the output alone. It is one product
-  three times as deep, which costs about 90 MB of traffic in the example below.
+- Few features, or features that are not random, are sums of two parts in half precision: their roundings would not
+  average out.
+- P and S' are such sums too, so that their product rounds the output alone (halves.py). It is one product three times
+  as deep, which costs about 90 MB of traffic in the example below.
 - Nothing but q, k and v is kept for the backward pass; features are recomputed.
 
 The error of the output relative to that of softmax, on a simulated device with 64 to 1,024 tokens of 64 channels and 64
@@ -39,10 +41,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from linvit.attention import fused, pieces
+from linvit.attention.halves import HALF, average, halves, sums, transformed, wide_products
 from linvit.kernels.base import Features, Prepared, tracing
 
-HALF = (torch.float16, torch.bfloat16)
 RACE_WARM_UP, RACE_ROUNDS = 3, 5
+MANY_FEATURES = 64  # random ones: the roundings of so many average out, and they need no second part
 LOWEST = -1e30  # log-weight of a masked key: e^LOWEST is zero, and differences of it are not NaN
 
 
@@ -60,12 +63,6 @@ def _needs_gradient(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
-def transformed() -> bool:
-    """Whether a transformation of torch.func is active: it takes neither hand-written gradients nor recomputation."""
-    functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
-    return isinstance(functorch.peek_interpreter_stack(), functorch.CInterpreter)  # torch.compile sees no `is None`
-
-
 def _checkpointed(q: Tensor, k: Tensor, v: Tensor, weight: Tensor | None, bias: Tensor | None, φ: Features) -> Tensor:
     """`_attend`, recomputed in the backward pass. Compiled as a whole, so that the forward pass writes nothing more."""
     if not _needs_gradient(q, k, v, weight, bias) or transformed():
@@ -75,22 +72,27 @@ def _checkpointed(q: Tensor, k: Tensor, v: Tensor, weight: Tensor | None, bias: 
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, weight: Tensor | None, bias: Tensor | None, φ: Features) -> Tensor:
-    u_q = _projected(q, φ.omega)
-    u_k = _projected(k, φ.omega, φ.norm if φ.exponential else 0.0, tokens_last=True)
+    parts = None
+    if q.dtype in HALF and φ.omega is not None and not φ.omega.requires_grad and wide_products(q):
+        parts = torch.cat(halves(φ.omega, q.dtype))
+    u_q = _projected(q, φ.omega, parts)
+    u_k = _projected(k, φ.omega, parts, φ.norm if φ.exponential else 0.0, tokens_last=True)
     if weight is not None:
         weight = weight.transpose(1, 2)
     if φ.exponential:
         p, f, z = _exponential(u_q, u_k, weight, bias, v.dtype)
     else:
         p, f, z = _pointwise(u_q, u_k, _log_weight(k, weight, φ.norm), weight is not None, φ, v.dtype)
-    s = _sums(f, v.flatten(0, -3))
-    return _average(p, s if z is None else s / z, v.dtype).view(v.shape)
+    s = sums(f, v.flatten(0, -3))
+    return average(p, s if z is None else s / z, v.dtype).view(v.shape)
 
 
-def _projected(x: Tensor, omega: Tensor | None, norm: float = 0.0, tokens_last: bool = False) -> Tensor:
-    """Ωx + norm·‖x‖², (…, N, d) → (G, N, F) or (G, F, N), in float32 or better."""
-    if x.dtype in HALF and omega is not None and not omega.requires_grad and _wide_products(x):
-        return _HalfProjection.apply(x if x.dim() == 4 else x.unsqueeze(1), omega, norm, tokens_last)  # type: ignore[return-value]
+def _projected(
+    x: Tensor, omega: Tensor | None, parts: Tensor | None, norm: float = 0.0, tokens_last: bool = False
+) -> Tensor:
+    """Ωx + norm·‖x‖², (…, N, d) → (G, N, F) or (G, F, N), in float32 or better. parts: Ω in half precision."""
+    if parts is not None:
+        return _HalfProjection.apply(x if x.dim() == 4 else x.unsqueeze(1), omega, parts, norm, tokens_last)  # type: ignore[return-value]
     x = (x.to(torch.float32, memory_format=torch.contiguous_format) if x.dtype in HALF else x).flatten(0, -3)
     squares = pieces.log_weight(x, None, norm)
     if tokens_last:
@@ -101,21 +103,16 @@ def _projected(x: Tensor, omega: Tensor | None, norm: float = 0.0, tokens_last: 
     return u if squares is None else u + squares
 
 
-def _wide_products(x: Tensor) -> bool:
-    """Whether products of half precision may have results in float32: on CUDA, and with hand-written gradients."""
-    return x.device.type in ("cuda", "meta") and not transformed()
-
-
 class _HalfProjection(torch.autograd.Function):
     """Ωx + norm·‖x‖², (B, H, N, d) → (B·H, N, F) or (B·H, F, N): one Triton kernel, or cuBLAS's products."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, omega: Tensor, norm: float, tokens_last: bool) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, omega: Tensor, parts: Tensor, norm: float, tokens_last: bool) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(omega, *([x] if norm else []))
         ctx.shape, ctx.dtype, ctx.norm, ctx.tokens_last = x.shape, x.dtype, norm, tokens_last
         if x.is_cuda and _has_triton() and fused.supports_projection(x, omega):
             return fused.projection(x, omega.float().contiguous(), norm, tokens_last)
-        return _projection_by_products(x, omega, norm, tokens_last)
+        return _projection_by_products(x, parts, norm, tokens_last)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
@@ -124,38 +121,27 @@ class _HalfProjection(torch.autograd.Function):
         found = gradient @ omega
         if given:
             found = found + 2 * ctx.norm * gradient.sum(-1, keepdim=True) * given[0]
-        return found.to(ctx.dtype), None, None, None
+        return found.to(ctx.dtype), None, None, None, None
 
 
-def _projection_by_products(x: Tensor, omega: Tensor, norm: float, tokens_last: bool) -> Tensor:
-    """Ω is the sum of two matrices in half precision. The second product is at most 2⁻⁸ of the first, and may be
-    rounded. The meta device stands for a GPU with Triton: there it is one product, as much traffic as that kernel's."""
-    shape = x.shape[:2]
+def _projection_by_products(x: Tensor, parts: Tensor, norm: float, tokens_last: bool) -> Tensor:
+    """One product with both parts of Ω, (2F, d), which are then added. The meta device stands for a GPU with Triton:
+    there it is a product with one part, as much traffic as that kernel's."""
+    features = len(parts) // 2
     if x.stride(1) > x.stride(2):  # heads are apart in memory; where those of a token are neighbours, nothing is copied
         x = x.reshape(-1, 1, *x.shape[-2:])
-    rows = x.transpose(0, 1).flatten(1, 2)
-    left, right = (None, rows.mT) if tokens_last else (rows, None)
-
-    def product(part: Tensor, **options: Any) -> Tensor:
-        part = part.expand(len(rows), -1, -1)
-        return torch.bmm(part if left is None else left, part.mT if right is None else right, **options)
-
-    high, low = halves(omega, x.dtype)
-    u = product(high, out_dtype=torch.float32)
-    if not x.is_meta:
-        u = u + product(low)
-        if norm:
-            squares = norm * torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=u.dtype).square()
-            u = u + (squares.mT if tokens_last else squares)
-    u = u.unflatten(2 if tokens_last else 1, (len(x), -1))
-    u = u.permute(2, 0, 1, 3) if tokens_last else u.transpose(0, 1)
-    return u.reshape(shape.numel(), *u.shape[2:])
-
-
-def halves(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Two tensors whose sum is x but for 2⁻¹⁶ (bfloat16) or 2⁻²² (float16) of it."""
-    high = x.to(dtype)
-    return high, (x - high).to(dtype)
+    rows, parts = x.transpose(0, 1).flatten(1, 2), parts[:features] if x.is_meta else parts
+    omega = parts.expand(len(rows), -1, -1)
+    u = torch.bmm(*((omega, rows.mT) if tokens_last else (rows, omega.mT)), out_dtype=torch.float32)
+    u = (u if tokens_last else u.mT).unflatten(2, (len(x), -1)).unflatten(1, (-1, features)).permute(1, 3, 0, 2, 4)
+    u = u if tokens_last else u.mT  # (1 or 2, batch, heads, …)
+    if x.is_meta:
+        return u.flatten(0, 2)
+    found = torch.add(u[0], u[1], out=u.new_empty(u.shape[1:])).flatten(0, 1)
+    if norm:
+        squares = norm * torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=u.dtype).square().flatten(0, 1)
+        found += squares.mT if tokens_last else squares
+    return found
 
 
 def _log_weight(k: Tensor, weight: Tensor | None, norm: float) -> Tensor | None:
@@ -179,7 +165,7 @@ def _exponential(u_q: Tensor, u_k: Tensor, weight: Tensor | None, bias: Tensor |
     if weight is not None:
         f = f.masked_fill(weight <= LOWEST, 0.0)  # also where every key is masked
     f, z = _rounded(f, dtype)
-    z = _divisor(z)
+    z = z if weight is None else _divisor(z)
     λ = (c + z.log()).transpose(1, 2)
     return torch.softmax(u_q + (λ if bias is None else λ + bias), -1), f, z
 
@@ -197,16 +183,18 @@ def _pointwise(u_q: Tensor, u_k: Tensor, w: Tensor | None, masked: bool, φ: Fea
         f_k, count = f_k * factor, factor.sum(2, keepdim=True)
     if not φ.divide:  # an RMS norm follows
         return f_q, f_k, None
-    least = φ.least * f_k.shape[1] * count
+    least, safe = φ.least * f_k.shape[1] * count, φ.positive and not masked  # safe: no sum over keys is zero
     if dtype in HALF:
-        c = f_k.detach().amax(2, keepdim=True).clamp_min(torch.finfo(f_k.dtype).tiny) * _ρ(f_k.shape[2])
-        f_k, z = _rounded(f_k / c, dtype)
-        f_q, z = f_q * (c * z).transpose(1, 2), _divisor(z)
+        few = φ.omega is None or f_k.shape[1] < MANY_FEATURES
+        c = f_k.detach().amax(2, keepdim=True) * _ρ(f_k.shape[2])
+        c = c if safe else c.clamp_min(torch.finfo(c.dtype).tiny)
+        f_k, z = _rounded(f_k / c, f_k.dtype if few else dtype)
+        f_q, z = f_q * (c * z).transpose(1, 2), z if safe else _divisor(z)
         d = f_q.sum(-1, keepdim=True)
     else:
         z = None
         d = (f_q * f_k.sum(2, keepdim=True).transpose(1, 2)).sum(-1, keepdim=True)
-    return f_q * (d.reciprocal() if φ.positive and not masked else pieces.inverse(d, least)), f_k, z
+    return f_q / d if safe else f_q * pieces.inverse(d, least), f_k, z
 
 
 def _ρ(tokens: int) -> float:
@@ -239,51 +227,6 @@ class _Rounded(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, of_rounded: Tensor, of_sum: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         return of_rounded + of_sum, None
-
-
-def _sums(f: Tensor, v: Tensor) -> Tensor:
-    """Σ_j f_j v_j, (G, F, N) and (G, N, e) → (G, F, e) in float32 or better."""
-    if v.dtype not in HALF:
-        return f @ v
-    return _Sums.apply(f, v) if _wide_products(v) else f.float() @ v.float()  # type: ignore[return-value]
-
-
-class _Sums(torch.autograd.Function):
-    """f·v of half precision, in float32."""
-
-    @staticmethod
-    def forward(ctx: Any, f: Tensor, v: Tensor) -> Tensor:  # type: ignore[override]
-        ctx.save_for_backward(f, v)
-        return torch.bmm(f, v, out_dtype=torch.float32)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        f, v = ctx.saved_tensors
-        gradient = gradient.to(v.dtype)
-        return gradient @ v.mT, f.mT @ gradient
-
-
-def _average(p: Tensor, s: Tensor, dtype: torch.dtype) -> Tensor:
-    """P·S', (G, N, F) and (G, F, e), in this dtype."""
-    if dtype not in HALF:
-        return p @ s
-    return _Average.apply(p, s, dtype) if _wide_products(p) else (p @ s).to(dtype)  # type: ignore[return-value]
-
-
-class _Average(torch.autograd.Function):
-    """P·S' of float32 as one product of half precision: each factor is the sum of two parts, and three of the four
-    products of parts are summed; the fourth is too small to matter. Gradients use the larger parts."""
-
-    @staticmethod
-    def forward(ctx: Any, p: Tensor, s: Tensor, dtype: torch.dtype) -> Tensor:  # type: ignore[override]
-        (p_high, p_low), (s_high, s_low) = halves(p, dtype), halves(s, dtype)
-        ctx.save_for_backward(p_high, s_high)
-        return torch.cat([p_high, p_low, p_high], 2) @ torch.cat([s_high, s_high, s_low], 1)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
-        p, s = ctx.saved_tensors
-        return (gradient @ s.mT).float(), torch.bmm(p.mT, gradient, out_dtype=torch.float32), None
 
 
 _WINNERS: dict[tuple, bool] = {}  # by shape: whether Triton's kernels were faster

@@ -2,8 +2,9 @@
 
     out = softmax(q aᵀ/√d + B₂) [softmax(a kᵀ/√d + B₁) v]      a = q averaged over n cells of the grid
 
-Two softmaxes by PyTorch's fused kernel, O(Nn). Prefix tokens take part in both, but belong to no cell. Fewer tokens
-than the attention was built for are the first of the grid; a cell without tokens has no agent.
+Two softmaxes by PyTorch's fused kernel, O(Nn); of inputs in half precision the first is in float32, with biases both.
+Prefix tokens take part in both, but belong to no cell. Fewer tokens than the attention was built for are the first of
+the grid; a cell without tokens has no agent.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linvit.attention.base import Attention, Switches, register, softmax_attention
+from linvit.attention.base import PRECISE, Attention, Switches, precise, register, softmax_attention
+from linvit.attention.halves import softmax_over_computed, sums, wide
 from linvit.kernels.base import positive, tracing
 from linvit.randomness import generator
 from linvit.site import Cost, Site
@@ -120,11 +122,14 @@ class Agent(Attention):
             agents, own = agents / mass.where(mass > 0, 1.0), mass[..., 0] > 0
             own = (own | ~own.any(-1, keepdim=True)).flatten(1)  # without any agent, all stand for the mean of v
             own = own.expand(q.shape[0], -1)
+        agents, wide_k, wide_v = precise(agents, k, v)
         if not self.biases:
-            return softmax_attention(q, agents, softmax_attention(agents, k, v, mask), own)
-        ask, answer = self._bias(n, q)
-        gathered = _biased(agents, k, v, ask, mask)
-        return _biased(q, agents, gathered, answer.transpose(1, 2), own)
+            gathered = softmax_attention(agents, wide_k, wide_v, mask)
+            attend = softmax_attention if q.dtype in PRECISE else softmax_over_computed
+            return attend(q, agents, gathered, own)
+        ask, answer = self._bias(n, agents)
+        gathered = _biased(agents, wide_k, wide_v, ask, mask)
+        return _biased(q.to(agents), agents, gathered, answer.transpose(1, 2), own).to(v.dtype)
 
     def _pooled(self, image: Tensor) -> Tensor:
         """(B, H, image tokens, e) → means over the cells, (B, H, agents, e); places without a token count as zeros."""
@@ -156,9 +161,9 @@ def _members(cells: int, size: int) -> Tensor:
 
 
 def _means(members: Tensor, x: Tensor) -> Tensor:
-    """(…, size, e) → (…, cells, e). Sums are divided afterwards: 1/3 is rounded in half precision, 1 and 3 are not."""
-    members = members.to(x)
-    return members @ x / members.sum(1, keepdim=True)
+    """(…, size, e) → (…, cells, e), in float32 or better."""
+    members = members.to(x.device, wide(x))
+    return sums(members, x) / members.sum(1, keepdim=True)
 
 
 def _resized(value: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -279,13 +279,13 @@ def share_layerwise(attentions: Iterable[Attention]) -> None:
         other.share(common[0])
 
 
-def interpolated(value: Tensor, old: Site, new: Site, mode: str, scale: float = 1.0) -> Tensor:
+def interpolated(value: Tensor, old: Site, new: Site, mode: str, scale: float = 1.0, antialias: bool = True) -> Tensor:
     """(…, prefix + image tokens) of one grid → the same of another, in float32; what belongs to the prefix stays."""
     assert old.grid is not None
     assert new.grid is not None
     first, image = value[..., : old.prefix], value[..., old.prefix :].float()
     plane = image.reshape(-1, 1, *old.grid)
-    moved = F.interpolate(plane, new.grid, mode=mode, align_corners=False, antialias=True) * scale
+    moved = F.interpolate(plane, new.grid, mode=mode, align_corners=False, antialias=antialias) * scale
     return torch.cat([first, moved.reshape(*image.shape[:-1], -1).to(value.dtype)], -1)
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from linvit.attention.base import Attention, register
+from linvit.attention.halves import average, sums, wide
 from linvit.site import Cost, Site
 
 
@@ -20,12 +21,13 @@ class Efficient(Attention):
     why_not_causal = "its softmax over tokens sees later keys"
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        q, k = (x.to(wide(x)) for x in (q, k))
         if mask is not None:
             k = k.masked_fill(~mask[:, None, :, None], -torch.inf)
         keys = torch.softmax(k, 2)
         if mask is not None:
             keys = keys.masked_fill(~mask[:, None, :, None], 0.0)  # also where every key is masked
-        return torch.softmax(q, -1) @ (keys.transpose(2, 3) @ v)
+        return average(torch.softmax(q, -1), sums(keys.transpose(2, 3), v), v.dtype)
 
     @classmethod
     def own_cost(cls, site: Site) -> Cost:

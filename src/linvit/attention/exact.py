@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from linvit.attention.base import Attention, register, softmax_attention
+from linvit.attention.halves import wide
 from linvit.site import Cost, Site
 
 
@@ -78,8 +79,9 @@ class Uniform(Attention):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         kept = torch.ones_like(v[..., :1]) if mask is None else mask[:, None, :, None].to(v)
         if self.site.causal:
-            return (v * kept).cumsum(2) / kept.cumsum(2).clamp_min(1)
-        return ((v * kept).sum(2, keepdim=True) / kept.sum(2, keepdim=True).clamp_min(1)).expand_as(v)
+            return ((v * kept).cumsum(2, dtype=wide(v)) / kept.cumsum(2, dtype=wide(v)).clamp_min(1)).to(v.dtype)
+        total, count = (x.sum(2, keepdim=True, dtype=wide(v)) for x in (v * kept, kept))
+        return (total / count.clamp_min(1)).to(v.dtype).expand_as(v)
 
     def decode(self, q: Tensor, k: Tensor, v: Tensor, state: Any) -> tuple[Tensor, Any]:
         """The state is the sum of v so far, and of how many."""

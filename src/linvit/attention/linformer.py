@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linvit.attention.base import Attention, Switches, interpolated, register
+from linvit.attention.base import PRECISE, Attention, Switches, interpolated, register
+from linvit.attention.halves import softmax_over_computed, sums, wide
 from linvit.kernels.base import NOT_BY_CONTENT, positive
 from linvit.randomness import generator
 from linvit.site import Cost, Site
@@ -146,7 +147,7 @@ class Linformer(Attention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         n = k.shape[2]
-        matrix = self.matrix().to(q)
+        matrix = self.matrix().to(q.device, wide(q))
         if n > matrix.shape[-1]:
             raise ValueError(
                 f"{n} tokens, but linformer's projections were made for {matrix.shape[-1]}: build it for {n} tokens, "
@@ -155,7 +156,9 @@ class Linformer(Attention):
         if mask is not None:  # k is zero there already; v = I, for the attention's matrix, is not
             v = v.masked_fill(~mask[:, None, :, None], 0.0)
         project_k, project_v = matrix[0, ..., :n], matrix[-1, ..., :n]
-        return F.scaled_dot_product_attention(q, project_k @ k, project_v @ v)
+        keys, values = sums(project_k, k), sums(project_v, v)
+        attend = F.scaled_dot_product_attention if q.dtype in PRECISE else softmax_over_computed
+        return attend(q, keys, values)
 
 
 def _pooling(k: int, tokens: int) -> Tensor:

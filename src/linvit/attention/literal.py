@@ -3,7 +3,8 @@
     φ(x) = f(Ωx/√d) + ε        out = φ(q) [φ(k)ᵀ v] · 1 / (φ(q)·Σφ(k) + ε)        ε = 1e-6
 
 f is neither shifted nor divided by √m, ε is added to a denominator that may be negative or vanish, q and k are both
-divided by √d, and Ω is `torch.nn.init.orthogonal_`. Use `performer-<kernel>` instead.
+divided by √d, and Ω is `torch.nn.init.orthogonal_`. Algorithm 4 (f=exp) adds ε to the denominator alone. Use
+`performer-<kernel>` instead.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class AsReported(Attention):
     zero; `everywhere` also rounds 1/D, which overflows below |D| = 1.5e-5. Gradients pass as if nothing was rounded.
     """
 
-    formula = "φ(q) [φ(k)ᵀ v] / (φ(q)·Σφ(k) + ε), φ(x) = f(Ωx/√d) + ε"
+    formula = "φ(q) [φ(k)ᵀ v] / (φ(q)·Σφ(k) + ε), φ(x) = f(Ωx/√d) + ε, of exp without ε"
     estimates = "itself"
     origin = "report 002, Algorithms 2 and 4"
     invariants = "none: rows do not sum to one, and the denominator may vanish"
@@ -121,7 +122,8 @@ class AsReported(Attention):
             return self.rounded(self.kernel.phi(x))
         assert self.omega is not None
         u = self.rounded(x @ self.rounded(self.omega.rows.to(x)).t())
-        return self.rounded(self.rounded(self._f(u)) + EPS)
+        found = self.rounded(self._f(u))
+        return found if self.options.f == "exp" else self.rounded(found + EPS)
 
     def _f(self, u: Tensor) -> Tensor:
         match self.options.f:

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linvit.attention.base import PRECISE, Attention, Switches, interpolated, register
+from linvit.attention.halves import average, sums, wide
 from linvit.attention.pieces import inverse
 from linvit.kernels.base import positive
 from linvit.site import Cost, Site
@@ -107,7 +108,7 @@ class Mhla(Attention):
         if n - first > math.prod(self.grid):
             raise ValueError(f"{n} tokens do not fit grid={self.grid} with prefix={first}")
         half = v.dtype not in PRECISE
-        f_q, f_k = ((x.float() if half else x).relu() + FLOOR for x in (q, k))
+        f_q, f_k = (x.to(wide(x)).relu() + FLOOR for x in (q, k))
         if mask is not None:
             f_k = f_k.masked_fill(~mask[:, None, :, None], 0.0)
         queries, keys, values = (self._cut_up(x) for x in (f_q, f_k, v))
@@ -121,19 +122,26 @@ class Mhla(Attention):
         if half:  # sums of φ(k) c are √(n/d), those of φ(q)/c about its inverse: all in the range of float16
             c = math.sqrt(n / d) / z.detach().sum(2).clamp_min(torch.finfo(z.dtype).tiny)[:, :, None, None]
             scaled, queries = keys * c, queries / c
-        sums = scaled.to(v.dtype).transpose(3, 4) @ values
-        flat = sums.flatten(3).flatten(0, 1)  # @ would transpose it, since all have the same m
-        mixed = torch.bmm(m.to(v.dtype).expand(flat.shape[0], -1, -1), flat).view_as(sums)
-        image = (queries * over).to(v.dtype) @ mixed
+        of_blocks = sums(scaled.transpose(3, 4), values)
+        flat = of_blocks.flatten(3).flatten(0, 1)  # @ would transpose it, since all have the same m
+        mixed = torch.bmm(m.expand(flat.shape[0], -1, -1), flat).view_as(of_blocks)
+        queries = queries * over
         if near is None:
-            return self._join(image)[:, :, :n]
-        near = (near * over.flatten(2, 3)).to(v.dtype) @ v[:, :, :first]
-        image = self._join(image + near.view_as(image))[:, :, : max(0, n - first)]
+            return self._join(average(queries, mixed, v.dtype))[:, :, :n]
+        first_v = v[:, :, :first]
+        if half:  # one product: a sum of two would be rounded three times
+            near = near.unflatten(2, queries.shape[2:4]) * over
+            more = first_v[:, :, None].expand(-1, -1, mixed.shape[2], -1, -1)
+            image = average(torch.cat([queries, near], -1), torch.cat([mixed, more], -2), v.dtype)
+        else:
+            image = queries @ mixed
+            image = image + ((near * over.flatten(2, 3)) @ first_v).view_as(image)
+        image = self._join(image)[:, :, : max(0, n - first)]
         far = f_q[:, :, :first] @ keys.flatten(2, 3).transpose(2, 3) * self._by_token(weights[0, 1:])
         own = f_q[:, :, :first] @ f_k[:, :, :first].transpose(2, 3) * weights[0, 0]
         over = inverse(far.sum(-1, keepdim=True) + own.sum(-1, keepdim=True), 0.0)
-        far, own = ((x * over).to(v.dtype) for x in (far, own))
-        return torch.cat([far @ values.flatten(2, 3) + own @ v[:, :, :first], image], 2)
+        of_prefix = sums(far * over, values.flatten(2, 3)) + sums(own * over, first_v)
+        return torch.cat([of_prefix.to(v.dtype), image], 2)
 
     def _denominators(self, queries: Tensor, z: Tensor, m: Tensor, mask: Tensor | None) -> Tensor:
         """Of image queries and image keys, (B, H, blocks, tokens of one, 1)."""

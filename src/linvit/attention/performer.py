@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linvit.attention.accelerated import accelerated_attention, transformed
+from linvit.attention.accelerated import accelerated_attention
 from linvit.attention.base import PRECISE, Attention, Switches, precise
 from linvit.attention.causal import causal_attention
+from linvit.attention.halves import transformed
 from linvit.attention.linear import FEW_FEATURES, linear_attention, short
 from linvit.attention.plain import State, plain_attention, plain_causal
 from linvit.kernels.base import FeatureMap, Features, Prepared, tracing

@@ -30,8 +30,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linvit.attention.accelerated import transformed
 from linvit.attention.base import PRECISE, Attention, Switches, register, softmax_attention
+from linvit.attention.halves import ADDED_CHANNELS, RATIO, doubled, fused_softmax, transformed, wide
 from linvit.kernels.base import positive, tracing
 from linvit.site import Cost, Site
 
@@ -42,7 +42,6 @@ LOWEST = -1e30  # bias of a dropped key: its weight is zero, and differences are
 SUMMARY_KEYS, PADDING_KEYS = 300, 200
 Far = Literal["auto", "tangent", "bands", "mean"]
 BIAS_PARTS = 3  # of a bias in half precision: 24 bits in bfloat16, as many as in float32
-ADDED_CHANNELS = 8  # that hold them: fused kernels need multiples of eight
 SIDES = range(2, 33)  # of a cell, that cell=auto chooses from
 
 
@@ -178,7 +177,12 @@ class TwoScale(Attention):
         if kept is not None:
             of_kept = torch.where(kept, 0.0, LOWEST).to(bias)[:, None, :, None]
             tokens = of_kept.split([x.shape[2] for x in k], 2)
-        bias = self._joined(tokens, torch.where(self.near, LOWEST, bias)).squeeze(-1)
+        bias = torch.where(self.near, LOWEST, bias)
+        if q.dtype not in PRECISE:
+            q, k = torch.cat([q, q], -1), [F.pad(x, (0, x.shape[-1])) for x in k]
+            far_k, far_v = doubled(far_k, far_v, q.dtype)
+            bias = torch.cat([bias - math.log(1 + RATIO), bias + math.log(RATIO / (1 + RATIO))], -2)
+        bias = self._joined(tokens, bias).squeeze(-1)
         keys, values = self._joined(k, far_k).flatten(1, 2), self._joined(v, far_v).flatten(1, 2)
         q = q.unflatten(2, (self.cut.down, -1)).flatten(1, 2)
         learned = slice(k[0].shape[2], k[0].shape[2] + far_k.shape[3])
@@ -199,14 +203,14 @@ class TwoScale(Attention):
     def _far(self, q: Tensor, k: Tensor, v: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Keys and values of the cells, (B, H, bands, cells, d), and biases, (B, H, bands, cells, 1), for each band or
         one for all, from the image's tokens. kept: (B, prefix + tokens)."""
-        dtype, wide = v.dtype, k.dtype if k.dtype in PRECISE else torch.float32
+        dtype = wide(k)
         if kept is None:
-            kept = torch.ones(1, 1, k.shape[2], 1, device=k.device, dtype=wide)
+            kept = torch.ones(1, 1, k.shape[2], 1, device=k.device, dtype=dtype)
         else:
-            kept = kept[:, None, self.site.prefix :, None].to(wide)
-        dropped = torch.where(self._cells(kept) > 0, 0.0, LOWEST).to(wide)
-        keys, values = (self._cells(x).to(wide) for x in (k, v))
-        mean, spread = self._queries(q.to(wide), kept)
+            kept = kept[:, None, self.site.prefix :, None].to(dtype)
+        dropped = torch.where(self._cells(kept) > 0, 0.0, LOWEST).to(dtype)
+        keys, values = (self._cells(x).to(dtype) for x in (k, v))
+        mean, spread = self._queries(q.to(dtype), kept)
 
         def products(x: Tensor, of_bands: Tensor) -> Tensor:  # (B, H, cells, c², bands)
             return (x.flatten(2, 3) @ of_bands.transpose(2, 3)).unflatten(2, x.shape[2:4])
@@ -218,7 +222,7 @@ class TwoScale(Attention):
         second = (share * (products(keys * keys, spread) / 2 - scores)).sum(3)
         bias = total.squeeze(3) + second - (far_k.square() * (spread / 2)[:, :, None]).sum(-1)
         far_k, far_v, bias = (x.transpose(2, 3) for x in (far_k, far_v, bias.clamp_min(LOWEST)[..., None]))
-        return far_k.to(dtype), far_v.to(dtype), bias
+        return far_k, far_v, bias
 
     def _queries(self, q: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of q/√d, of all queries or in each band, (B, H, bands, d); dropped queries are zero."""
@@ -273,16 +277,15 @@ def _biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, learned: slice) -> Te
 
 def _with_bias_in_channels(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     """For half precision, which would round a bias of 50 by up to 0.1: the bias is the sum of three channels of k that
-    are multiplied by ones in q. FlashAttention, which takes no bias, can then be used."""
-    d, wide = q.shape[-1], torch.finfo(q.dtype).max
-    rest, parts = (bias * math.sqrt(d)).mT.clamp(-wide, wide), []
+    are multiplied by ones in q. FlashAttention, which takes no bias, can then be used. q is [q, q], (…, 2d)."""
+    d, most = q.shape[-1] // 2, torch.finfo(q.dtype).max
+    rest, parts = (bias * math.sqrt(d)).mT.clamp(-most, most), []
     for _ in range(BIAS_PARTS):
         parts.append(rest.to(k.dtype))
         rest = rest - parts[-1]
     ones = q.new_ones(1, 1, 1, BIAS_PARTS).expand(*q.shape[:-1], -1)
     q, k = (F.pad(torch.cat([x, *more], -1), (0, ADDED_CHANNELS - BIAS_PARTS)) for x, more in ((q, [ones]), (k, parts)))
-    out = F.scaled_dot_product_attention(q, k, F.pad(v, (0, ADDED_CHANNELS)), scale=d**-0.5)
-    return out[..., : v.shape[-1]]
+    return fused_softmax(q, k, v, d)
 
 
 class _BiasedAttention(torch.autograd.Function):

@@ -138,7 +138,7 @@ def print_outlook(experiment: Experiment, data: Dataset, folder: Path) -> None:
     cost, config, recipe = estimate(experiment.model), experiment.model, experiment.recipe
     batch, per_epoch, steps = experiment.length(len(data.train))
     counts = f"{len(data.train):,} train, {len(data.validation):,} validate, {len(data.test):,} test"
-    size = f"{data.channels} × {data.image_size} × {data.image_size}"
+    size = " × ".join(map(str, config.image_shape))
     print(f"experiment {experiment.id} in {folder}: {status(experiment, folder)}")
     print(f"  images   {counts}; {len(data.classes)} classes, {size}")
     counts = f"{cost.parameters:,} parameters, {config.tokens} tokens, {cost.macs:,} MACs per image"

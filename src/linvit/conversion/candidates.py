@@ -24,6 +24,7 @@ from linvit.progress import Progress
 from linvit.records import Record, Tag
 from linvit.registry import join_layers, parse_layers
 from linvit.schemas.conversion import fast_enough
+from linvit.schemas.pixels import ImageSize, sides, with_height
 
 # Few, and different from one another. Those that need no training come first.
 TABLE = (
@@ -148,12 +149,14 @@ def _evaluated(c: Context, specs: Sequence[str]) -> list[Record]:
     return found
 
 
-def forecast_speeds(config: ModelConfig, speeds: Mapping[str, float], limit: float, side: int) -> dict[str, float]:
-    """Forecast for images of another side: the speed of each model relative to the teacher, except of those that are
+def forecast_speeds(
+    config: ModelConfig, speeds: Mapping[str, float], limit: float, size: ImageSize
+) -> dict[str, float]:
+    """Forecast for images of another size: the speed of each model relative to the teacher, except of those that are
     impossible there, and under "" the time of the teacher relative to its time here. speeds, limit: relative to the
     teacher here; `limit` is without attention. The time of an attention is assumed to be proportional to its
     multiply–accumulates and overhead, that of the rest of the model to its multiply–accumulates."""
-    other = config.model_copy(update={"image_size": side})
+    other = config.model_copy(update={"image_size": size})
     rest = frame(other).macs / frame(config).macs / limit  # in seconds of the teacher at its own size
 
     def seconds(spec: str, speed: float) -> float:
@@ -175,13 +178,15 @@ def _attention_work(layers: str, config: ModelConfig) -> int:
     return sum(cost.macs + cost.overhead for cost in costs)
 
 
-def fast_from(config: ModelConfig, speeds: Mapping[str, float], limit: float) -> dict[str, int]:
-    """Spec → the smallest side of images at which the model is fast enough by forecast, if there is one."""
-    step, found = config.image_size // config.grid[0], {}
-    for side in range(config.image_size + step, MAX_GROWTH * config.image_size + 1, step):
+def fast_from(config: ModelConfig, speeds: Mapping[str, float], limit: float) -> dict[str, ImageSize]:
+    """Spec → the smallest images of the same shape at which the model is fast enough by forecast, if there are any."""
+    height, found = sides(config.image_size)[0], {}
+    step = height // config.grid[0]
+    for taller in range(height + step, MAX_GROWTH * height + 1, step):
+        size = with_height(config.image_size, taller, step)
         try:
-            there = forecast_speeds(config, speeds, limit, side)
+            there = forecast_speeds(config, speeds, limit, size)
         except ValueError:  # the teacher's own attention cannot have this size
             continue
-        found |= {spec: side for spec, speed in there.items() if spec and fast_enough(speed) and spec not in found}
+        found |= {spec: size for spec, speed in there.items() if spec and fast_enough(speed) and spec not in found}
     return found

@@ -150,6 +150,6 @@ class Context:
         return result
 
 
-def sizes(config: ModelConfig) -> dict[str, int | None]:
+def sizes(config: ModelConfig) -> dict[str, int | str | None]:
     """The tags of a measurement that say which images and patches it is for."""
     return {"image_size": config.image_size, "patch_size": config.patch_size}

@@ -39,6 +39,7 @@ from linvit.models import VisionTransformer
 from linvit.progress import Progress, ignore, repeated
 from linvit.randomness import generator
 from linvit.registry import parse_layers
+from linvit.schemas.pixels import sides
 from linvit.training.checkpoint import load, on_hub
 
 Format = Literal["onnx", "torch", "hf"]
@@ -191,7 +192,7 @@ def _hf_config(model: VisionTransformer, spec: str) -> dict[str, Any]:
         "architectures": ["ViTForImageClassification"],
         "model_type": "vit",
         "dtype": "float32",
-        "image_size": config.image_size,
+        "image_size": config.image_size if isinstance(config.image_size, int) else sides(config.image_size),
         "patch_size": config.patch_size,
         "num_channels": config.channels,
         "hidden_size": config.dim,
@@ -209,12 +210,12 @@ def _hf_config(model: VisionTransformer, spec: str) -> dict[str, Any]:
 
 
 def _hf_processor(model: VisionTransformer) -> dict[str, Any]:
-    size = model.config.image_size
-    square: dict[str, Any] = {"height": size, "width": size}
-    kind: dict[str, Any] = {"image_processor_type": "ViTImageProcessor", "size": square}
-    if model.about["resize"] == "crop":
-        kind = {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": size}}
-        kind |= {"do_center_crop": True, "crop_size": square}
+    height, width = sides(model.config.image_size)
+    whole: dict[str, Any] = {"height": height, "width": width}
+    kind: dict[str, Any] = {"image_processor_type": "ViTImageProcessor", "size": whole}
+    if model.about["resize"] == "crop":  # of an image of any shape, the crop lies within this
+        kind = {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": max(height, width)}}
+        kind |= {"do_center_crop": True, "crop_size": whole}
     return kind | {
         "do_resize": True,
         "resample": 3,
@@ -272,6 +273,9 @@ def _hf_loaded(model: VisionTransformer, folder: Path, spec: str) -> Pixels:
     return lambda pixels: theirs.eval()(normalise(pixels, mean, std)).logits
 
 
+ZOOMS = "Training used the largest centre crop of this aspect ratio; transformers' processor crops more of each image."
+
+
 def _hf_card(model: VisionTransformer, spec: str, call: str) -> str:
     exact = spec == BASELINE
     register = "" if exact else f'import linvit\nlinvit.register_transformers("{spec}")\n'
@@ -282,25 +286,26 @@ def _hf_card(model: VisionTransformer, spec: str, call: str) -> str:
 model = ViTForImageClassification.{call}
 ```
 {"" if exact else "With another attention the same weights give other logits."}
+{ZOOMS if model.about["resize"] == "crop" and isinstance(model.config.image_size, str) else ""}
 """
 
 
-SQUARED = {"crop": "the centre square, resized", "squeeze": "resized to the square"}
+FITTED = {"crop": "resized to cover this size, the centre cut out", "squeeze": "resized to this size"}
 
 
 def facts(model: VisionTransformer) -> dict[str, Any]:
     """What a user of an ONNX or .pt2 file has to know."""
-    config, about = model.config, model.about
+    config, about, (channels, height, width) = model.config, model.about, model.config.image_shape
     return {
         "linvit": __version__,
         "attention": config.attention,
         "data": about["name"],
         "classes": list(about["classes"]),
-        "pixels": f"uint8 (batch, channels={config.channels}, {config.image_size}, {config.image_size}), "
-        f"{'grey' if config.channels == 1 else 'RGB'}, 0…255, {SQUARED[about['resize']]} (bicubic), not normalised",
+        "pixels": f"uint8 (batch, channels={channels}, {height}, {width}), "
+        f"{'grey' if channels == 1 else 'RGB'}, 0…255, {FITTED[about['resize']]} (bicubic), not normalised",
         "resize": about["resize"],
         "image_size": config.image_size,
-        "channels": config.channels,
+        "channels": channels,
         "mean": list(about["mean"]),
         "std": list(about["std"]),
         "normalisation": "inside the model",
@@ -309,15 +314,14 @@ def facts(model: VisionTransformer) -> dict[str, Any]:
 
 def _note(model: VisionTransformer) -> str:
     config = model.config
-    shape = f"(batch, {config.channels}, {config.image_size}, {config.image_size})"
+    shape = f"(batch, {', '.join(map(str, config.image_shape))})"
     output = f"logits (batch, {config.classes})" if config.classes else f"features (batch, {config.dim})"
     return f"pixels uint8 {shape}, not normalised → {output}"
 
 
 def _pixels(model: VisionTransformer, batch: int) -> Tensor:
     """Random images."""
-    config = model.config
-    shape = batch, config.channels, config.image_size, config.image_size
+    shape = batch, *model.config.image_shape
     return torch.randint(0, 256, shape, generator=generator("export", *shape), dtype=torch.uint8)
 
 

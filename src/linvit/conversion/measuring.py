@@ -21,6 +21,7 @@ from linvit.measure.race import over_rounds, race
 from linvit.models import ModelConfig, VisionTransformer
 from linvit.progress import Progress
 from linvit.records import Record, Tag
+from linvit.schemas.pixels import ImageSize, scaled, sides, with_height
 from linvit.training.checkpoint import read_model
 from linvit.training.events import Noted
 
@@ -36,7 +37,7 @@ def measure_speeds(c: Context, student: str) -> None:
     """Images per second of the teacher, the student and a few mixes of the search, timed together. If images have the
     teacher's own size, those of the first two at twice that size as well, where less work per token gains more."""
     if not sizes_between(c.stored.config, c.config):
-        doubled = c.config.model_copy(update={"image_size": 2 * c.config.image_size})
+        doubled = c.config.model_copy(update={"image_size": scaled(c.config.image_size, 2)})
         if doubled.image_tokens + doubled.prefix_tokens <= MAX_DOUBLED_TOKENS:
             _time_once(c, doubled, [c.config.attention, student])
     best = {
@@ -97,18 +98,20 @@ def measure_growth(c: Context, student: str) -> None:
         c.ledger.append([*timed, *records])
 
 
-def sizes_between(old: ModelConfig, new: ModelConfig) -> list[tuple[int, int | None]]:
-    """Sizes of images and of patches, from the old model's to the new one's; none if there are no more tokens."""
-    if old.image_tokens >= new.image_tokens:
+def sizes_between(old: ModelConfig, new: ModelConfig) -> list[tuple[ImageSize, int | None]]:
+    """Sizes of images and of patches, from the old model's to the new one's; none if there are no more tokens, or if
+    the images have another shape."""
+    height, taller = sides(old.image_size)[0], sides(new.image_size)[0]
+    if old.image_tokens >= new.image_tokens or with_height(old.image_size, taller) != new.image_size:
         return []
     if old.patch_size == new.patch_size:
-        step = old.image_size // old.grid[0]
-        middle = [((old.image_size + new.image_size) // 2 // step * step, old.patch_size)]
+        step = height // old.grid[0]
+        middle = [(with_height(old.image_size, (height + taller) // 2 // step * step, step), old.patch_size)]
     elif old.image_size != new.image_size:
         middle = [(new.image_size, old.patch_size)]
     else:
-        sides = range((new.patch_size or 0) + 1, old.patch_size or 0)
-        fitting = [(new.image_size, side) for side in sides if new.image_size % side == 0]
+        smaller = range((new.patch_size or 0) + 1, old.patch_size or 0)
+        fitting = [(new.image_size, side) for side in smaller if not any(n % side for n in sides(new.image_size))]
         middle = fitting[len(fitting) // 2 :][:1]
     first, last = ((config.image_size, config.patch_size) for config in (old, new))
     return list(dict.fromkeys([first, *middle, last]))
@@ -124,7 +127,7 @@ def _accuracy(c: Context, name: str, model: VisionTransformer) -> Record:
     for start in range(0, len(images), 32):
         c.progress(start, len(images), f"{name} at {size} px")
         pixels, truth = images.batch(slice(start, start + 32))
-        x = F.interpolate(pixels.float(), (size, size), mode="bilinear", antialias=True).round().to(torch.uint8)
+        x = F.interpolate(pixels.float(), sides(size), mode="bilinear", antialias=True).round().to(torch.uint8)
         x = normalise(x.to(c.device), data.mean, data.std)
         right += int((model(x).argmax(-1).cpu() == truth).sum())
     tags = {"model": name, "split": GROWTH, **sizes(model.config)}

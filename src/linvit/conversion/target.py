@@ -31,6 +31,7 @@ from linvit.durations import duration
 from linvit.ledger import key_of
 from linvit.records import Record
 from linvit.schemas.conversion import MIN_SPEED, fast_enough
+from linvit.schemas.pixels import scaled, sides
 from linvit.training.events import Noted
 
 MIN_ACCURACY = 0.5  # relative to the teacher's: a candidate that is worse without training is not mixed
@@ -149,11 +150,12 @@ def forecast(c: Context, speeds: Mapping[str, float], limit: float) -> list[Reco
     the target would take there. One record of size 0 if there is none."""
     found, pace = [], measured_pace(c)
     slow = {spec: speed for spec, speed in speeds.items() if not fast_enough(speed)}
-    doubled = forecast_speeds(c.config, slow, limit, 2 * c.config.image_size)
-    for spec, side in fast_from(c.config, slow, limit).items():
-        longer = forecast_speeds(c.config, {}, limit, side)[""]
-        config = c.config.model_copy(update={"image_size": side})
+    doubled = forecast_speeds(c.config, slow, limit, scaled(c.config.image_size, 2))
+    for spec, size in fast_from(c.config, slow, limit).items():
+        longer = forecast_speeds(c.config, {}, limit, size)[""]
+        config = c.config.model_copy(update={"image_size": size})
         plan = plan_at(c, len(speeds), config, pace._replace(forward=pace.forward * longer))
-        more = {"seconds": plan.seconds, "doubled": doubled.get(spec)}
-        found.append(c.record("conversion_pays", side, model=spec, **more))
+        record = c.record("conversion_pays", sides(size)[0], model=spec)
+        shape = {"shape": size} if isinstance(size, str) else {}
+        found.append(record.tagged(seconds=plan.seconds, doubled=doubled.get(spec), **shape))
     return found or [c.record("conversion_pays", 0, model="")]

@@ -12,6 +12,7 @@ from linvit.data import Dataset, Fold
 from linvit.files import parse_json
 from linvit.models import VisionTransformer
 from linvit.models.resize import resized
+from linvit.schemas.pixels import ImageSize, mean_side
 from linvit.schemas.recipe import Recipe
 from linvit.training.checkpoint import Stored, built
 from linvit.training.defaults import tuned
@@ -24,7 +25,7 @@ MAX_BATCH_TOKENS = 16 * 197  # per step of large images, if the teacher's own re
 
 
 def fit_model(
-    stored: Stored, dataset: Dataset, image_size: int | None = None, patch_size: int | None = None
+    stored: Stored, dataset: Dataset, image_size: ImageSize | None = None, patch_size: int | None = None
 ) -> VisionTransformer:
     """A stored model for these images, or for the same images scaled: positions are interpolated, patch filters
     resized, and the head has the classes of the data alone."""
@@ -41,7 +42,7 @@ def fit_model(
     rows = torch.from_numpy(class_numbers(dataset, about["classes"]))
     tensors = {key: value.float() if value.is_floating_point() else value for key, value in stored.tensors.items()}
     size, patch = image_size or dataset.image_size, patch_size or config.patch_size
-    tensors = resized(tensors, config, size, patch)
+    tensors = resized(tensors, config, size, patch, stored.antialias)
     last = max((key.rpartition(".")[0] for key in tensors if key.startswith("head.")), default="")
     tensors |= {key: tensors[key][rows] for key in (f"{last}.weight", f"{last}.bias")}
     config = changed_config(config, image_size=size, patch_size=patch, classes=len(dataset.classes))
@@ -71,7 +72,7 @@ def stage_recipe(stored: Stored, dataset: Dataset, tokens: int, options: dict[st
     except (OSError, KeyError, TypeError, ValueError):
         usual = tuned(dataset.name, dataset.image_size, dataset.channels)
         usual = {key: usual[key] for key in ("batch_size", "pad_crop", "flip") if key in usual}
-        if dataset.image_size > 48:
+        if mean_side(dataset.image_size) > 48:
             usual["batch_size"] = max(4, min(FULL_BATCH, MAX_BATCH_TOKENS // tokens))
     recipe = create_recipe(**usual | {"optimizer": "adamw", "redraw": 0, "weight_decay": 0.01} | options)
     for option, why in recipe.unused().items():

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import os
 import shutil
 import warnings
@@ -30,6 +31,7 @@ from linvit.data.sources import SPLITS, Pictures
 from linvit.files import parse_json, sync_folder, write_atomically
 from linvit.progress import Progress
 from linvit.schemas.experiment import Resize
+from linvit.schemas.pixels import ImageSize, join_sides, sides
 
 VERSION = 2  # of what is stored; raise it when decoding changes
 LARGEST = 224  # side, if none is asked for: a photo's own would be tens of thousands of tokens
@@ -42,28 +44,28 @@ T = TypeVar("T")
 class Wanted(NamedTuple):
     """How images are to be decoded."""
 
-    image_size: int | None
+    image_size: ImageSize | None
     multiple_of: int
     channels: int | None
     skip_bad: bool
     resize: Resize = "crop"
 
-    def size_for(self, sizes: Iterable[tuple[int, int]]) -> int:
+    def size_for(self, sizes: Iterable[tuple[int, int]]) -> ImageSize:
         """That asked for, or the side that all share; else the median side (of a crop, the shorter ones), rounded to a
         multiple; photos are made small."""
         if self.image_size:
             return self.image_size
-        sides = np.array(list(sizes))
-        sides = sides.min(1) if self.resize == "crop" else sides.ravel()
-        if (sides == sides[0]).all() and sides[0] <= LARGEST:
-            return int(sides[0])
-        side = min(float(np.median(sides)), LARGEST)
+        every = np.array(list(sizes))
+        every = every.min(1) if self.resize == "crop" else every.ravel()
+        if (every == every[0]).all() and every[0] <= LARGEST:
+            return int(every[0])
+        side = min(float(np.median(every)), LARGEST)
         return max(round(side / self.multiple_of), -(-SMALLEST // self.multiple_of)) * self.multiple_of
 
-    def shape_for(self, headers: Counter[Header]) -> tuple[int, int]:
-        """(channels, side)"""
+    def shape_for(self, headers: Counter[Header]) -> tuple[int, int, int]:
+        """(channels, height, width)"""
         size = self.size_for((header.width, header.height) for header in headers.elements())
-        return self.channels or (3 if any(header.colour for header in headers) else 1), size
+        return self.channels or (3 if any(header.colour for header in headers) else 1), *sides(size)
 
 
 @dataclass(frozen=True)
@@ -135,19 +137,20 @@ def _read(entry: Path) -> Pixels:
 def _write(part: Path, pictures: Pictures, where: str, wanted: Wanted, progress: Progress) -> None:
     total = len(pictures.labels)
     if wanted.image_size:  # before any file is opened; the number of channels may follow from the files
-        side, least = wanted.image_size, total * (wanted.channels or 1) * wanted.image_size**2
-        check_space(f"{where}: decoded at {side} × {side} it", part, least, SMALLER)
+        least = wanted.channels or 1, *sides(wanted.image_size)
+        check_space(f"{where}: decoded at {least[1]} × {least[2]} it", part, total * math.prod(least), SMALLER)
 
     headers: Counter[Header] = Counter()
     for chunk in ordered_map(attempt(read_header, wanted.skip_bad), chunks(pictures.read())):
         headers.update(header for header in chunk if header is not None)
     if not headers:
         raise ValueError(f"{where}: none of its {total} images can be read")
-    depth, size = wanted.shape_for(headers)
-    check_space(f"{where}: decoded at {size} × {size} it", part, total * depth * size * size, SMALLER)
+    depth, height, width = wanted.shape_for(headers)
+    check_space(f"{where}: decoded at {height} × {width} it", part, total * depth * height * width, SMALLER)
 
     sha, kept, done = hashlib.sha256(), [], 0
     with open(part / "images.u8", "wb") as file:
+        size = join_sides(height, width)
         decode = attempt(lambda name, source: read_image(source, size, depth, name, wanted.resize), wanted.skip_bad)
         for chunk in ordered_map(decode, chunks(pictures.read())):
             for row, pixels in enumerate(chunk, done):
@@ -162,7 +165,7 @@ def _write(part: Path, pictures: Pictures, where: str, wanted: Wanted, progress:
         os.fsync(file.fileno())
     if not kept:
         raise ValueError(f"{where}: none of its {total} images can be read")
-    shape, labels, buffer = (len(kept), depth, size, size), pictures.labels[kept], io.BytesIO()
+    shape, labels, buffer = (len(kept), depth, height, width), pictures.labels[kept], io.BytesIO()
     np.save(buffer, labels)
     write_atomically(part / "labels.npy", buffer.getvalue())
     meta = {"shape": shape, "counts": counts_of(pictures, kept), "skipped": total - len(kept)}

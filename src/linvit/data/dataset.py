@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,7 @@ from linvit.progress import Progress, ignore
 from linvit.randomness import permutation
 from linvit.registry import check_options, parse, signature_options
 from linvit.schemas.experiment import Resize
+from linvit.schemas.pixels import ImageSize, check_sides, join_sides, parse_size, sides
 
 CHUNK = 1024  # images looked at together
 SAMPLE = 256  # training images that have the statistics of those that are decoded when they are read
@@ -80,15 +82,15 @@ class Dataset:
     identity: str  # of pixels, labels, class names and splits: equal identities are equal data
     skipped: int = 0  # unreadable images left out
     own_test: bool = True  # test images are the data set's own, not taken from train
-    resize: Resize = "crop"  # how images were made square
+    resize: Resize = "crop"  # how images got their shape
 
     @property
     def channels(self) -> int:
         return self.train.store.shape[1]
 
     @property
-    def image_size(self) -> int:
-        return self.train.store.shape[2]
+    def image_size(self) -> ImageSize:
+        return join_sides(*self.train.store.shape[2:])
 
     @property
     def several(self) -> bool:
@@ -157,7 +159,7 @@ def load_data(
     source: str | Path = "digits",
     *,
     root: str | Path | None = None,
-    image_size: int | None = None,
+    image_size: int | str | tuple[int, int] | None = None,
     multiple_of: int = 1,
     channels: int | None = None,
     validation: float = 0.1,
@@ -175,8 +177,8 @@ def load_data(
     `.tsv`, or an address that fsspec reads (s3://…).
 
     root: folder of the named sets' files (default: LINVIT_DATA, else the cache).
-    image_size: images become this square; by default the set's own, for mixed sizes the median rounded to
-        `multiple_of`. resize: of an image that is not square take the centre (crop), or all of it (squeeze).
+    image_size: the side of a square, or (height, width); by default the set's own side, for mixed sizes the median
+        rounded to `multiple_of`. resize: of an image of another shape take the centre (crop), or all of it (squeeze).
     channels: 1 or 3; by default 3 if any image has colour.
     validation: the fraction of train held out, stratified, unless the set brings its own; chosen by `seed` and
         stored in `split_file` (default: in the cache).
@@ -188,10 +190,6 @@ def load_data(
     progress(done, total, what) is called while images are decoded or checked.
     """
     for right, message in (
-        (
-            image_size is None or SMALLEST <= image_size <= LARGEST,
-            f"image_size={image_size} must be between {SMALLEST} and {LARGEST}",
-        ),
         (1 <= multiple_of <= LARGEST, f"multiple_of={multiple_of} must be between 1 and {LARGEST}"),
         (channels in (None, 1, 3), f"channels={channels} must be 1 (grey) or 3 (colour)"),
         (0 <= validation < 1, f"validation={validation} must be a fraction of the training images, e.g. 0.1"),
@@ -200,11 +198,14 @@ def load_data(
     ):
         if not right:
             raise ValueError(message)
+    size = None if image_size is None else parse_size(image_size)
+    if size is not None:
+        check_sides(size)
     store = cache_root(cache)
     name, found = listing or read_source(source, root, store)
     where = name if isinstance(source, str) and name in DATASETS else str(source)
     classes = list(found.classes)
-    wanted = Wanted(image_size, multiple_of, channels, skip_bad, resize)
+    wanted = Wanted(size, multiple_of, channels, skip_bad, resize)
     splits.check(where, found.labels, found.counts, classes, validation, limit)
     own_test = "test" in found.counts
     try:
@@ -307,8 +308,9 @@ def _fitted(arrays: Arrays, where: str, wanted: Wanted) -> Pixels:
     if min(height, width) < SMALLEST:
         raise ValueError(f"{where}: images are {width} × {height} pixels, under the smallest side of {SMALLEST}")
     size, channels = wanted.size_for([(width, height)]), wanted.channels or depth
-    if (height, width, depth) != (size, size, channels):
-        check_memory(f"{where} at {size} × {size}", len(images) * channels * size**2)
+    shape = channels, *sides(size)
+    if (depth, height, width) != shape:
+        check_memory(f"{where} at {shape[1]} × {shape[2]}", len(images) * math.prod(shape))
         images = resized(images, size, channels, wanted.resize)
     return Pixels(images, arrays.labels, arrays.counts, digest(images, arrays.labels))
 

@@ -1,8 +1,9 @@
 """One image file → uint8 pixels, whatever it is inside: palette, alpha, 16-bit, CMYK, rotated by EXIF, animated.
 
 The header is checked before anything is decoded, so that a file claiming 100,000 × 100,000 pixels costs no memory.
-An image is read by its content: a JPEG named .png is fine, text named .png is not. The centre of a non-square image is
-cut out, so that things keep their shape; with resize=squeeze all of it is squeezed into the square.
+An image is read by its content: a JPEG named .png is fine, text named .png is not. Of an image of another shape than
+the one wanted, the largest centre of that shape is cut out, so that things keep theirs; with resize=squeeze all of it
+is squeezed.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from linvit.schemas.experiment import Resize
+from linvit.schemas.pixels import MAX_SIDE, MIN_SIDE, ImageSize, sides
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
 CODECS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")  # no codec that runs other programs
-SMALLEST = 4
-LARGEST = 8192
+SMALLEST, LARGEST = MIN_SIDE, MAX_SIDE
 MAX_PIXELS = LARGEST**2  # 200 MB decoded
 
 
@@ -44,30 +45,35 @@ def read_header(name: str, source: Source) -> Header:
         return Header(image.width, image.height, _is_colour(image))
 
 
-def read_image(source: Source, image_size: int, channels: int, name: str = "", resize: Resize = "crop") -> np.ndarray:
-    """uint8 (channels, image_size, image_size)."""
+def read_image(
+    source: Source, image_size: ImageSize, channels: int, name: str = "", resize: Resize = "crop"
+) -> np.ndarray:
+    """uint8 (channels, height, width) of this size."""
     with _opened(name or (str(source) if isinstance(source, Path) else "image"), source) as image:
-        image.draft(None, (2 * image_size, 2 * image_size))  # a large JPEG is decoded at a fraction of its size
-        return _square(_plain(image, "L" if channels == 1 else "RGB"), image_size, resize)
+        enough = 2 * max(sides(image_size))  # even if EXIF then turns it
+        image.draft(None, (enough, enough))  # a large JPEG is decoded at a fraction of its size
+        return _fitted(_plain(image, "L" if channels == 1 else "RGB"), image_size, resize)
 
 
-def resized(images: np.ndarray, image_size: int, channels: int, resize: Resize = "crop") -> np.ndarray:
-    """uint8 (n, C, H, W) → (n, channels, image_size, image_size)."""
-    out = np.empty((len(images), channels, image_size, image_size), np.uint8)
+def resized(images: np.ndarray, image_size: ImageSize, channels: int, resize: Resize = "crop") -> np.ndarray:
+    """uint8 (n, C, H, W) → (n, channels, height, width) of this size."""
+    out = np.empty((len(images), channels, *sides(image_size)), np.uint8)
     for row, pixels in enumerate(images):
         image = Image.fromarray(pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0)))
-        out[row] = _square(image.convert("L" if channels == 1 else "RGB"), image_size, resize)
+        out[row] = _fitted(image.convert("L" if channels == 1 else "RGB"), image_size, resize)
     return out
 
 
-def _square(image: Image.Image, size: int, resize: Resize) -> np.ndarray:
-    """(C, size, size)."""
-    side = min(image.size)
-    if resize == "crop" and image.size != (side, side):
-        left, top = ((length - side) // 2 for length in image.size)
-        image = image.crop((left, top, left + side, top + side))
-    if image.size != (size, size):
-        image = image.resize((size, size), Image.Resampling.BICUBIC)
+def _fitted(image: Image.Image, size: ImageSize, resize: Resize) -> np.ndarray:
+    """(C, height, width)."""
+    height, width = sides(size)
+    scale = min(image.width / width, image.height / height)
+    shape = max(1, round(scale * width)), max(1, round(scale * height))  # the largest part of the wanted shape
+    if resize == "crop" and image.size != shape:
+        left, top = ((length - part) // 2 for length, part in zip(image.size, shape, strict=True))
+        image = image.crop((left, top, left + shape[0], top + shape[1]))
+    if image.size != (width, height):
+        image = image.resize((width, height), Image.Resampling.BICUBIC)
     pixels = np.asarray(image)
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 

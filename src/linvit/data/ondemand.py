@@ -19,6 +19,7 @@ from linvit.data.sources import Pictures
 from linvit.files import write_atomically
 from linvit.progress import Progress
 from linvit.schemas.experiment import Resize
+from linvit.schemas.pixels import join_sides
 
 KEPT_BYTES = 512 * 2**20  # of decoded images that stay in memory: a search reads the same few hundred many times
 
@@ -44,7 +45,7 @@ class OnDemand:
         return found if np.ndim(rows) else found[0]
 
     def _decoded(self, rows: Sequence[int]) -> np.ndarray:
-        _, channels, size, _ = self.shape
+        _, channels, *size = self.shape
         out, missing = np.empty((len(rows), *self.shape[1:]), np.uint8), []
         for place, row in enumerate(rows):
             if (kept := self._kept.get(row)) is None:
@@ -52,7 +53,9 @@ class OnDemand:
             else:
                 out[place] = kept
         pictures = self.pictures.read([int(self.rows[rows[place]]) for place in missing])
-        decode = attempt(lambda name, source: read_image(source, size, channels, name, self.resize), skip=False)
+        decode = attempt(
+            lambda name, source: read_image(source, join_sides(*size), channels, name, self.resize), skip=False
+        )
         images = (image for chunk in ordered_map(decode, chunks(pictures, 8)) for image in chunk)
         for place, image in zip(missing, images, strict=True):
             assert image is not None  # none is skipped
@@ -107,8 +110,7 @@ def _checked(pictures: Pictures, where: str, wanted: Wanted, progress: Progress)
         progress(done, total, "checking images")
     if not kept:
         raise ValueError(f"{where}: none of its {total} images can be read")
-    channels, size = wanted.shape_for(headers)
-    shape, skipped = (len(kept), channels, size, size), np.setdiff1d(np.arange(total), kept).tolist()
+    shape, skipped = (len(kept), *wanted.shape_for(headers)), np.setdiff1d(np.arange(total), kept).tolist()
     sha.update(repr((VERSION, wanted.resize)).encode())
     digest = seal(sha, shape, pictures.labels[kept])
     return {"shape": shape, "counts": counts_of(pictures, kept), "skipped": skipped, "digest": digest}

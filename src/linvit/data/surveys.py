@@ -18,6 +18,7 @@ from linvit.data.decode import BadImage, Source, read_header, read_image
 from linvit.data.sources import SPLITS, Arrays, Pictures
 from linvit.data.splits import Fold
 from linvit.machine import cpu_count
+from linvit.schemas.pixels import ImageSize, sides
 
 SAMPLE, AMONG = 256, 8192  # headers that are read, evenly among the first images
 DECODED = 8  # images that are decoded to tell how long all will take
@@ -33,12 +34,14 @@ class Survey:
     validation: int
     test: int
     several: bool = False  # labels of each image
+    size: ImageSize | None = None  # of images that are decoded already
     listing: Listing | None = field(default=None, compare=False, repr=False)  # so that nothing is listed twice
 
     @classmethod
     def of(cls, data: Dataset) -> Survey:
         train, validation, test = (len(getattr(data, part)) for part in SPLITS)
-        return cls(data.name, len(data.classes), data.channels, data.image_size, train, validation, test, data.several)
+        side, size = min(sides(data.image_size)), data.image_size
+        return cls(data.name, len(data.classes), data.channels, side, train, validation, test, data.several, size)
 
     @property
     def total(self) -> int:
@@ -50,7 +53,7 @@ class Survey:
         return replace(self, **{part: min(most, getattr(self, part)) for part in SPLITS})
 
 
-def decoding_seconds(images: Survey, side: int) -> float:
+def decoding_seconds(images: Survey, size: ImageSize) -> float:
     """How long decoding one of the images takes on this machine, from the first few, with all CPUs at work; 0 for those
     that are decoded."""
     found = images.listing[1] if images.listing else None
@@ -59,7 +62,7 @@ def decoding_seconds(images: Survey, side: int) -> float:
     start, count = time.perf_counter(), 0
     for name, where in _sampled(found, DECODED, 1):
         with suppress(BadImage):
-            read_image(where, side, images.channels, name)
+            read_image(where, size, images.channels, name)
         count += 1
     return (time.perf_counter() - start) / max(1, count) / cpu_count()
 

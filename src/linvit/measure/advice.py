@@ -349,7 +349,7 @@ def step_bytes(config: ModelConfig, batch: int) -> int:
     """What a training step takes at least: the images, and what the blocks keep for the gradients."""
     inner = config.heads * config.site.head_dim
     kept = config.depth * config.tokens * (5 * config.dim + 4 * inner + config.mlp_inner + config.mlp_dim)
-    return 4 * batch * (config.channels * config.image_size**2 + kept)
+    return 4 * batch * (math.prod(config.image_shape) + kept)
 
 
 def measure_model(

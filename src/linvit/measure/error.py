@@ -203,9 +203,11 @@ def feature_errors(
 
 
 def over_draws(metric: str, values: Sequence[float], common: Provenance, tags: Mapping[str, Tag]) -> Record:
-    """A record of the mean, with the extremes as tags if they are numbers."""
-    finite = all(map(math.isfinite, values))
-    spread = {"low": min(values), "high": max(values)} if finite else {"low": None, "high": None}
+    """A record of the mean, with the extremes and the standard deviation as tags if they are numbers."""
+    spread: dict[str, Tag] = {"low": None, "high": None}
+    if all(map(math.isfinite, values)):
+        spread = {"low": min(values), "high": max(values)}
+        spread |= {"std": statistics.stdev(values)} if len(values) > 1 else {}
     unit = UNITS.get(metric, "fraction")
     return Record(metric, statistics.fmean(values), unit, len(values), **common, tags={**tags, **spread})
 

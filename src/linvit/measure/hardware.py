@@ -372,7 +372,7 @@ def model_seconds(config: ModelConfig, batch: int, training: bool, on: Hardware)
 
 def _model_call(config: ModelConfig, batch: int, training: bool, dtype: torch.dtype) -> Callable[[], Any]:
     model = VisionTransformer(config).to("meta").train(training)
-    images = torch.empty(batch, config.channels, config.image_size, config.image_size, device="meta")
+    images = torch.empty(batch, *config.image_shape, device="meta")
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
 
     def forward() -> Tensor:

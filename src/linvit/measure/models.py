@@ -94,7 +94,7 @@ def model_calls(
     what is usual for the device."""
     dtype = amp_dtype("auto", device) if dtype is None else dtype
     model = build(config).to(device)
-    shape = batch, config.channels, config.image_size, config.image_size
+    shape = batch, *config.image_shape
     x = torch.randn(shape, generator=generator("speed", *shape)).to(device)
     optimizer = make_optimizer(model)
 

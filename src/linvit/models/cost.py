@@ -69,32 +69,32 @@ def _linear(inputs: int, outputs: int, rows: int = 1, bias: bool = True) -> Cost
     return Cost(weights + bias * outputs, rows * weights, max(2 * weights, rows * (inputs + outputs)))
 
 
-def _convolution(inputs: int, outputs: int, side: int, kernel: int = 3) -> Cost:
-    """With its batch norm; `side` is that of its output."""
+def _convolution(inputs: int, outputs: int, cells: int, kernel: int = 3) -> Cost:
+    """With its batch norm; `cells` are those of its output."""
     weights = kernel**2 * inputs * outputs
-    return Cost(weights + 2 * outputs, side**2 * weights, max(2 * weights, side**2 * (inputs + outputs)), 2 * outputs)
+    return Cost(weights + 2 * outputs, cells * weights, max(2 * weights, cells * (inputs + outputs)), 2 * outputs)
 
 
 def _stem(config: ModelConfig) -> Cost:
-    (rows, columns), side, channels, dim = config.grid, config.image_size, config.channels, config.dim
+    (rows, columns), (channels, height, width), dim = config.grid, config.image_shape, config.dim
     if config.stem == "patch":
         return _linear(channels * (config.patch_size or 1) ** 2, dim, rows * columns)
     if config.stem == "pixel":
-        positions = side**2 * dim if config.positions == "learned" else 0
+        positions = height * width * dim if config.positions == "learned" else 0
         return Cost(2 * channels * dim + positions, rows * columns * dim, 2 * rows * columns * dim)
     if config.pixels:
         rows_of_table = config.outputs + (config.stem == "masked-pixel")  # one for hidden values
         return Cost(rows_of_table * dim, alive=2 * max(rows_of_table, rows * columns) * dim)
     widths, total = config.widths, Cost()
     if config.stem == "resnet":
-        total, channels = _convolution(channels, widths[0], side), widths[0]
+        total, channels = _convolution(channels, widths[0], height * width), widths[0]
     for i, (a, b) in enumerate(pairwise((channels, *widths))):
         if config.stem == "resnet":
-            side = -(-side // 2) if i else side
-            total += _convolution(a, b, side) + _convolution(b, b, side)
-            total += _convolution(a, b, side, kernel=1) if i or a != b else Cost()
+            height, width = (-(-height // 2), -(-width // 2)) if i else (height, width)
+            total += _convolution(a, b, height * width) + _convolution(b, b, height * width)
+            total += _convolution(a, b, height * width, kernel=1) if i or a != b else Cost()
         else:
-            total += _convolution(a, b, side)
-            side = side // 2 if i < (config.pools or 0) else side
+            total += _convolution(a, b, height * width)
+            height, width = (height // 2, width // 2) if i < (config.pools or 0) else (height, width)
     one = config.stem == "length-one"  # the whole map is one token
-    return total + _linear(widths[-1] * (side**2 if one else 1), dim, 1 if one else side**2)
+    return total + _linear(widths[-1] * (height * width if one else 1), dim, 1 if one else height * width)

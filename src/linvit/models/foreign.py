@@ -38,6 +38,7 @@ from linvit.models.layouts import (
     UNGATED,
     UNUSED_POOLING,
 )
+from linvit.schemas.pixels import ImageSize, join_sides, parse_size, sides
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 PREFIX_TOKENS = ("cls", "distillation", "registers")
@@ -65,6 +66,7 @@ class Said(NamedTuple):
     learned: bool = True  # whether there are learned positions
     unbiased: str = ""  # which of q, k and v have no bias though others may
     resize: str = "crop"
+    antialias: bool = True  # when positions are interpolated
 
 
 def is_foreign(about: Any) -> bool:
@@ -74,9 +76,9 @@ def is_foreign(about: Any) -> bool:
 
 def read_foreign(
     folder: Path, said: Mapping[str, Any], name: str
-) -> tuple[ModelConfig, dict[str, Any], Callable[[], dict[str, Tensor]]]:
-    """A folder's configuration as linvit's, its name, classes, mean, std and resize, and what reads its weights; `said`
-    is config.json."""
+) -> tuple[ModelConfig, dict[str, Any], Callable[[], dict[str, Tensor]], bool]:
+    """A folder's configuration as linvit's, its name, classes, mean, std and resize, what reads its weights, and
+    whether its positions are interpolated with antialiasing; `said` is config.json."""
     with _blaming(folder):
         header = _header(folder)
         table, facts = _layout(folder, said, header)
@@ -99,7 +101,7 @@ def read_foreign(
         with _blaming(folder):
             return _assembled(_read(folder, keys), positioned)
 
-    return config, about, weights
+    return config, about, weights, facts.antialias
 
 
 @contextmanager
@@ -267,6 +269,7 @@ def _hugging_face(folder: Path, said: Mapping[str, Any], header: Mapping[str, An
         learned=kind.rope is None,
         unbiased="".join(c for c, field, usual in kind.biases if not about.get(field, usual)),
         resize=_resize(pixels),
+        antialias=kind.antialias,
     )
 
 
@@ -427,18 +430,10 @@ def _configured(
         raise ValueError(f"patches of {patch} × {width} pixels are not supported: only square ones")
     prefix = {key: shape(key, 3)[1] for key in PREFIX_TOKENS if key in shapes and math.prod(shapes[key])}
     if facts.learned:
-        count = shape("position", 3)[1]
-        positioned, side = _grid(count, prefix, facts.positioned)
-        size = side * patch if facts.size is None else facts.size
-        if any(one != side * patch for one in (size if isinstance(size, list) else [size])):
-            raise ValueError(
-                f"image_size={size}, but {count} positions of patches of {patch} px are for {side * patch} px"
-            )
+        positioned, size = _positioned(facts, shape("position", 3)[1], prefix, patch)
     else:
-        sides = facts.size if isinstance(facts.size, list) else [facts.size]
-        if len({*sides}) > 1:
-            raise ValueError(f"image_size={facts.size}: images that are not square are not supported")
-        positioned, side = 0, _whole({"image_size": sides[0]}, "image_size") // patch
+        height, width = sides(parse_size(facts.size))
+        positioned, size = 0, join_sides(height // patch * patch, width // patch * patch)
     layers = {int(key.split(".")[1]): keys[key] for key in shapes if key.startswith("blocks.")}
     depth = len(layers)
     if gaps := sorted(set(range(depth)) - set(layers)):
@@ -447,7 +442,7 @@ def _configured(
     if not isinstance(facts.heads, int) or facts.heads < 1 or inner % facts.heads:
         raise ValueError(f"{facts.heads!r} heads do not divide a width of {inner}")
     config = model_config(
-        image_size=side * patch,
+        image_size=size,
         patch_size=patch,
         channels=channels,
         dim=dim,
@@ -494,18 +489,27 @@ def _check_stated(facts: Said, config: ModelConfig, shapes: Shapes) -> None:
     for field, (what, value) in facts.stated.items():
         if value is None or (what == "classes" and not config.classes):  # without a head there are features
             continue
-        if any(one != found[what] for one in (value if isinstance(value, list) else [value])):
+        parts = [parse_size(value)] if what == "image_size" else value if isinstance(value, list) else [value]
+        if any(one != found[what] for one in parts):
             raise ValueError(f"{field}={value!r}, but the weights have {found[what]}")
 
 
-def _grid(count: int, prefix: Mapping[str, int], positioned: tuple[str, ...] | None) -> tuple[int, int]:
-    """How many of the prefix tokens are among so many positions, and the side of the square that the rest makes."""
-    some = sum(prefix.get(key, 0) for key in positioned or PREFIX_TOKENS)
-    for embedded in (some,) if positioned else (some, 0):
-        side = math.isqrt(max(0, count - embedded))
-        if side and side**2 == count - embedded:
-            return embedded, side
-    raise ValueError(f"{count} positions with {some} prefix tokens are not those of a square image")
+def _positioned(facts: Said, count: int, prefix: Mapping[str, int], patch: int) -> tuple[int, ImageSize]:
+    """How many of the prefix tokens are among so many positions, and the size of images for which the others are: the
+    one that is stated, or else a square."""
+    some = sum(prefix.get(key, 0) for key in facts.positioned or PREFIX_TOKENS)
+    stated = None if facts.size is None else parse_size(facts.size)
+    for embedded in (some,) if facts.positioned else (some, 0):
+        size = patch * math.isqrt(max(0, count - embedded)) if stated is None else stated
+        if math.prod(sides(size)) == (count - embedded) * patch**2 > 0 and not any(n % patch for n in sides(size)):
+            return embedded, size
+    if stated is not None:
+        raise ValueError(
+            f"image_size={facts.size}, but {count} positions of patches of {patch} px are for images of another size"
+        )
+    raise ValueError(
+        f"{count} positions with {some} prefix tokens are not those of a square image, and no image_size is stated"
+    )
 
 
 def _wanted(config: ModelConfig, facts: Said, shapes: Shapes, positioned: int) -> dict[str, tuple[int, ...]]:

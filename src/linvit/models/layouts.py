@@ -123,6 +123,7 @@ class Kind(NamedTuple):
     heads: int | None = None  # where a configuration may leave them out
     rope: str | None = None  # in place of learned positions
     biases: tuple[tuple[str, str, bool], ...] = ()  # q, k or v, the field, and whether there is one by default
+    antialias: bool = False  # when positions are interpolated
 
 
 DINOV2 = Kind(1e-6, IMAGENET, "cls", "cls-mean")
@@ -132,7 +133,7 @@ HUGGING_FACE_KINDS = {
     "vit": Kind(1e-12, HALVES, "cls", "cls"),
     "deit": Kind(1e-12, IMAGENET, "cls", "cls"),
     "dinov2": DINOV2,
-    "dinov2_with_registers": DINOV2,
+    "dinov2_with_registers": DINOV2._replace(antialias=True),
     "dinov3_vit": DINOV3._replace(
         biases=(("q", "query_bias", True), ("k", "key_bias", False), ("v", "value_bias", True))
     ),

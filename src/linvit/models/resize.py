@@ -13,16 +13,21 @@ from linvit.attention import regridded
 from linvit.attention.base import interpolated
 from linvit.registry import parse_layers
 from linvit.schemas.model import ModelConfig
+from linvit.schemas.pixels import ImageSize
 
 
 def resized(
-    tensors: Mapping[str, Tensor], config: ModelConfig, image_size: int, patch_size: int | None = None
+    tensors: Mapping[str, Tensor],
+    config: ModelConfig,
+    image_size: ImageSize,
+    patch_size: int | None = None,
+    antialias: bool = True,
 ) -> dict[str, Tensor]:
     """The weights of `config`'s model for images of this size: the same patches or filters on a larger or smaller grid;
     or for patches of another size, see `_resized_patches`.
 
-    Learned positions are interpolated (bicubic), and what else an attention has for each token, as it says itself;
-    prefix tokens and everything else stay as they are.
+    Learned positions are interpolated (bicubic; antialias: as timm does, not as most models of transformers do), and
+    what else an attention has for each token, as it says itself; prefix tokens and everything else stay as they are.
     """
     if config.stem in ("pixel", "length-one", "next-pixel", "masked-pixel") and image_size != config.image_size:
         raise ValueError(f"stem={config.stem} has weights for image_size={config.image_size} alone, not {image_size}")
@@ -36,7 +41,7 @@ def resized(
     if old.grid == new.grid:
         return found
     if "position" in tensors and tensors["position"].shape[1] == old.tokens:
-        moved = interpolated(tensors["position"].transpose(1, 2), old, new, "bicubic")
+        moved = interpolated(tensors["position"].transpose(1, 2), old, new, "bicubic", antialias=antialias)
         found["position"] = moved.transpose(1, 2).contiguous()
     for i, spec in enumerate(parse_layers(config.attention, config.depth)):
         home = f"blocks.{i}.attn.attention."

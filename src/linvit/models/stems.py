@@ -5,6 +5,7 @@ A convolutional map stays a grid: collapsing it to one token, as one report did,
 
 from __future__ import annotations
 
+import math
 import warnings
 from functools import partial
 from itertools import pairwise
@@ -127,7 +128,7 @@ class PixelStem(Stem):
         self.weight = nn.Parameter(torch.empty(channels, 1, dim))
         self.bias = nn.Parameter(torch.zeros(channels, 1, dim))
         learned = config.positions == "learned"
-        self.position = nn.Parameter(torch.empty(config.image_size**2, dim)) if learned else None
+        self.position = nn.Parameter(torch.empty(math.prod(config.image_shape[1:]), dim)) if learned else None
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.flatten(2).unsqueeze(-1) * self.weight + self.bias  # (B, C, H·W, dim)
@@ -140,7 +141,8 @@ class LengthOneStem(ConvStem):
 
     def __init__(self, config: ModelConfig):
         super().__init__(config)
-        self.embed = nn.Linear(self.embed.in_features * (config.image_size >> self.pools) ** 2, config.dim)
+        cells = math.prod(side >> self.pools for side in config.image_shape[1:])
+        self.embed = nn.Linear(self.embed.in_features * cells, config.dim)
         self.activation = _activation(config.activation)
         warnings.warn(
             "stem=length-one makes a sequence of one token: attention then returns v whatever its kernel, and the "
@@ -198,8 +200,8 @@ def from_levels(levels: Tensor, config: ModelConfig) -> Tensor:
     """Levels (B, N) → images uint8 (B, C, H, W) that have them, the first black and the last white."""
     tokens = levels.flip(1) if config.order == "reversed" else levels
     bytes_ = -(-tokens * 255 // (config.outputs - 1))  # rounded up, which stays in the level's bin
-    side = config.image_size
-    return bytes_.to(torch.uint8).view(-1, side, side, config.channels).permute(0, 3, 1, 2).contiguous()
+    channels, height, width = config.image_shape
+    return bytes_.to(torch.uint8).view(-1, height, width, channels).permute(0, 3, 1, 2).contiguous()
 
 
 STEMS: dict[str, type[Stem]] = {

@@ -45,7 +45,7 @@ def summary(model: VisionTransformer) -> list[Layer]:
     was_training = model.training
     try:
         device = next(model.parameters()).device
-        model.eval()(torch.zeros(1, config.channels, config.image_size, config.image_size, device=device))
+        model.eval()(torch.zeros(1, *config.image_shape, device=device))
     finally:
         model.train(was_training)
         for hook in hooks:

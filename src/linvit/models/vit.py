@@ -133,8 +133,8 @@ class ReportedBlock(nn.Module):
 class VisionTransformer(nn.Module):
     """A vision transformer with any stem and any attention per layer.
 
-    It is called with normalised images, float32 (B, C, H, W) (`linvit.data.normalise` and `about["mean"]`, `about["std"]`
-    of a trained model), and returns logits (B, classes)."""
+    It is called with images (B, C, H, W) in float32, normalised as by `linvit.data.normalise` with `about["mean"]` and
+    `about["std"]` of a trained model, and returns logits (B, classes)."""
 
     @torch.random.fork_rng([])  # PyTorch's own initialisation, soon overwritten, must not use the caller's numbers
     def __init__(self, config: ModelConfig):
@@ -179,9 +179,8 @@ class VisionTransformer(nn.Module):
         """(B, C, H, W) → logits (B, classes), or features where there are no classes; of a next-pixel
         or masked-pixel model, whose images are fractions of white, (B, N, levels), those of every token."""
         config = self.config
-        if x.shape[1:] != (config.channels, config.image_size, config.image_size):
-            wanted = f"({config.channels}, {config.image_size}, {config.image_size})"
-            raise ValueError(f"images have shape {tuple(x.shape[1:])}, but the model takes {wanted}")
+        if x.shape[1:] != config.image_shape:
+            raise ValueError(f"images have shape {tuple(x.shape[1:])}, but the model takes {config.image_shape}")
         x = self.embed(x)
         for block in self.blocks:
             x = block(x)
@@ -260,9 +259,10 @@ class Classifier(nn.Linear):
     are small differences of large numbers."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if not torch.is_autocast_enabled(input.device.type):
+        device = input.device.type
+        if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
             return super().forward(input)
-        with torch.autocast(input.device.type, enabled=False):
+        with torch.autocast(device, enabled=False):
             return super().forward(input.to(self.weight.dtype))
 
 

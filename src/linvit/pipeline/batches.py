@@ -35,5 +35,5 @@ def step_memory(model: ModelConfig, batch: int) -> int:
     for module in built.modules():
         module.register_forward_hook(count)
     with torch.inference_mode():
-        built(torch.zeros(1, model.channels, model.image_size, model.image_size))
+        built(torch.zeros(1, *model.image_shape))
     return 8 * outputs * batch

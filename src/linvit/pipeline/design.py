@@ -22,6 +22,7 @@ from linvit.models import estimate, match_parameters, model_config
 from linvit.registry import parse_layers
 from linvit.schemas.experiment import DatasetRef, Experiment, Fold, Source, Start
 from linvit.schemas.model import DATA_OPTIONS, ModelConfig, without_effect
+from linvit.schemas.pixels import ImageSize
 from linvit.schemas.recipe import Recipe
 from linvit.schemas.study import DatasetFacts, Variant
 from linvit.training.defaults import GENTLER, OF_TASK, tuned
@@ -35,7 +36,7 @@ class DataShape(NamedTuple):
     """What a model must know of its images."""
 
     name: str
-    image_size: int
+    image_size: ImageSize
     channels: int
     classes: int
 

@@ -49,6 +49,7 @@ from linvit.progress import Progress
 from linvit.report.comparison import LOOK, dunnett, held_out
 from linvit.requests import CompareRequest, Request
 from linvit.schemas.model import ModelConfig
+from linvit.schemas.pixels import ImageSize, scaled, sides
 from linvit.schemas.study import MIN_SEEDS, Offer, Plan, Study, Variant
 from linvit.training.defaults import ATTENTIONS, START_ATTENTIONS, TUNED
 from linvit.training.heads import operations
@@ -77,7 +78,7 @@ SLOWER = 1.25  # a step of other attentions relative to softmax's, with augmenta
 class Rung:
     """A model for images of one size, and how long a core takes to train on one of them."""
 
-    side: int
+    size: ImageSize
     narrower: int
     options: dict[str, Any]
     model: ModelConfig
@@ -112,24 +113,25 @@ class Planner:
         return min(MAX_EPOCHS, max(MIN_EPOCHS, SEEN_IMAGES / self.images.train))
 
     def with_rungs(
-        self, given: Mapping[str, Any], image_size: int | None, resizable: bool, attentions: Collection[str] = ()
+        self, given: Mapping[str, Any], image_size: ImageSize | None, resizable: bool, attentions: Collection[str] = ()
     ) -> Planner:
         """The ladder for these images, the largest first; what is given is fixed. A rung that one of the attentions
         cannot have is left out: a Linformer has no more keys than there are tokens."""
+        given_size = self.images.size or self.images.side
         if self.like is not None:
-            fixed = image_size or (None if resizable else self.images.side)
-            steps = [(side, 1) for side in ([fixed] if fixed else _start_sides(self.like, self.images.side))]
+            fixed = image_size or (None if resizable else given_size)
+            steps = [(size, 1) for size in ([fixed] if fixed else _start_sizes(self.like, self.images.side))]
         else:
-            fixed = image_size or (None if resizable and self.images.name not in TUNED else self.images.side)
+            fixed = image_size or (None if resizable and self.images.name not in TUNED else given_size)
             side = fixed or max(8, self.images.side // 4 * 4)
             shaped = bool({"size", *ModelConfig.model_fields} & set(given))
             steps = [(fixed or min(size, side), 1 if shaped else narrower) for size, narrower in LADDER]
-        rungs = [self._rung(side, narrower, dict(given)) for side, narrower in dict.fromkeys(steps)]
+        rungs = [self._rung(size, narrower, dict(given)) for size, narrower in dict.fromkeys(steps)]
         fitting = [rung for rung in rungs if all(_takes(rung.model, attention) for attention in attentions)]
         return replace(self, rungs=fitting or rungs)  # if none fits, designing the variants says why
 
-    def _rung(self, side: int, narrower: int, given: dict[str, Any]) -> Rung:
-        data = DataShape(self.images.name, side, self.images.channels, self.images.classes)
+    def _rung(self, size: ImageSize, narrower: int, given: dict[str, Any]) -> Rung:
+        data = DataShape(self.images.name, size, self.images.channels, self.images.classes)
         model, recipe = resolve(data, BASELINE, 0, given, self.like, self.like is not None)
         chosen: dict[str, Any] = {}
         if narrower > 1:
@@ -142,7 +144,7 @@ class Planner:
         if self.images.train < SMALL_SET and "batch_size" not in given:
             batch = min(SMALL_BATCH, batch)
         batch = largest_batch(model, batch, self.cores, self.device)
-        return Rung(side, narrower, chosen | ({"batch_size": batch} if batch != recipe.batch_size else {}), model)
+        return Rung(size, narrower, chosen | ({"batch_size": batch} if batch != recipe.batch_size else {}), model)
 
     def timed(self, budget: float, progress: Progress) -> Planner:
         """With the time of each rung, from the cheapest up while there is time; the rest by their operations. A budget
@@ -151,7 +153,7 @@ class Planner:
         found: list[Rung] = []
         with use_threads(1):
             for i, rung in enumerate(reversed(self.rungs)):
-                progress(i, len(self.rungs), f"timing a model for {rung.side} px")
+                progress(i, len(self.rungs), f"timing a model for {rung.size} px")
                 late = time.perf_counter() > until
                 if found and (late or self.epochs(found[-1], 1, budget) < self.enough / 4):
                     work = estimate(rung.model).macs / estimate(found[-1].model).macs
@@ -248,8 +250,8 @@ class Planner:
             rung, seeds = planner.choose(budget)
             epochs, proof = planner.epochs(rung, seeds, budget), seeds * self.folds >= MIN_SEEDS
             if self.fitted and epochs < self.enough / 2:  # nothing is trained: what counts is the number of images
-                return rung.side, planner.frozen_seconds(rung) <= planner._room(budget)
-            return rung.side, rung.narrower, proof, epochs >= self.enough
+                return rung.size, planner.frozen_seconds(rung) <= planner._room(budget)
+            return rung.size, rung.narrower, proof, epochs >= self.enough
 
         fewest = min(MIN_VARIANTS, self.variants)
         best = result(fewest)
@@ -276,7 +278,7 @@ class Planner:
             resolves = f"which variants are within about {points} point{'s' * (points > 1)} of the best"
         return Offer(
             seconds=budget,
-            image_size=rung.side,
+            image_size=rung.size,
             narrower=rung.narrower,
             seeds=seeds,
             folds=self.folds,
@@ -298,7 +300,7 @@ class Planner:
     ) -> Plan:
         """The plan with the steps that fit, from each variant's own speed where its jobs will run. frozen: features are
         still to be computed. All seeds but one are given up where they leave no time for training."""
-        rung = next(r for r in self.rungs if r.side == plan.image_size and r.options.items() <= plan.options.items())
+        rung = next(r for r in self.rungs if r.size == plan.image_size and r.options.items() <= plan.options.items())
         most = max(2, round(USEFUL * self.enough * per_epoch))
         runs, images = plan.seeds * plan.folds, self.images.limited(plan.limit)
         head = operations(images.train, rung.model.features, images.classes) / SOLVED if self.fitted else None
@@ -361,7 +363,7 @@ def choose_plan(
     fitted = like is not None and like.head == "linear" and not shaped
     planner = Planner(images, len(trained), cores, near, request.seeds, request.folds or 1, like, fitted, amp)
     planner = planner.with_rungs(request.options, request.image_size, resizable, {v.attention for v in trained})
-    decoding = decoding_seconds(images, planner.rungs[-1].side) if resizable else 0.0
+    decoding = decoding_seconds(images, planner.rungs[-1].size) if resizable else 0.0
     asked = tuple(v.attention for v in trained if not v.control)
     usual = not request.attentions and asked in (ATTENTIONS, START_ATTENTIONS)
     planner = replace(planner, decoding=decoding, fewest=min(MIN_VARIANTS, len(trained)) if usual else 0)
@@ -375,7 +377,7 @@ def choose_plan(
     planner.check(rung, seconds(budget))
     plan = Plan(
         seconds=seconds(budget),
-        image_size=rung.side,
+        image_size=rung.size,
         options=rung.options | ({"start_head": "fitted"} if fitted else {}),
         seeds=count,
         folds=planner.folds,
@@ -408,11 +410,11 @@ def _takes(model: ModelConfig, attention: str) -> bool:
     return True
 
 
-def _start_sides(like: ModelConfig, available: int) -> list[int]:
+def _start_sizes(like: ModelConfig, available: int) -> list[ImageSize]:
     """Image sizes at which a trained model can be used: its own, and twice that if the images have as many pixels and
     the tokens stay few."""
-    own = like.image_size
-    return [2 * own, own] if 2 * own <= min(available, 256) else [own]
+    own, twice = like.image_size, scaled(like.image_size, 2)
+    return [twice, own] if max(sides(twice)) <= min(available, 256) else [own]
 
 
 def resolution(variants: int, seeds: float, test: int, folds: int = 1) -> float:

@@ -16,6 +16,7 @@ from linvit.report.evidence import Evidence, read
 from linvit.report.result import NOTHING, Cell, Facts, Result, Section, Table, commands, facts
 from linvit.requests import EvaluateRequest
 from linvit.schemas.conversion import Conversion
+from linvit.schemas.pixels import scaled
 
 FEW = 500  # images below which one of them is worth a fifth of a point or more
 INHERITED = {"all": "all weights", "not-qk": "all but q and k", "mlp": "all but attention"}
@@ -155,7 +156,7 @@ def _headline(evidence: ConversionEvidence) -> str:
     size, attention = evidence.document.image_size, evidence.student.tags["attention"]
     fast = {
         side: evidence.value("conversion_vs_teacher", model=attention, **evidence.here | {"image_size": side})
-        for side in (size, 2 * size)
+        for side in (size, scaled(size, 2))
     }
     speeds = ", ".join(f"{value:.1f}\N{NO-BREAK SPACE}× at {side} px" for side, value in fast.items() if value)
     replaced = f"{evidence.student.tags['replaced']} of {len(evidence.layers)} layers replaced"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from linvit.metrics import METRICS
@@ -10,6 +11,7 @@ from linvit.report import target, vega
 from linvit.report.conversion import ConversionEvidence, show
 from linvit.report.result import Section
 from linvit.schemas.conversion import MIN_SPEED
+from linvit.schemas.pixels import parse_size, sides
 
 VERDICTS = vega.Series(["teacher", "chosen", "loses too much", "too slow", "not shown", "not needed", "limit"], "kind")
 KINDS = vega.Series(["teacher", "student"], "kind")
@@ -123,18 +125,21 @@ def _by_speed(evidence: ConversionEvidence) -> vega.Chart | None:
 def _growth(evidence: ConversionEvidence, metric: str, title: str) -> vega.Chart | None:
     timed = metric == "conversion_speed"
     patches = len({r.tags.get("patch_size") for r in evidence.of("conversion_speed")}) > 1
+    over = "Image tokens" if patches else "Height of the images in pixels"
+    if isinstance(evidence.document.image_size, int) and not patches:
+        over = "Side of the images in pixels"
     rows: vega.Rows = []
     for one in (evidence.teacher, evidence.student):
         kind = one.tags["model"]
         tags: dict[str, Any] = {"model": one.tags["attention"]} if timed else {"model": kind, "split": "growth"}
         for r in evidence.of(metric, **tags):
-            size = _tokens(r) if patches else r.tags["image_size"]
+            size = _tokens(r) if patches else sides(parse_size(r.tags["image_size"]))[0]
             shown = {"shown": METRICS[metric].show(r.value), "times": _times(evidence, r) if timed else ""}
             rows.append({"kind": kind, "size": size, "value": r.value} | shown)
     sizes = sorted({row["size"] for row in rows})
     if len(sizes) < 2:
         return None
-    x = vega.x_axis("size", "Image tokens" if patches else "Side of the images in pixels", values=sizes, grid=False)
+    x = vega.x_axis("size", over, values=sizes, grid=False)
     y = vega.y_axis(
         "value", "Images per second" if timed else title, zero=timed, format="~s" if timed else "~%", tickCount=6
     )
@@ -142,8 +147,8 @@ def _growth(evidence: ConversionEvidence, metric: str, title: str) -> vega.Chart
     if timed:
         student = vega.data(row for row in rows if row["kind"] == "student").encode(x=x, y=y)
         layers.append(student.mark_text(dy=-14, fontWeight=600).encode(text="times:N"))
-    over = "smaller patches" if patches else "larger images"
-    return vega.Chart(f"growth-{title.lower()}", f"{title} with {over}", 280, layers, series=KINDS)
+    grown = "smaller patches" if patches else "larger images"
+    return vega.Chart(f"growth-{title.lower()}", f"{title} with {grown}", 280, layers, series=KINDS)
 
 
 def _times(evidence: ConversionEvidence, speed: Record) -> str:
@@ -154,4 +159,5 @@ def _times(evidence: ConversionEvidence, speed: Record) -> str:
 
 
 def _tokens(record: Record) -> int:
-    return (int(record.tags["image_size"] or 0) // int(record.tags["patch_size"] or 1)) ** 2
+    patch = int(record.tags["patch_size"] or 1)
+    return math.prod(side // patch for side in sides(parse_size(record.tags["image_size"])))

@@ -18,6 +18,7 @@ from linvit.report.result import NOTHING, Cell, Facts, Result, Section, Table, c
 from linvit.report.statistics import WORSE
 from linvit.report.summary import Summary, VariantResult, number, summarise
 from linvit.schemas.model import DATA_OPTIONS
+from linvit.schemas.pixels import sides
 from linvit.schemas.study import Placement
 
 EXTRA = {  # details of accuracy
@@ -281,7 +282,7 @@ def _facts(evidence: StudyEvidence) -> Facts:
     counts = f"{data.train:,} train, {data.validation:,} validation, {data.test:,} test"
     start = study.start
     found = {
-        "Data": f"{data.name}, {len(data.classes)} classes, {data.image_size}×{data.image_size} px, {counts}",
+        "Data": f"{data.name}, {len(data.classes)} classes, {'×'.join(map(str, sides(data.image_size)))} px, {counts}",
         "Start": f"{'/'.join(Path(start.folder).parts[-2:])} ({start.sha256[:12]})" if start else "from scratch",
         "Folds": f"{study.folds}, divided differently by every seed" if study.folds else "",
         "Seeds": ", ".join(map(str, sorted({seed for seeds in study.seeds.values() for seed in seeds}))),

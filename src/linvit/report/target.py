@@ -11,6 +11,7 @@ from linvit.registry import parse_layers
 from linvit.report.result import Cell, Table, last_request
 from linvit.requests import ConvertRequest
 from linvit.schemas.conversion import MIN_SPEED, fast_enough
+from linvit.schemas.pixels import ImageSize, parse_size, scaled, sides
 
 if TYPE_CHECKING:
     from linvit.report.conversion import ConversionEvidence
@@ -33,7 +34,7 @@ class CandidateRow:
     agreement: float | None
     images: int
     refused: str  # why it is not a candidate
-    pays_from: int | None  # side of images from which it is fast enough, by forecast
+    pays_from: ImageSize | None  # size of images from which it is fast enough, by forecast
     doubled: float | None  # its speed at twice the size, by forecast
     seconds: float | None  # of finding the target there
     limit: bool  # no attention at all
@@ -59,7 +60,7 @@ def candidates(evidence: ConversionEvidence) -> list[CandidateRow]:
                 evidence.value("conversion_agreement", **here),
                 accuracy[-1].n if accuracy else 0,
                 str(r.tags.get("refused") or ""),
-                int(pays[-1].value or 0) if pays else None,
+                parse_size(later.get("shape") or pays[-1].value) if pays and pays[-1].value else None,
                 later.get("doubled"),
                 later.get("seconds"),
                 bool(r.tags.get("limit")),
@@ -109,7 +110,7 @@ def sentences(evidence: ConversionEvidence) -> list[str]:
         found += _lost(evidence)
     if at := where(evidence):
         text = f"Forecast: {at.name} is {GAIN} faster than softmax from {at.pays_from} px"
-        text += f", and {at.doubled:.1f}× as fast at {2 * evidence.document.image_size} px" if at.doubled else ""
+        text += f", and {at.doubled:.1f}× as fast at {scaled(evidence.document.image_size, 2)} px" if at.doubled else ""
         takes = f"Converting at {at.pays_from} px takes up to about {duration(at.seconds or 0.0)}"
         found.append(f"{text}. {takes}.")
     elif kept(evidence) == "speed":
@@ -166,7 +167,7 @@ def where(evidence: ConversionEvidence) -> CandidateRow | None:
         return [one for one in later if one.accuracy is None or one.accuracy >= share * had]
 
     best = keeping(1 - (evidence.document.max_drop or 0.0)) or keeping(0.5) or later
-    return min(best, key=lambda one: (one.pays_from, -(one.doubled or 0.0)), default=None)
+    return min(best, key=lambda one: (sides(one.pays_from or 0), -(one.doubled or 0.0)), default=None)
 
 
 def suggested(evidence: ConversionEvidence) -> list[str]:
@@ -229,13 +230,19 @@ def table(evidence: ConversionEvidence) -> list[Table]:
 
 
 def _row(
-    name: str, speed: str, spread: str, accuracy: float | None, agreement: float | None, side: int | None, said: Cell
+    name: str,
+    speed: str,
+    spread: str,
+    accuracy: float | None,
+    agreement: float | None,
+    size: ImageSize | None,
+    said: Cell,
 ) -> dict[str, Cell | str]:
     return {
         "Attention": name,
         "Speed": Cell(speed, (spread,) if spread else ()),
         "Accuracy, untrained": show_accuracy(accuracy),
         "Agreement": show_accuracy(agreement),
-        "Fast from": f"{side} px" if side else "",
+        "Fast from": f"{size} px" if size else "",
         "Verdict": said,
     }

@@ -9,6 +9,7 @@ from pydantic import model_validator
 
 from linvit.requests.base import Request, Text, option
 from linvit.schemas.experiment import Resize
+from linvit.schemas.pixels import ImageSize
 
 DATA = "A data set's name, or the path of an image folder or of a .npz, .parquet or .csv file."
 
@@ -49,12 +50,14 @@ class Data(Images):
     """Images, and the size in which they are read."""
 
     data: Text = option("digits", DATA, argument=True, metavar="DATA")
-    image_size: int | None = option(
-        None, "Side of the images. [default: the data set's, or the trained model's]", metavar="PIXELS", ge=1
+    image_size: ImageSize | None = option(
+        None,
+        "Side of the images, or HEIGHTxWIDTH, e.g. 224x320. [default: the data set's, or the trained model's]",
+        metavar="PIXELS",
     )
     resize: Resize | None = option(
         None,
-        "How images are made square: crop (keep the centre) or squeeze (the whole image). "
+        "How images of another shape fit: crop (keep the centre) or squeeze (the whole image). "
         "[default: the trained model's, or crop]",
     )
 

@@ -11,6 +11,7 @@ from pydantic import model_validator
 from linvit.errors import choices
 from linvit.requests.base import Request, Share, Text, option
 from linvit.requests.groups import Compute, Images, Jobs, NamedData, Planned, Seeded, Show, specs
+from linvit.schemas.pixels import ImageSize
 
 Task = Literal["latency", "inference", "training"]
 Device = Literal["a100", "h100", "l4", "t4", "4090", "m3"]  # of `linvit.measure.hardware`
@@ -279,7 +280,7 @@ class AdviseRequest(Show, Compute, NamedData):
         argument=True,
         metavar="DATA|N|MODEL",
     )
-    image_size: int | None = option(None, "Side of the images.", metavar="PIXELS", ge=1)
+    image_size: ImageSize | None = option(None, "Side of the images, or HEIGHTxWIDTH.", metavar="PIXELS")
     patch: int | None = option(None, "Side of a patch.", metavar="PIXELS", ge=1)
     size: str | None = option(None, "A model size by name; see `linvit list sizes`.", metavar="NAME")
     attentions: tuple[str, ...] = specs("Attentions to compare with softmax; repeatable. [default: those of compare]")

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from linvit.schemas.base import Document, Frozen
 from linvit.schemas.experiment import DatasetRef, Source, Start
+from linvit.schemas.pixels import ImageSize
 
 Inherit = Literal["all", "not-qk", "mlp"]
 AUTO = "auto"  # in place of a spec: the conversion chooses it
@@ -35,7 +36,7 @@ class Conversion(Document):
     stages: tuple[int, ...]
     inherit: Inherit = "all"
     max_drop: float | None = Field(None, gt=0, lt=1)  # share of the teacher's accuracy
-    image_size: int
+    image_size: ImageSize
     patch_size: int | None = Field(None, ge=1)  # other than the teacher's
     seed: int = Field(0, ge=0)
     budget: str | None = None

@@ -12,9 +12,10 @@ from pydantic import ConfigDict, Field, PositiveFloat
 
 from linvit.schemas.base import Document, Frozen
 from linvit.schemas.model import ModelConfig
+from linvit.schemas.pixels import ImageSize
 from linvit.schemas.recipe import Recipe
 
-Resize = Literal["crop", "squeeze"]  # how an image that is not square becomes so: its centre, or all of it
+Resize = Literal["crop", "squeeze"]  # how an image of another shape fits: its centre, or all of it
 BACKBONES = Path(__file__).resolve().parent.parent / "backbones"  # the pretrained models that ship with linvit
 
 
@@ -33,7 +34,7 @@ class Source(Frozen):
 
     data: str  # a registered name or an absolute path
     root: str | None = None
-    image_size: int | None = None
+    image_size: ImageSize | None = None
     multiple_of: int = 4
     channels: int | None = None  # if a pretrained model takes another number than the images have
     limit: int | None = None

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 from linvit.errors import choices
 from linvit.registry import parse, parse_layers
 from linvit.schemas.base import Frozen
+from linvit.schemas.pixels import ImageSize, check_sides, sides
 from linvit.site import Site
 
 MAX_TRUNK = 64  # convolutions of a stem
@@ -47,7 +48,7 @@ def _several(value: Any) -> Any:
 class ModelConfig(Frozen):
     """A vision transformer. Whether its attention exists and fits is checked by `linvit.models.model_config`."""
 
-    image_size: int = Field(32, ge=4, le=8192, description="Side of the images.")
+    image_size: ImageSize = Field(32, description="Side of the images in pixels, or HEIGHTxWIDTH.")
     channels: int = Field(3, ge=1, description="Channels of the images.")
     classes: int = Field(10, ge=0, description="Classes; 0: no head, the model returns features.")
     stem: Literal["patch", "conv", "resnet", "pixel", "length-one", "next-pixel", "masked-pixel"] = Field(
@@ -101,6 +102,11 @@ class ModelConfig(Frozen):
     seed: int = Field(0, ge=0, description="Seed of the initial weights and random features.")
 
     @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of an image."""
+        return self.channels, *sides(self.image_size)
+
+    @property
     def widths(self) -> tuple[int, ...]:
         """The trunk of a stem that has one."""
         return self.trunk or ()
@@ -141,31 +147,31 @@ class ModelConfig(Frozen):
     @property
     def grid(self) -> tuple[int, int]:
         """Rows and columns of the image tokens."""
+        height, width = sides(self.image_size)
         size, patch, convolutions, pools = self.image_size, self.patch_size, len(self.widths), self.pools or 0
-        if patch and (size < patch or (size % patch and not self.crop)):
-            fit = ", ".join(str(p) for p in range(2, size) if size % p == 0) or "1"
+        if patch and (min(height, width) < patch or ((height % patch or width % patch) and not self.crop)):
+            fit = ", ".join(str(p) for p in range(2, max(height, width)) if height % p == width % p == 0) or "1"
             raise ValueError(
                 f"patch_size={patch} does not divide image_size={size}: choose a patch_size of {fit}, or another "
                 "image_size"
             )
         if pools > convolutions:
             raise ValueError(f"pools={pools} must be between 0 and the number of convolutions, {convolutions}")
-        if not size >> pools:
+        if not min(height, width) >> pools:
             raise ValueError(f"image_size={size} cannot be halved pools={pools} times")
         match self.stem:
             case "pixel":
-                return self.channels * size, size
+                return self.channels * height, width
             case "next-pixel" | "masked-pixel":
-                return size, self.channels * size
+                return height, self.channels * width
             case "length-one":
                 return 1, 1
-            case "resnet":
-                side = -(-size >> convolutions - 1)  # each stage after the first halves it, rounding up
-            case "conv":
-                side = size >> pools  # an odd map loses its last row and column to a pool
+            case "resnet":  # each stage after the first halves it, rounding up
+                return -(-height >> convolutions - 1), -(-width >> convolutions - 1)
+            case "conv":  # an odd map loses its last row and column to a pool
+                return height >> pools, width >> pools
             case "patch":
-                side = size // (patch or 1)
-        return side, side
+                return height // (patch or 1), width // (patch or 1)
 
     @property
     def image_tokens(self) -> int:
@@ -192,6 +198,7 @@ class ModelConfig(Frozen):
 
     @model_validator(mode="after")
     def _check(self) -> ModelConfig:
+        check_sides(self.image_size)
         for name, why in without_effect(dict(self)).items():
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name}={getattr(self, name)} has no effect: {why}: leave it out")

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from linvit.errors import choices
 from linvit.metrics import METRICS
 from linvit.schemas.base import Document, Frozen
 from linvit.schemas.experiment import Source, Start
 from linvit.schemas.model import ModelConfig
+from linvit.schemas.pixels import ImageSize, parse_size
 from linvit.schemas.recipe import Recipe
 
 DEFAULT_MARGIN, MAX_MARGIN = 0.01, 0.2  # accuracy that a faster variant may lose
@@ -39,6 +40,11 @@ class Variant(Frozen):
     place: str = ""  # where they were printed
     beside: bool = False  # shown, but not compared with the others: it was trained for longer, or for less
     role: Literal["candidate", "baseline", "control", "limit"] = "candidate"  # of its attention
+
+    @field_validator("data")
+    @classmethod
+    def _check_data(cls, data: dict[str, Any]) -> dict[str, Any]:
+        return data | {"image_size": parse_size(data["image_size"])} if data.get("image_size") else data
 
     @property
     def control(self) -> bool:
@@ -123,7 +129,7 @@ class DatasetFacts(Frozen):
     name: str
     identity: str
     classes: list[str]
-    image_size: int
+    image_size: ImageSize
     channels: int
     train: int
     validation: int
@@ -143,7 +149,7 @@ class Offer(Frozen):
     """What a budget allows."""
 
     seconds: float
-    image_size: int
+    image_size: ImageSize
     narrower: int
     seeds: int
     folds: int = 1  # of each seed; 1: none
@@ -161,7 +167,7 @@ class Plan(Frozen):
     """What was chosen for a budget, and the time it is expected to take."""
 
     seconds: float  # the budget
-    image_size: int
+    image_size: ImageSize
     options: dict[str, Any]  # of the model and the recipe
     seeds: int
     folds: int = 1  # of each seed; 1: none

@@ -29,6 +29,7 @@ SHORT = (1.3, "in 001-I, 10,000 images, 3 epochs")
 FACTORIAL = (1.5, "in 002-factorial, 8,000 images, 2 epochs")
 DIGITS = (0.13, "in 000-mnist, 10,000 images, 3 epochs")
 LONG = (0.34, "in paper-long-1024, 6,000 images, 3 epochs")
+PATCHES = (0.73, "in attentions-2026-bare, 15,000 images, 4 epochs")
 
 AGENDA: Mapping[str, Planned] = {
     # computed and measured, on busy cores too
@@ -65,8 +66,7 @@ AGENDA: Mapping[str, Planned] = {
     "paper-fig6-7-bidirectional": Planned(19),
     "001-V": Planned(207),
     # the attentions made for vision
-    "attentions-2026-bare": Planned(85),
-    "attentions-2026-extras": Planned(100),
+    "attentions-2026-extras": Planned(100, *PATCHES),
     # printed numbers and figures that no claim needs
     "paper-fig1": Planned(0.2),
     "paper-fig8": Planned(0.2),
@@ -92,10 +92,11 @@ AGENDA: Mapping[str, Planned] = {
     "001-VI": Planned(65),
     "001-VII": Planned(77),
     "000-cifar100": Planned(90, *CIFAR),
+    "attentions-2026-bare": Planned(85, *PATCHES),
     "paper-long-256": Planned(8, *LONG),
     "paper-long-1024": Planned(48, *LONG),
     "paper-long": Planned(27),
     "paper-fig19": Planned(56),
-    "attentions-2026-256": Planned(98),
+    "attentions-2026-256": Planned(98, *PATCHES),
     "attentions-2026-tiny": Planned(188),
 }

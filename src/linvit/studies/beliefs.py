@@ -17,9 +17,9 @@ def beliefs(verdicts: Sequence[Verdict]) -> list[str]:
     accuracy, cost = _accuracy([p for p in parts if p.topic == "accuracy"]), _cost(list(parts))
     denied = sum(bool(verdict.claim.contradicted) for verdict in verdicts)
     said = (
-        f"Reports: {denied} of {len(verdicts)} claims contradict the numbers that the same report prints, and "
+        f"Reports: {denied} of {len(verdicts)} claims are contradicted by what the same report prints, and "
         f"{flagged('sequence length 1')} of the {sum(map(len, all_published().values()))} published numbers are of "
-        "models with one token, whose attention returns v."
+        "models with one token, whose attention returns v: they say nothing about kernels."
     )
     return [accuracy, cost, said]
 
@@ -35,10 +35,16 @@ def _accuracy(parts: Sequence[Part]) -> str:
     ran, near, behind = _counts(parts)
     if not ran:
         return f"Accuracy: none of {len(parts)} comparisons of a Performer with a Transformer has been run yet."
+    belief = {
+        (False, False): "whether Performers are as accurate as Transformers is undecided",
+        (True, False): "wherever it is decided, a Performer loses less than the margin to the Transformer",
+        (False, True): "wherever it is decided, a Performer loses more than the margin to the Transformer",
+        (True, True): "some Performers lose less than the margin to the Transformer, others more",
+    }[near > 0, behind > 0]
+    rest = ran - near - behind
     return (
-        f"Accuracy: of {ran} comparisons of a Performer with the Transformer of the same study ({len(parts)} are "
-        f"planned) {near} show{'s' * (near == 1)} that it loses less than the margin, {behind} that it loses more; the "
-        "rest is undecided."
+        f"Accuracy: {belief} ({near} of {ran} comparisons show a loss below the margin, {behind} a larger one, {rest} "
+        f"neither; {len(parts)} are planned)."
     )
 
 

@@ -127,7 +127,9 @@ class Declaration:
     mistakes: tuple[str, ...] = ()  # of the report, that matter here
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "about", " ".join(self.about.split()))  # written in several lines
+        for name in ("about", "kept", "changed"):  # written in several lines
+            if text := getattr(self, name, ""):
+                object.__setattr__(self, name, " ".join(text.split()))
         if (planned := AGENDA.get(self.name)) is not None:
             object.__setattr__(self, "durations", {**self.durations, "cpu": planned.duration})
 

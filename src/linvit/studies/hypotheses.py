@@ -17,22 +17,22 @@ Fewer than three shared seeds show nothing. If the best model still gains more t
 its training, or is hardly above chance, the models are barely trained, and a small difference shows nothing either: a
 claim is then refuted only by a difference in the other direction, and equality is never shown. Speeds (`races`) are
 medians of a race against softmax: one row is faster than another if the quartiles of its rounds are all above the
-other's. What is counted or computed rather than sampled is certain.
+other's. What is counted or computed rather than sampled is certain. `tests/studies/test_verdicts.py` simulates studies
+whose claims are false, or true by the margin, and counts wrong verdicts.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
-from scipy.special import stdtr
+from statistics import fmean
 
 from linvit.records import Record
 from linvit.report.comparison import ENOUGH, LEVEL
 from linvit.report.statistics import MARGIN, holm
+from linvit.report.summary import count_seeds
 from linvit.studies.results import Pair, Ref, Results
+from linvit.studies.samples import Sample, above, fisher, of_means
 
 SOFTMAX = ("transformer", "Transformer", "ViT", "softmax")  # rows
 PIXELS = ("paper-fig6-7", "paper-fig18")  # studies that count bits
@@ -51,6 +51,10 @@ class Part:
     ran: bool = True
     detects: str = ""  # the difference that it would have shown with a probability of 80 %
     topic: str = ""  # of a Performer against softmax: accuracy, training, inference or memory
+    seeds: float = 0.0  # with which it would be decided, where seeds decide; infinite: no number of them
+    early: bool = False  # the models are barely trained
+    busy: bool = False  # measured on a busy core
+    open: str = ""  # why it is not decided, if no run changes that
 
     @classmethod
     def certain(cls, what: str, found: str, holds: bool | None) -> Part:
@@ -69,7 +73,12 @@ class Test:
 
 
 def _difference(
-    a: Ref, b: Ref, relation: str, p_values: Callable[[Pair], tuple[float, float]], topic: str = ""
+    a: Ref,
+    b: Ref,
+    relation: str,
+    p_values: Callable[[Pair], tuple[float, float]],
+    topic: str = "",
+    margin: float = MARGIN,
 ) -> Test:
     what = f"{a} {relation} {b}" if a.study != b.study else f"{a.row} {relation} {b.row} ({b.study}, {b.column})"
 
@@ -78,8 +87,9 @@ def _difference(
         if pair is None:
             return replace(Part.missing(what), topic=topic)
         if isinstance(pair, str):
-            return Part(what, pair, topic=topic)
-        return Part(what, str(pair), *p_values(pair), detects=pair.detects, topic=topic)
+            return Part(what, pair, topic=topic, open=pair)
+        known = {"detects": pair.detects, "seeds": pair.needed(margin), "early": bool(pair.early), "topic": topic}
+        return Part(what, str(pair), *p_values(pair), **known)
 
     return Test((a.study, b.study), run)
 
@@ -105,7 +115,8 @@ def at_least(a: Ref, b: Ref) -> Test:
     def p_values(pair: Pair) -> tuple[float, float]:
         return 1.0 if pair.early else pair.above(-margin), pair.below(-margin)
 
-    return _difference(a, b, f"loses less than {points} to", p_values, "accuracy" if b.row in SOFTMAX else "")
+    topic = "accuracy" if b.row in SOFTMAX else ""
+    return _difference(a, b, f"loses less than {points} to", p_values, topic, margin)
 
 
 def equal(a: Ref, b: Ref) -> Test:
@@ -117,18 +128,22 @@ def equal(a: Ref, b: Ref) -> Test:
 
 
 def outlasts(a: Ref, b: Ref) -> Test:
-    """Better; or trained to the end in every seed where the other diverged in some."""
+    """Better; or, if some seeds diverged, fewer of its own than of the other's, by Fisher's exact test."""
     plain = better(a, b)
 
     def run(results: Results) -> Part:
         ends = [results.get(ref) for ref in (a, b)]
         if any(end is None for end in ends):
             return plain.run(results)
-        bad = [len(end.diverged) for end in ends if end]
-        if not any(bad):
+        (bad, all_own), (worse, all_other) = (
+            (len(end.diverged), len(end.diverged) + len(end.scores)) for end in ends if end
+        )
+        if not (bad or worse):
             return plain.run(results)
-        found = f"{bad[0]} of its seeds diverged, {bad[1]} of the other's"
-        return Part.certain(f"{a} is more accurate than {b}, or outlasts it", found, None if all(bad) else not bad[0])
+        found = f"{bad} of its {all_own} seeds diverged, {worse} of the other's {all_other}"
+        holds, fails = fisher(bad, all_own, worse, all_other), fisher(worse, all_other, bad, all_own)
+        seeds = 2 * max(all_own, all_other)
+        return Part(f"{a} is more accurate than {b}, or outlasts it", found, holds, fails, seeds=seeds)
 
     return Test(plain.studies, run)
 
@@ -139,19 +154,22 @@ def explodes(a: Ref) -> Test:
 
 
 def lower_elsewhere(a: Ref, b: Ref) -> Test:
-    """Less accurate than another row on other images, by the intervals of both."""
+    """Less accurate than another row on other images, by Welch's t-test."""
     what = f"{a} is less accurate than {b}"
 
     def run(results: Results) -> Part:
         ends = [results.get(ref) for ref in (a, b)]
-        best = [end.best for end in ends if end is not None and end.best is not None]
-        if len(best) < 2:
+        scores = [list(end.scores.values()) for end in ends if end is not None]
+        if len(scores) < 2:
             return Part.missing(what)
-        found = " against ".join(f"{100 * one.mean:.1f} %" for one in best)
-        one, other = best
-        if one.low is None or one.high is None or other.low is None or other.high is None:
-            return Part(what, found)
-        return Part.certain(what, found, True if one.high < other.low else False if one.low > other.high else None)
+        if not all(scores):
+            return Part(what, "all seeds of one diverged", open="all seeds of one diverged")
+        one, other = scores
+        found = " against ".join(f"{100 * fmean(each):.1f} %, {count_seeds(len(each))}" for each in scores)
+        if min(map(len, scores)) < ENOUGH:
+            return Part(what, found, seeds=ENOUGH)
+        below = above(Sample.of(other), Sample.of(one))
+        return Part(what, found, below, 1 - below, seeds=2 * min(map(len, scores)))
 
     return Test((a.study, b.study), run)
 
@@ -170,18 +188,9 @@ def closes(a: Both, b: Both) -> Test:
         shared = sorted(set.intersection(*(set(each) for each in scores)), key=str)
         gains = [(scores[2][s] - scores[0][s]) - (scores[3][s] - scores[1][s]) for s in shared]
         found = f"by {100 * sum(gains) / max(1, len(gains)):+.1f} points, {len(gains)} seeds"
-        return Part(what, found, *_of_means(gains))
+        return Part(what, found, *of_means(gains), seeds=max(ENOUGH, 2 * len(gains)))
 
     return Test(tuple(dict.fromkeys(ref.study for ref in refs)), run)
-
-
-def _of_means(values: Sequence[float]) -> tuple[float, float]:
-    """p that the mean is above zero, and below it, by a t-test; 1 if there are too few."""
-    if len(values) < ENOUGH:
-        return 1.0, 1.0
-    error = max(float(np.std(values, ddof=1)), 1e-9) / math.sqrt(len(values))
-    below = float(stdtr(len(values) - 1, float(np.mean(values)) / error))
-    return 1 - below, below
 
 
 def wider_gap(row: str) -> Test:
@@ -197,9 +206,11 @@ def wider_gap(row: str) -> Test:
         steps = [i / 2000 for i in range(-400, 401)]  # of a gap: −20 to 20 points
         holds = 2 * min(max(small.below(gap), large.above(gap)) for gap in steps)  # for either may be wrong
         fails = 2 * min(max(small.above(gap), large.below(gap)) for gap in steps)
-        if small.early or large.early:
+        early = bool(small.early or large.early)
+        if early:
             holds, fails = 1.0, 1.0
-        return Part(what, f"{large} against {small}", min(1.0, holds), min(1.0, fails))
+        seeds = max(pair.needed(MARGIN) for pair in found)
+        return Part(what, f"{large} against {small}", min(1.0, holds), min(1.0, fails), seeds=seeds, early=early)
 
     return Test(("001-I", "001-V"), run)
 
@@ -209,18 +220,25 @@ def no_general(rows: Sequence[str], baseline: str, studies: Sequence[str]) -> Te
     what = f"each Performer loses to {baseline} on some data"
 
     def run(results: Results) -> Part:
-        holds, fails, found = [], [], []
+        holds, fails, found, seeds, early = [], [], [], 0.0, False
         for row in rows:
             pairs = [results.pair(Ref(study, row), Ref(study, baseline)) for study in studies]
             tested = [pair for pair in pairs if isinstance(pair, Pair)]
-            if len(tested) < len(studies):
+            if None in pairs:
                 return Part.missing(what)
+            if len(tested) < len(studies):  # it diverged, or is of other images
+                why = "; ".join(pair for pair in pairs if isinstance(pair, str))
+                return Part(what, why, open=why)
             margins = [margin_of(study)[0] for study in studies]
             each = list(zip(tested, margins, strict=True))
             holds.append(min(1.0, len(each) * min(pair.below(-margin) for pair, margin in each)))
             fails.append(max(1.0 if pair.early else pair.above(-margin) for pair, margin in each))
             found.append(row + (" does" if holds[-1] <= LEVEL else " does not" if fails[-1] <= LEVEL else " is open"))
-        return Part(what, ", ".join(found), max(holds), min(1.0, len(rows) * min(fails)))
+            if min(holds[-1], fails[-1]) > LEVEL:
+                seeds = max(seeds, *(pair.needed(margin) for pair, margin in each))
+                early = early or any(pair.early for pair in tested)
+        known = {"seeds": seeds, "early": early}
+        return Part(what, ", ".join(found), max(holds), min(1.0, len(rows) * min(fails)), **known)
 
     return Test(tuple(studies), run)
 
@@ -236,7 +254,8 @@ def _ends(a: Ref, how: str, holds: Callable[[int, int], bool | None]) -> Test:
         if result is None:
             return Part.missing(f"{a} {how}")
         bad, good = len(result.diverged), len(result.scores)
-        return Part.certain(f"{a} {how}", f"{bad} of {bad + good} seeds diverged", holds(bad, good))
+        part = Part.certain(f"{a} {how}", f"{bad} of {bad + good} seeds diverged", holds(bad, good))
+        return replace(part, seeds=ENOUGH)
 
     return Test((a.study,), run)
 
@@ -253,20 +272,26 @@ def learned_below(a: Ref, parameter: str, bound: float, what: str) -> Test:
                 seeds.setdefault(record.tags.get("seed"), []).append(record.value)
         means = [sum(values) / len(values) for values in seeds.values()]
         found = f"{', '.join(f'{value:.3f}' for value in means)}, one per seed"
-        return Part(f"{what}, {a}", found, *_of_means([bound - value for value in means]))
+        p_values = of_means([bound - value for value in means])
+        return Part(f"{what}, {a}", found, *p_values, seeds=max(ENOUGH, 2 * len(means)))
 
     return Test((a.study,), run)
 
 
-def shows(study: str, what: str, look: Callable[[list[Record]], tuple[bool | None, str]]) -> Test:
-    """What the records of a figure say."""
+Look = Callable[[list[Record]], tuple[bool | tuple[float, float] | None, str]]
+
+
+def shows(study: str, what: str, look: Look) -> Test:
+    """What the records of a figure say: for certain, or by p-values that it holds and that it fails."""
 
     def run(results: Results) -> Part:
         records = results.records(study)
         if not records:
             return Part.missing(f"{what} ({study})")
         holds, found = look(records)
-        return Part.certain(f"{what} ({study})", found, holds)
+        told = f"{what} ({study})"
+        part = Part(told, found, *holds) if isinstance(holds, tuple) else Part.certain(told, found, holds)
+        return replace(part, busy=any(record.tags.get("busy") for record in records))
 
     return Test((study,), run)
 
@@ -279,6 +304,7 @@ class Claim:
     tests: Sequence[Test]
     own: str = ""  # what the report's own numbers say of it
     contradicted: str = ""  # the same, if they contradict it
+    note: str = ""  # what else is to be known, in our words
     mistake: str = ""  # that matters for it
     see_also: tuple[str, ...] = ()  # studies that no test looks at
 

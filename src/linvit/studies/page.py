@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from linvit.studies.declaration import COLUMNS, studies_in_order
 from linvit.studies.hypotheses import FAILS, HOLDS, MISSING, OPEN, Part, Verdict, judge
 from linvit.studies.mistakes import MISTAKES, Mistake, Shown
 from linvit.studies.power import promise
+from linvit.studies.remedies import Remedy, next_runs, remedies
 from linvit.studies.results import Results
 from linvit.studies.sheets import Line, Sheet, by_classes, printed, runs, sheet, table
 
@@ -38,6 +39,8 @@ class Book:
 
     sheets: Sequence[Sheet]
     verdicts: Sequence[Verdict]
+    remedies: Mapping[str, Sequence[Remedy]]  # claim → what would decide it
+    next: Sequence[tuple[str, str, Sequence[str]]]  # studies to run, how long each takes, for which claims
     mistakes: Sequence[tuple[Mistake, Shown]]  # and what its experiment showed
     facts: Facts
 
@@ -64,7 +67,9 @@ def gather(home: Path) -> Book:
     results = Results(home)
     sheets = [sheet(study, results) for study in studies_in_order()]
     experiments = [(mistake, mistake.show()) for mistake in MISTAKES]
-    return Book(sheets, judge(CLAIMS, results), experiments, _facts(results, sheets))
+    verdicts = judge(CLAIMS, results)
+    left = {verdict.claim.id: remedies(verdict, results) for verdict in verdicts}
+    return Book(sheets, verdicts, left, next_runs(verdicts, results), experiments, _facts(results, sheets))
 
 
 def _facts(results: Results, sheets: Sequence[Sheet]) -> Facts:

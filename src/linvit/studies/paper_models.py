@@ -23,6 +23,7 @@ from linvit.report import benchmarks
 from linvit.studies import paper_charts
 from linvit.studies.declaration import MINUTES, Figure, Options, register
 from linvit.studies.pinned import pinned
+from linvit.studies.quiet import marked
 from linvit.studies.run import Reproduction
 from linvit.training.checkpoint import load
 
@@ -121,12 +122,8 @@ def measure_layers(size: Options, folder: Path, run: Reproduction) -> Iterator[R
         for name, (spec, layers) in LAYERED.items()
         if layers in size["depths"]
     }
-    return side_by_side(
-        configs,
-        baselines={},
-        timing=Timing(batch=size["batch"], rounds=size["rounds"], device=pick_device(run.request.device)),
-        progress=run.progress,
-    )
+    timing = Timing(batch=size["batch"], rounds=size["rounds"], device=pick_device(run.request.device))
+    return marked(lambda: side_by_side(configs, baselines={}, timing=timing, progress=run.progress))
 
 
 LAYERS = Figure(

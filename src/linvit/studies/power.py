@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from linvit.report.comparison import LEVEL, POWER, dunnett
+from linvit.report.comparison import LEVEL, POWER, dunnett, held_out
 from linvit.studies.agenda import AGENDA
 from linvit.studies.claims import CLAIMS
 from linvit.studies.declaration import Column, Declaration, PublishedStudy
@@ -20,12 +20,14 @@ def detectable(study: PublishedStudy, column: Column, seeds: int | None = None) 
     deviation. The level is the least that Holm's correction over the claims of the report leaves. None: without a
     pilot, or with too few seeds."""
     planned, size = AGENDA.get(study.name), study.size(column, "cpu")
-    count, rows = (seeds or size.seeds) * (size.folds or 1), len(study.rows_of(column))
+    folds = size.folds or 0
+    count, rows = (seeds or size.seeds) * max(1, folds), len(study.rows_of(column))
     if planned is None or planned.deviation is None or count < 3:
         return None
     freedom = max(1, rows - 1) * (count - 1)
     tested = max(1, sum(claim.report == study.report for claim in CLAIMS))
-    return sum(dunnett(1, freedom, p) for p in (LEVEL / tested, 1 - POWER)) * planned.deviation / math.sqrt(count)
+    error = planned.deviation * math.sqrt(1 / count + held_out(folds))
+    return sum(dunnett(1, freedom, p) for p in (LEVEL / tested, 1 - POWER)) * error
 
 
 def promise(study: Declaration, seeds: int | None = None) -> str:
@@ -36,6 +38,6 @@ def promise(study: Declaration, seeds: int | None = None) -> str:
     unit, scale, digits = ("bits", 0.01, 3) if bits else ("points", 1.0, 1)
     shown, seen = f"{scale * found:.{digits}f}", f"{scale * (planned.deviation or 0):.{digits}f}"
     return (
-        f"Detects differences of {shown} {unit} between fair rows with 80 % probability (standard deviation of a "
-        f"difference over seeds: {seen} {unit}, {planned.source})"
+        f"Detects differences of {shown} {unit} between fair rows with 80 % probability, not counting the choice of "
+        f"test images (standard deviation of a difference over seeds: {seen} {unit}, {planned.source})"
     )

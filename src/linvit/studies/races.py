@@ -11,12 +11,17 @@ from linvit.studies.results import Results
 
 RACED = {"train_step": "trains", "inference": "infers"}
 TOPICS = {"train_step": "training", "inference": "inference"}
+CLOSE = "they are equally fast on this machine"
 LESS = 0.02  # of memory that is no difference
+
+
+def is_busy(*records: Record) -> bool:
+    return any(record.tags.get("busy") for record in records)
 
 
 def _apart(one: Record, other: Record) -> tuple[bool | None, str]:
     """Whether the first is faster by all quartiles, None if these overlap or the core was busy; and a note."""
-    if one.tags.get("busy") or other.tags.get("busy"):
+    if is_busy(one, other):
         return None, "; measured on a busy core, which decides nothing"
     (low, high), (least, most) = ([float(r.tags.get(e) or r.value or 0) for e in ("low", "high")] for r in (one, other))
     return True if low > most else False if high < least else None, ""
@@ -35,7 +40,7 @@ def quicker(race: str, a: str, b: str, task: str = "train_step") -> Test:
             return replace(Part.missing(what), topic=topic)
         holds, note = _apart(one, other)
         found = f"{one.value:.2f}× against {other.value:.2f}× softmax's speed, batch {one.tags.get('batch')}{note}"
-        return replace(Part.certain(what, found, holds), topic=topic)
+        return replace(Part.certain(what, found, holds), topic=topic, busy=is_busy(one, other), open=CLOSE)
 
     return Test((study,), run)
 
@@ -52,7 +57,7 @@ def lighter(race: str, a: str, b: str) -> Test:
         ratio = one.value / other.value
         holds = True if ratio < 1 - LESS else False if ratio > 1 + LESS else None
         found = f"{ratio:.0%} of its memory, batch {one.tags.get('batch')}"
-        return replace(Part.certain(what, found, holds), topic=topic)
+        return replace(Part.certain(what, found, holds), topic=topic, open="their memory is the same")
 
     return Test((study,), run)
 
@@ -66,6 +71,7 @@ def fewer_features_are_quicker(row: str) -> Test:
         if one is None or other is None or not (one.value and other.value):
             return Part.missing(what)
         holds, note = _apart(one, other)
-        return Part.certain(what, f"{one.value:.2f}× against {other.value:.2f}× ViT's speed{note}", holds)
+        found = Part.certain(what, f"{one.value:.2f}× against {other.value:.2f}× ViT's speed{note}", holds)
+        return replace(found, busy=is_busy(one, other), open=CLOSE)
 
     return Test(("001-sizes",), run)

@@ -44,9 +44,10 @@ KERAS = {"000-keras-cifar": {"crop": True}}  # of 32 px, patches of 6 leave out 
 MISTAKES = ("M5", "M6", "M7", "M8")
 
 
-KEPT = """patches, sizes, heads, dropout, head, Adam with the printed rates, batch sizes and epochs"""
+KEPT = """patches, sizes, heads, dropout, head, Adam, batch sizes and epochs (of the two descriptions of the Keras
+models, the first)"""
 CHANGED = """images are normalised by their own mean and deviation (report: 0.5), weight decay is added to Adam's
-gradient, the model is chosen on validation images, and the learning rate of the PyTorch models is our choice"""
+gradient, the model is chosen on validation images, and the learning rate of the PyTorch models, 1e-3, is our choice"""
 FEATURES = (16, 32, 64, 128)
 
 
@@ -62,15 +63,21 @@ def rows(keras: str, batch: int, k: int, **keras_images: Any) -> list[Row]:
             **KERAS.get(keras, {}),
         },
         "literal_data": keras_images,
-        "changed": "the Keras model's shape, in PyTorch",
+        "changed": f"the Keras model's shape, 30 epochs and batches of {batch}, in PyTorch",
     }
-    shape = "the Transformer's shape: the Keras model could not load its weights"
+    shape = "the PyTorch Transformer's shape and training: a Keras model could not load its weights"
     random = {f"RF{m} {name}": f"performer-{kernel}:m={m}" for name, kernel in KINDS for m in FEATURES}
     started = ("RF16 softmax", "RF16 ReLU")
     return [
         Row("transformer", "softmax"),
         Row("linformer", "linformer:k=16", f"linformer:k={k}", changed=f"k = {k} is our choice"),
-        Row("linformer from checkpoint", "linformer:k=16", f"linformer:k={k},init=pool", checkpoint=True),
+        Row(
+            "linformer from checkpoint",
+            "linformer:k=16",
+            f"linformer:k={k},init=pool",
+            checkpoint=True,
+            changed=f"k = {k}, and projections that start as averages, are our choices",
+        ),
         *(Row(name, spec, **theirs) for name, spec in random.items()),
         *(Row(f"{name} from checkpoint", random[name], checkpoint=True, changed=shape) for name in started),
         Row("deterministic ReLU", "performer-relu:projection=none", **theirs),

@@ -65,8 +65,8 @@ def experiment(number: str) -> PublishedStudy:
         durations=HOURS | ({"full": "a day on a GPU"} if tiny else {}),
         mistakes=("M9", "M10"),
         kept="patches, sizes, heads, dropout, Adam, learning rate, batch, restarts, augmentation and redrawing",
-        changed="the model is chosen on validation images, and the initial weights are ours; T_mult, and T₀ of VIII "
-        "and IX, are our choice",
+        changed="the model is chosen on validation images, and the initial weights are ours; T_mult = 2, and T₀ = 10 "
+        "of VIII and IX, are our choice",
         rows=[
             Row("ViT", "softmax"),
             Row("relu", f"performer-relu:m={m}"),

@@ -18,7 +18,7 @@ from linvit.report.comparison import ENOUGH, LEVEL, Comparison
 from linvit.report.growth import GAIN, gained
 from linvit.report.merit import ACCURACY, Merit
 from linvit.report.summary import count_seeds
-from linvit.studies.declaration import STUDIES, PublishedStudy
+from linvit.studies.declaration import COLUMNS, STUDIES, PublishedStudy
 from linvit.studies.declaration import Column as ColumnName
 from linvit.studies.run import ENDS
 
@@ -102,6 +102,11 @@ class Pair:
         images = f", {self.comparison.tested:,} test images" if self.comparison.tested else ""
         return f"{signed(d)} {self.merit.unit}{span}, {count_seeds(seeds)}{images}, scale {self.scale}{early}"
 
+    def needed(self, margin: float) -> float:
+        """Seeds with which a one-sided test decides it if the rows differ by nothing or by two margins; infinite where
+        no number of seeds does."""
+        return float(self.comparison.needed(margin)[0][self.i, self.j])
+
     @property
     def detects(self) -> str:
         """The difference that this many seeds show with a probability of 80 %; empty if they are too few."""
@@ -135,6 +140,10 @@ class Results:
     def smoke(self, study: str) -> bool:
         """Whether it was run at scale smoke."""
         return any((self.home / study / "smoke").glob("**/records.jsonl"))
+
+    def ran(self, study: str) -> bool:
+        """Whether anything of it was run at a scale that counts."""
+        return self.figure(study) is not None or any(self.column(study, column) for column in COLUMNS)
 
     def figure(self, study: str) -> tuple[str, Path] | None:
         """Scale and folder of a measured figure."""

@@ -20,7 +20,7 @@ from linvit.studies.details import Details, by_class, details
 from linvit.studies.results import ColumnResult, Ref, Results
 
 TIMES = {"ms_per_step": "ms per step", "train_s_per_epoch": "s per epoch", "s_per_epoch": "s per epoch"}
-WORDS = ("Row", "Known of it")
+WORDS = ("Row", "Notes")
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def table(sheet: Sheet) -> Table:
             "Memory here": _memory(line, base),
             "Speed at the report's size": _sized_speed(line),
             "Memory at the report's size": _sized_memory(line),
-            "Known of it": Cell(small=known(line, sheet)),
+            "Notes": Cell(small=known(line, sheet)),
         }
         for line in sheet.lines
     ]
@@ -215,7 +215,7 @@ def rerun(line: Line, sheet: Sheet, name: str) -> Cell:
     if name not in line.columns:
         return Cell()
     if result is None or column is None:
-        return Cell("it runs" if sheet.smoke else "not run")
+        return Cell("smoke only" if sheet.smoke else "not run")
     if result.diverged or result.failed:
         bad = [*result.diverged, *result.failed]
         return Cell("diverged" if result.diverged else "failed", [*bad, f"scale {column.scale}"], "bad")

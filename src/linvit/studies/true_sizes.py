@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,18 +29,18 @@ from linvit.measure.models import side_by_side
 from linvit.measure.timing import Timing
 from linvit.models import ModelConfig
 from linvit.pipeline.design import DataShape, resolve
-from linvit.records import Record, Tag
+from linvit.records import Record
 from linvit.registry import Spec, parse
 from linvit.report.vega import Series, data, panels, tooltips, x_axis, y_names
 from linvit.schemas.recipe import Recipe
 from linvit.studies.declaration import STUDIES, Figure, Options, PublishedStudy, Row, register
+from linvit.studies.quiet import marked
 from linvit.studies.run import Reproduction
 from linvit.training.memory import peak_memory
 from linvit.training.optimizers import make_optimizer
 
 SHAPES = {"mnist": (28, 1, 10), "cifar10": (32, 3, 10), "tiny-imagenet": (64, 3, 200)}
 SHARE = 3  # of the free memory: one part of so many is for a step
-MAX_WAITING = 0.03  # part of the time
 RACE_SECONDS = 180.0  # after which a race has no further rounds, once it has had the fewest
 FEW = 4  # images by which the memory of more is foretold
 SHOWN = {
@@ -183,26 +183,9 @@ def measure(report: str, size: Options, run: Reproduction) -> Iterator[Record]:
         if size["small"]:
             first = dict(list(race.systems.items())[:2])
             race = Race(race.name, {row: shrunk(one) for row, one in first.items()}, shrunk(race.baseline))
-        begun, waited = time.perf_counter(), waiting()
-        found = list(measured(race, size, run))
-        marks = busy(waiting() - waited, time.perf_counter() - begun)
-        yield from (replace(record, tags={**record.tags, **marks}) for record in found)
+        yield from marked(partial(measured, race, size, run))
         if size["small"]:
             return
-
-
-def busy(waited: float, seconds: float) -> dict[str, Tag]:
-    """A mark where other programs had this one's core for a noticeable part of the time."""
-    return {"busy": True} if waited > MAX_WAITING * seconds else {}
-
-
-def waiting() -> float:
-    """Seconds for which this process's threads have been ready to run without a core; 0 where only Linux would know."""
-    total = 0
-    for path in Path("/proc/self/task").glob("*/schedstat"):
-        with suppress(OSError):  # the thread has ended
-            total += int(path.read_text().split()[1])
-    return total / 1e9
 
 
 def draw(records: Sequence[Record], folder: Path) -> alt.HConcatChart:

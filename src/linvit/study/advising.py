@@ -36,13 +36,13 @@ from linvit.measure.memory import free_memory
 from linvit.metrics import percent
 from linvit.metrics import size as in_bytes
 from linvit.models import VisionTransformer
-from linvit.models.resize import resized
 from linvit.progress import Progress, ignore
 from linvit.randomness import generator
 from linvit.records import Record
 from linvit.registry import parse_layers
 from linvit.report.recommendation import TIE
 from linvit.requests import AdviseRequest
+from linvit.schemas.pixels import ImageSize
 from linvit.study.earlier import EarlierStudy, earlier_studies, known_attentions
 from linvit.study.questions import IMAGES, Question, ask, describe, some_images
 from linvit.training.checkpoint import read_model
@@ -215,7 +215,7 @@ def _errors(
         return found, f"are random, from N(0, σ²) with σ = {sigma:g}{capped}"
     stored = read_model(question.trained)
     if question.data is None:
-        size = IMAGES, config.channels, config.image_size, config.image_size
+        size = IMAGES, *config.image_shape
         x, what = torch.randn(size, generator=generator("advice", *size)), "noise; --data takes images"
     else:
         pixels = some_images(question, request.data_root)
@@ -224,7 +224,7 @@ def _errors(
 
     def make() -> list[Record]:
         model = VisionTransformer(config.model_copy(update={"classes": stored.config.classes}))
-        model.load_state_dict(resized(stored.tensors, stored.config, config.image_size, config.patch_size))
+        model.load_state_dict(stored.tensors_at(config.image_size, config.patch_size))
         return features.errors_in_model(model, x, kinds, ERROR_SECONDS, progress)
 
     key = ["seen", kinds, checksum(stored.tensors), config.image_size, config.patch_size, x.double().sum().item()]
@@ -268,7 +268,7 @@ class Grounds:
     longest: int  # tokens that they are known for
 
 
-def reason(choice: str, on: Grounds) -> tuple[str, str, int | None]:
+def reason(choice: str, on: Grounds) -> tuple[str, str, ImageSize | None]:
     """One sentence about speeds; the attention that it mentions, and the image size if it is another."""
     model, task, question, studies = on.model, on.task, on.question, on.studies
     here, words = count_of(question.tokens, "token"), WORDS[task]

@@ -22,6 +22,7 @@ from linvit.models import model_config
 from linvit.pipeline.design import DataShape, resolve
 from linvit.requests import AdviseRequest, CompareRequest
 from linvit.schemas.model import ModelConfig
+from linvit.schemas.pixels import ImageSize, join_sides, sides
 from linvit.training import backbones
 from linvit.training.checkpoint import Stored, on_hub, read_model
 
@@ -40,22 +41,24 @@ class Question:
     name: str | None = None  # of the data
     trained: Path | None = None  # the folder of its weights
     options: dict[str, Any] = field(default_factory=dict)  # with which `compare` makes the same model
-    side: int | None = None  # the image size, if `compare` must be given it
+    size: ImageSize | None = None  # the image size, if `compare` must be given it
 
     @property
     def tokens(self) -> int:
         return self.config.tokens
 
-    def pixels(self, tokens: float) -> int:
-        """The side of an image with at least this many tokens."""
-        rows, columns = self.config.grid
-        side = math.ceil(math.sqrt(max(1.0, tokens - self.config.prefix_tokens) * columns / rows) - 1e-9)
-        return side * (self.config.image_size // columns)
+    def pixels(self, tokens: float) -> ImageSize:
+        """The size of an image of this shape with at least this many tokens."""
+        (rows, columns), (height, width) = self.config.grid, sides(self.config.image_size)
+        more = math.ceil(math.sqrt(max(1.0, tokens - self.config.prefix_tokens) * columns / rows) - 1e-9)
+        if height == width:
+            return more * (width // columns)
+        return join_sides(math.ceil(more * rows / columns) * max(1, height // rows), more * max(1, width // columns))
 
-    def comparison(self, spec: str, pixels: int | None = None) -> CompareRequest:
+    def comparison(self, spec: str, pixels: ImageSize | None = None) -> CompareRequest:
         """What would prove it: accuracy and speed of both attentions, at another image size if one is given."""
-        data, side = self.data or "path/to/images", pixels or self.side
-        return CompareRequest.of(data=data, attentions=[BASELINE, spec], image_size=side, **self.options)
+        data, size = self.data or "path/to/images", pixels or self.size
+        return CompareRequest.of(data=data, attentions=[BASELINE, spec], image_size=size, **self.options)
 
 
 def ask(request: AdviseRequest) -> Question:
@@ -100,7 +103,7 @@ def _of_tokens(request: AdviseRequest, tokens: int) -> Question:
     options: dict[str, Any] = {"size": size, "patch_size": patch} | ({"pool": "cls"} if cls else {})
     patches = f"{side} × {side} patches" + " and CLS" * cls
     near = "" if config.tokens == tokens else f", the square nearest to {tokens:,}"
-    return Question(f"a model of size {size} with {patches}{near}", config, options=options, side=side * patch)
+    return Question(f"a model of size {size} with {patches}{near}", config, options=options, size=side * patch)
 
 
 def _of_model(request: AdviseRequest) -> Question:
@@ -116,7 +119,7 @@ def _of_model(request: AdviseRequest) -> Question:
     trained_on = "" if stored.foreign else f", trained on {stored.about['name']}"
     text = f"{describe(stored)} ({config.attention}{trained_on}) at {config.image_size} px"
     options: dict[str, Any] = {"start": folder} | ({} if patch is None else {"patch_size": patch})
-    return Question(text, config, trained=stored.folder, options=options, side=request.image_size)
+    return Question(text, config, trained=stored.folder, options=options, size=request.image_size)
 
 
 def describe(stored: Stored) -> str:

@@ -13,6 +13,7 @@ from linvit.attention import BASELINE
 from linvit.data import Survey
 from linvit.models import ModelConfig
 from linvit.schemas.experiment import BACKBONES, Start
+from linvit.schemas.pixels import ImageSize, sides
 from linvit.training.defaults import TUNED
 from linvit.training.start import start_from
 
@@ -35,14 +36,14 @@ def chosen(
     start: str | Path | None,
     attentions: Sequence[str],
     images: Survey,
-    side: int | None,
+    size: ImageSize | None,
     options: Mapping[str, Any],
     begun: Sequence[tuple[str, Start]] = (),
 ) -> dict[str, Start]:
     """What each attention starts from, as requested or by default for such images; empty: from scratch.
 
     begun: what the attentions of the same study have started from already."""
-    if start is None and suit(images, side or images.side, options):
+    if start is None and suit(images, size or images.side, options):
         start = NAME
     if start in (None, SCRATCH):
         return {}
@@ -69,13 +70,13 @@ def _start_of(folder: Path) -> Start:
     return start_from(folder)
 
 
-def suit(images: Survey, side: int, options: Mapping[str, Any]) -> bool:
+def suit(images: Survey, size: ImageSize, options: Mapping[str, Any]) -> bool:
     """Whether to start from them by default: photos without a tuned recipe, not too many, and a model whose shape was
     not given."""
     shaped = {"size", *ModelConfig.model_fields} & {key for key, value in options.items() if value is not None}
     known = images.name in TUNED or images.name.partition(":")[0] == OWN
     count = images.train + images.validation + images.test
-    photos = images.channels == 3 and side >= SMALLEST and count < MOST
+    photos = images.channels == 3 and min(sides(size)) >= SMALLEST and count < MOST
     return BASELINE in shipped() and photos and not (known or shaped)
 
 

@@ -22,7 +22,7 @@ def model_card(experiment: Experiment, dataset: Dataset, facts: dict[str, Any]) 
     return card(
         f"{dataset.name}: {kind} with {config.attention}",
         table | {"seeds": f"1 (seed {experiment.seed})"},
-        f"Input: {config.channels} × {config.image_size} × {config.image_size}. Classes: {', '.join(shown)}{more}.\n"
+        f"Input: {' × '.join(map(str, config.image_shape))}. Classes: {', '.join(shown)}{more}.\n"
         f"Trained for {length} with {recipe.optimizer}, lr {recipe.lr}, batch {recipe.batch_size}.\n"
         f"{chosen}; test data {'were used once' if tested else 'have not been used'}.",
     )

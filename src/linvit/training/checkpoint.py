@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,9 @@ from linvit.errors import clear
 from linvit.files import parse_json, write_atomically
 from linvit.models import ModelConfig, VisionTransformer, model_config
 from linvit.models.foreign import download, is_foreign, read_foreign
+from linvit.models.resize import resized
 from linvit.schemas.experiment import TrainedOn
+from linvit.schemas.pixels import ImageSize
 from linvit.training.files import load_tensors, save_tensors
 
 FORMAT = 1  # of config.json
@@ -131,10 +133,15 @@ class Stored:
     about: dict[str, Any]  # FACTS
     read: Callable[[], dict[str, Tensor]]
     foreign: bool = False  # from elsewhere: what it was trained on is not known
+    antialias: bool = True  # how its positions are interpolated
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
         return self.read()
+
+    def tensors_at(self, image_size: ImageSize, patch_size: int | None = None) -> dict[str, Tensor]:
+        """The weights for images or patches of another size."""
+        return resized(self.tensors, self.config, image_size, patch_size, self.antialias)
 
 
 def on_hub(path: str | Path) -> bool:
@@ -149,7 +156,8 @@ def read_model(path: str | Path, weights: bool = True) -> Stored:
     name = str(path) if on_hub(path) else ""
     folder, about = _opened(download(name) if name else Path(path))
     if is_foreign(about):
-        return Stored(folder, *read_foreign(folder, about, name or folder.resolve().name), foreign=True)
+        config, known, read, antialias = read_foreign(folder, about, name or folder.resolve().name)
+        return Stored(folder, config, known, read, foreign=True, antialias=antialias)
     folder, about = read_config(folder)
     if weights and not (folder / "model.safetensors").exists():
         raise ValueError(f"{folder} holds no model yet: its training has not finished an epoch")
@@ -165,13 +173,19 @@ def read_model(path: str | Path, weights: bool = True) -> Stored:
     return Stored(folder, config, about["data"], lambda: load_tensors(folder / "model.safetensors")[0])
 
 
-def load(path: str | Path) -> VisionTransformer:
-    """The trained model of a folder, in evaluation mode. `model.about` has its classes, and `mean` and `std`, by which its images
-    are normalised (`linvit.data.normalise`).
+def load(path: str | Path, image_size: int | str | tuple[int, int] | None = None) -> VisionTransformer:
+    """The trained model of a folder, in evaluation mode. `model.about` has its classes, and `mean` and `std`, by
+    which its images are normalised (`linvit.data.normalise`).
 
     The folder is linvit's, or config.json and safetensors of a ViT of transformers, timm or torchvision; or it is a
-    model's id on the Hugging Face hub."""
-    return built(read_model(path))
+    model's id on the Hugging Face hub. image_size: another one, e.g. 224 or (224, 320), to which positions are
+    interpolated."""
+    stored = read_model(path)
+    if image_size is None:
+        return built(stored)
+    changed: dict[str, Any] = stored.config.model_dump() | {"image_size": image_size}
+    config = model_config(**changed)
+    return built(replace(stored, config=config), stored.tensors_at(config.image_size))
 
 
 def built(

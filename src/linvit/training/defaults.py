@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from linvit.schemas.pixels import ImageSize, mean_side
+
 ATTENTION = "performer-relu:m=32"  # of `train`
 # Of `compare`; a small budget takes the first of them.
 ATTENTIONS = ("softmax", "performer-relu:m=32", "linformer:k=16", "performer-exp:m=32", "performer-theta:m=32")
@@ -31,12 +33,13 @@ OF_TASK: dict[str, dict[str, Any]] = {
 OF_TASK["masked-pixel"] = OF_TASK["next-pixel"] | {"stem": "masked-pixel"}
 
 
-def tuned(name: str, size: int, channels: int, task: str = "classification") -> dict[str, Any]:
+def tuned(name: str, image_size: ImageSize, channels: int, task: str = "classification") -> dict[str, Any]:
     """The tuned options of a known set; for any other, those of the nearest in size."""
     if task in OF_TASK:
         return dict(OF_TASK[task])
     if name in TUNED:
         return dict(TUNED[name])
+    size = mean_side(image_size)
     nearest = "digits" if size < 16 else "mnist" if channels == 1 and size <= 32 else "cifar10"
     options = dict(TUNED[nearest])
     if size > 48:

@@ -87,7 +87,7 @@ class HubModel(VisionTransformer, PyTorchModelHubMixin, library_name="linvit", t
     def generate_model_card(self, **details: Any) -> ModelCard:
         """details: `license`, and `name` on the hub."""
         title = f"{self.about.get('name', 'linvit')}: vision transformer with {self.config.attention}"
-        shape = " × ".join(map(str, (self.config.channels, self.config.image_size, self.config.image_size)))
+        shape = " × ".join(map(str, self.config.image_shape))
         text = card(title, {"parameters": self.parameter_count()}, f"Input: {shape}.")
         return _card(text, self.config, self.about, self.source, **details)
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from linvit.attention.multihead import OF_SPEC
 from linvit.data import Dataset
 from linvit.models import ModelConfig, VisionTransformer
-from linvit.models.resize import resized
 from linvit.schemas.experiment import Experiment, Start
 from linvit.training.checkpoint import Stored, built, read_model
 from linvit.training.files import checksum
@@ -96,7 +95,7 @@ def started(experiment: Experiment, dataset: Dataset) -> tuple[VisionTransformer
     stored, depth = stored_of(start), experiment.model.depth
     if depth != stored.config.depth:
         raise ValueError(f"depth={depth}, but {stored.folder} has depth={stored.config.depth}: leave it out")
-    tensors = resized(stored.tensors, stored.config, experiment.model.image_size, experiment.model.patch_size)
+    tensors = stored.tensors_at(experiment.model.image_size, experiment.model.patch_size)
     for block in model.blocks:
         block.attn.near_softmax()  # type: ignore[union-attr, operator]
     rows = _known_rows(stored, dataset.classes)
