@@ -1,7 +1,7 @@
 """How long this checkout and another one train until they are as accurate: the same commands, in turns.
 
     git worktree add /tmp/old COMMIT
-    python benchmarks/time_to_accuracy.py /tmp/old --model path/to/deit-tiny --out docs/benchmarks      # an hour or more
+    python benchmarks/time_to_accuracy.py /tmp/old --model deit-tiny --out docs/benchmarks      # an hour of one core
 
 Both train with their own defaults and the same seeds, one thread each, one after the other in random order. Where this
 checkout is at least as accurate, the ratio of the times is an upper bound of the ratio of the times to the other's
