@@ -66,7 +66,7 @@ AGENDA: Mapping[str, Planned] = {
     "paper-fig6-7-bidirectional": Planned(19),
     "001-V": Planned(207),
     # the attentions made for vision
-    "attentions-2026-extras": Planned(100, *PATCHES),
+    "attentions-2026-extras": Planned(300, *PATCHES),
     # printed numbers and figures that no claim needs
     "paper-fig1": Planned(0.2),
     "paper-fig8": Planned(0.2),
@@ -92,11 +92,11 @@ AGENDA: Mapping[str, Planned] = {
     "001-VI": Planned(65),
     "001-VII": Planned(77),
     "000-cifar100": Planned(90, *CIFAR),
-    "attentions-2026-bare": Planned(85, *PATCHES),
+    "attentions-2026-bare": Planned(215, *PATCHES),
     "paper-long-256": Planned(8, *LONG),
     "paper-long-1024": Planned(48, *LONG),
     "paper-long": Planned(27),
     "paper-fig19": Planned(56),
-    "attentions-2026-256": Planned(98, *PATCHES),
-    "attentions-2026-tiny": Planned(188),
+    "attentions-2026-256": Planned(160, *PATCHES),
+    "attentions-2026-tiny": Planned(220),
 }
