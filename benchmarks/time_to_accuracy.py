@@ -31,7 +31,7 @@ CASES = {
     "CIFAR-10 from scratch, 2 epochs": ["cifar10", "--epochs", "2"],
     "CIFAR-10 as patches from scratch, 2 epochs": ["cifar10", "--size", "tiny", "--epochs", "2"],
     "100 classes of photos from a shipped backbone, 64 px": ["tiny-imagenet", "--limit", "20000", "--epochs", "1"],
-    "the same from DeiT-Tiny, 112 px": [
+    "100 classes of photos from DeiT-Tiny, 112 px": [
         *("tiny-imagenet", "--from", MODEL, "-a", "softmax", "--image-size", "112"),
         *("--limit", "3000", "--epochs", "1"),
     ],
