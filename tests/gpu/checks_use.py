@@ -28,9 +28,9 @@ MEASURED = [spec for spec in specs() if spec in defaults() or not any(name in sp
 # Bounds other than 1.2. Fused softmax rounds its weights, of which a row over means of keys or of queries has several
 # large ones at σ = 4, where softmax has one. Measured over seeds, dtypes and 64 to 1,024 tokens of 64 channels: 1.26.
 BOUNDS = dict.fromkeys(("agent", "linformer:k=5,kind=pool", "linformer:k=5,init=pool"), 1.3)
-# Relative to rounding the exact output. The simulated device computes fused softmax as this processor does: without
-# AVX-512 it rounds more in float16, and linformer has 1.11.
-ROUNDING = 1.1 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 1.15
+# The simulated device computes fused softmax as this processor does. Without AVX-512 it rounds more in float16, and
+# linformer's error is up to 1.11 times that of rounding the exact output.
+ROUNDS_MORE = torch.backends.cpu.get_cpu_capability() != "AVX512"
 SIMULATED = "is tested on a simulated device only"  # what every page made on an accelerator says
 
 
@@ -85,12 +85,13 @@ def errors(spec: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tupl
 @pytest.mark.parametrize("tokens", [67, 1021])
 @pytest.mark.parametrize("spec", [*(spec.replace("m=11", "m=67") for spec in MEASURED), "performer-relu:m=7", "agent"])
 def check_error_in_half_precision(device, spec, tokens, dtype):
-    """At most 1.2 times that of softmax, or, where rounding the exact output alone is as much, about that: at σ = 4
-    softmax picks few keys, and is nearly exact where it picks one."""
+    """At most 1.2 times that of softmax, or, where rounding the exact output alone is as much, 1.1 times that: at
+    σ = 4 softmax picks few keys, and is nearly exact where it picks one."""
+    rounding = 1.15 if ROUNDS_MORE and dtype == torch.float16 and spec.startswith("linformer") else 1.1
     for sigma in (1.0, 2.0, 4.0):
         given = inputs(sigma=sigma, dtype=dtype, batch=1, heads=1, tokens=tokens, head_dim=61)
         (ours, least), (softmax, _) = errors(spec, *given), errors("softmax", *given)
-        assert ours <= max(BOUNDS.get(spec, 1.2) * softmax, ROUNDING * least)
+        assert ours <= max(BOUNDS.get(spec, 1.2) * softmax, rounding * least)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -70,7 +70,7 @@ def table(suffix: str, what: str, rows: list[Row], rerun: Rerun, data: str = "ci
 
 
 # With lr of 0.006, 0.012, 0.02 and 0.04, performer-relu is right on 63.6, 66.1, 67.3 and 65.8 % of validation images
-# after two epochs (one seed). The other rows have no learning rate of their own.
+# after two epochs (one seed; `linvit train` with PATCHES). The other rows have no learning rate of their own.
 RECIPE = {"epochs": 100, "lr": 0.02}
 SMALL = Rerun(PATCHES | RECIPE, cpu=Scale(options={"epochs": 6}))
 LONGER = Rerun(PATCHES | RECIPE | {"patch_size": 2}, cpu=Scale(limit=20_000, options={"epochs": 6}))
