@@ -95,7 +95,8 @@ def main() -> None:
     words += ["--cases", *map(str, options.cases)] if options.cases else []
     text = f"""# Time to accuracy against an older checkout
 
-`python benchmarks/time_to_accuracy.py {" ".join(words)}`, commits {commit()[:7]} (new) and {old[:7]} (old) on {cpu_name()}, one
+`python benchmarks/time_to_accuracy.py {" ".join(words)}`,
+commits {commit()[:7]} (new) and {old[:7]} (old) on {cpu_name()}, one
 thread, CPU time, {options.seeds} seeds in turns. Both train with their defaults. Time is the mean over seeds, its ratio
 the median of those with the same seed; the difference in test accuracy is the range over seeds.
 

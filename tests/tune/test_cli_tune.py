@@ -49,7 +49,7 @@ def test_json_lines_and_a_dry_run(capsys, tmp_path):
     assert "softmax trial 0: complete" in errors
     assert f"--config {tmp_path / 'x' / 'best.toml'}" in out
     code, out, errors = run(capsys, *words, "--json")
-    shown = [line for line in errors.splitlines() if not line.startswith("writing the report")]  # if it is slow
+    shown = [line for line in errors.splitlines() if not line.startswith("writing the report")]  # where it is slow
     assert (code, shown) == (0, [])
     assert json.loads(out)
 
